@@ -1,4 +1,4 @@
-"""The one exception that the user can resolve, and the one warning of a run that goes on."""
+"""The one exception that the user can resolve, and the one warning of a run that continues."""
 
 import re
 from pathlib import Path
@@ -36,15 +36,15 @@ class UserError(Exception):
         return _OPTION.sub(_as_keyword, self.sentence)
 
     def __format__(self, spec: str) -> str:
-        """Inside of another sentence the words are still those of the command line."""
+        """Keep the command line's words inside of another sentence."""
         return format(self.sentence, spec)
 
 
 class FinishedError(UserError):
-    """A folder holds the very run that was asked for, finished: on the command line no error.
+    """A folder holds exactly this run, finished: on the command line no error.
 
     Args:
-        sentence: what is said of it in Python.
+        sentence: the message in Python.
         folder: the run's folder.
     """
 
@@ -54,11 +54,11 @@ class FinishedError(UserError):
 
 
 class UnreadableError(UserError):
-    """A file of the data cannot be read; a probe can go on without it."""
+    """A file of the data cannot be read; a probe can continue without it."""
 
 
 class RunWarning(UserWarning):
-    """What a user should know of a run that goes on, in one sentence."""
+    """A sentence that a user should read about a run that continues."""
 
 
 def keyword_for(option: str, value: object) -> str | None:

@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
         table(["objective", "what it adds to the loss", "parameters"], with_parameters(catalog.OBJECTIVES)),
         "## Analyses\n\nWhat probes measure; the names in tables are [metrics](metrics.md).",
         table(["analysis", "what it measures"], described(catalog.ANALYSES)),
-        "## Adapters\n\nWhat makes a model traceable: our own, those of other programs, and `py:` and `hf:` "
+        "## Adapters\n\nThey make a model traceable: our own, other programs', and `py:` and `hf:` "
         "([Your own model](../guide/own-model.md), [Language models](../guide/language-models.md)).",
         table(["adapter", "of what"], described(catalog.ADAPTERS)),
         "## Readers\n\n`moeprobe import routed-experts --reader NAME`: what servers return, see "

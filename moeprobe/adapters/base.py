@@ -40,7 +40,7 @@ class Adapter(ABC):
         """Return the model that a reference means, on a device.
 
         Args:
-            reference: what follows the colon.
+            reference: the text after the colon.
             device: where the model is to run.
             trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
             group_images: images that compete for that capacity.
@@ -60,7 +60,7 @@ class Checkpoint:
 
     Attributes:
         name: what the tables call it, unless two have one name.
-        model: what is run.
+        model: the traceable model.
         framing: how an unperturbed image, or text, is brought to its input.
         class_names: what its scores are about; empty if unknown.
         train_seed: seed of its training, None if unknown.

@@ -107,7 +107,7 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
 
 @checked
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
-    """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``.
+    """Return a model of your own, made traceable by ``Hooks``, ready to probe; tables call it ``name``.
 
     Raises:
         UserError: it is a module without ``Hooks``, or files cannot be called by the name.

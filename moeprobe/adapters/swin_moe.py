@@ -8,7 +8,7 @@ from moeprobe.models.nn.swin import swin_grids
 class SwinMoe(Vmoe):
     """A ``SwinTransformer`` of timm with MoE layers (``nn.swin``): traced as a ViT, with a grid for each stage.
 
-    The tokens of a layer are those of its stage, row by row over the whole image: windows and their shift are inside
+    The tokens of a layer are its stage's tokens, row by row over the whole image: windows and their shift are inside
     the attention. There are no prefix tokens.
     """
 

@@ -45,7 +45,7 @@ def plan_contagion(
     share: float = Contagion.share,
     options: Options | None = None,
 ) -> Plan:
-    """Plan ``contagion``; ``passes`` are those of the checkpoint that takes most."""
+    """Plan ``contagion``; ``passes`` counts the checkpoint that takes most."""
     return engine.plan(Contagion(share=share), models, data=data, options=options)
 
 
@@ -74,7 +74,7 @@ def plan_discontinuity(
     files: Sequence[str | Path] = (),
     options: Options | None = None,
 ) -> Plan:
-    """Plan ``discontinuity``, by following two images; ``passes`` are those of the steps alone."""
+    """Plan ``discontinuity``, by following two images; ``passes`` counts the steps alone."""
     probe = Discontinuity(view=view, steps=steps, until=until, images=images, files=files)
     return engine.plan(probe, models, data=data, options=options)
 

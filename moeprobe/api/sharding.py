@@ -82,7 +82,7 @@ def merge(
         watcher: as in ``match_ratio``.
 
     Raises:
-        UserError: a shard is missing, named twice or of another run, or the checkpoints are not those of before.
+        UserError: a shard is missing, named twice or of another run, or the checkpoints have changed.
     """
     options = Options(out=Path(out), overwrite=overwrite, figures=figures, svg=svg, device=device)
     shards = merging.read_shards([Path(run) for run in several(runs)])

@@ -244,9 +244,9 @@ def batches(
     Args:
         dataset: where they are from.
         indices: which.
-        recipe: what makes the views of one image; a ``RecipeByPlace`` where that changes along the list.
+        recipe: makes the views of one image; a ``RecipeByPlace`` where that changes along the list.
         loading: how they are loaded.
-        skip_bad_images: go on without images that cannot be read; batches name them.
+        skip_bad_images: leave out images that cannot be read; batches name them.
         group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.
         masks: say which pixels show the foreground, where the data set knows.
 

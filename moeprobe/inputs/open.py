@@ -36,7 +36,7 @@ def pick_images(
     """Return the data set that a user named, the numbers of named images (None = all), and its name.
 
     Args:
-        dataset: that of ``images``; not needed for files.
+        dataset: the data set of ``images``; not needed for files.
         images: names of images of the data set.
         files: image files of the user's own.
         data: what the data set is called.

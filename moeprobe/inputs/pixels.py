@@ -50,7 +50,7 @@ def to_pixels(images: Any, framing: Framing) -> Tensor:
         if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
             raise UserError(
                 f"Images are floats in [0, 1], before any normalization (the model has its own); these reach from "
-                f"{low:g} to {high:g}. Divide by 255 what is in 0 to 255, or give it as uint8."
+                f"{low:g} to {high:g}. Divide by 255 if values reach 255, or give uint8."
             )
     return images.float()
 

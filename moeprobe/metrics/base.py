@@ -44,7 +44,7 @@ class OutputPair:
 class Corners:
     """Class scores ``(B, classes)`` for (pixels, routing), each clean or perturbed; labels ``(B,)``, -1 = none.
 
-    ``logits`` are those of (clean, clean), (perturbed, clean), (clean, perturbed), (perturbed, perturbed).
+    ``logits`` belong to (clean, clean), (perturbed, clean), (clean, perturbed), (perturbed, perturbed).
     """
 
     logits: tuple[Tensor, Tensor, Tensor, Tensor]

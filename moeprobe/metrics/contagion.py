@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, Metric]:
-    """Return the metrics of what is ``exchanged``, named in the middle of a sentence; ``short`` heads a panel."""
+    """Return the metrics for an exchange; ``exchanged`` fits into a sentence, ``short`` heads a panel."""
     name = f"{kind}_contagion"
     share = Metric(
         name,
@@ -54,8 +54,8 @@ class Contagion(LayerAnalysis):
 
     Attributes:
         metric: what the share is called.
-        exchanged: what is exchanged, in the middle of a sentence.
-        measures: the share, that of tokens that were dropped on one side alone, and the mean distance of the weights.
+        exchanged: the exchanged part, worded for the middle of a sentence.
+        measures: the share, the share of tokens dropped on one side alone, and the mean distance of the weights.
     """
 
     metric: ClassVar[str]

@@ -81,7 +81,7 @@ class Estimator:
 
     @property
     def between_images(self) -> bool:
-        """Whether it is about what one image has in common with others, and so nothing of a single one."""
+        """Whether it relates one image to other images, so that a single image has no value."""
         return self.null not in ("", "image")
 
     @property
@@ -115,7 +115,7 @@ class Metric:
         below: the metric below whose line it is printed.
         collapse_of: whose kappa says that it has collapsed; empty = its own.
         collapsed_at_zero: whether 0 says that everything goes to one choice.
-        one_expert: whether it is the top-1 match, or 1 minus it, where each token has one expert and room for it.
+        one_expert: whether it is the top-1 match, or 1 minus it, with one expert per token and enough capacity.
         severity: what tables that are read call the column ``severity``, by what it holds for this metric.
     """
 

@@ -29,8 +29,8 @@ def _metrics(
         ),
         Metric(
             f"{name}_p",
-            about=f"share of permutations {permutations} in which {name} is at least as {tail} as observed; what was "
-            "observed counts as one of them",
+            about=f"share of permutations {permutations} in which {name} is at least as {tail} as observed; the "
+            "observed order counts as one of them",
             label="p", unit="probability", below=name, of_labels=True, margin=False,
         ),
     )  # fmt: skip

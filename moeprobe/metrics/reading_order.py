@@ -66,7 +66,7 @@ def tokens_choose(first: str) -> bool:
 
 
 def compared_first(first: str, sets: str = "") -> dict[tuple[str, str], str]:
-    """Return what is read first of a comparison, (metric, null) -> title.
+    """Return the leading metrics of a comparison, (metric, null) -> title.
 
     Args:
         first: the agreement that is read first.

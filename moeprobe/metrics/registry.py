@@ -90,7 +90,7 @@ def find(column: str) -> Form:
 
 
 def declared() -> tuple[Declaration, ...]:
-    """Return all declarations: grouped by analysis, what is read first before the rest.
+    """Return all declarations: grouped by analysis, leading metrics first.
 
     What no analysis computes comes last.
     """

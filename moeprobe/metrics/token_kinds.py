@@ -38,7 +38,7 @@ _AT_ONCE = 2**18
 class Paired:
     """Pairs of tokens: ``reference`` and ``view`` ``(B, J)`` number them, ``present`` says which pairs there are.
 
-    A pair with padding on either side is none. Where there is none the numbers are those of some token.
+    A pair with padding on either side does not count. Without a pair the numbers are arbitrary.
     """
 
     reference: Tensor
@@ -164,7 +164,7 @@ def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
 
     Args:
         paired: the pairs, ``(B, J)``.
-        entries: how many numbers two pairs take, so that what is yielded at once stays small.
+        entries: how many numbers two pairs take, so that each yielded block stays small.
     """
     images, pairs = paired.present.shape
     at_once = max(1, _AT_ONCE // max(1, pairs * entries))

@@ -28,10 +28,10 @@ DEFAULT_OBJECTIVE = "balanced"
 
 
 class UpcycleConfig(Section):
-    """Dense weights to start from: those of one of timm's vision transformers."""
+    """Dense weights to start from, of one of timm's vision transformers."""
 
     name: str = Field(description="one of timm's vision transformers")
-    file: str | None = Field(None, description="weights, safetensors or torch's; null: those of timm's hub")
+    file: str | None = Field(None, description="weights, safetensors or torch's; null: from timm's hub")
 
 
 class SwinConfig(Section):
@@ -64,7 +64,7 @@ class TransformerConfig(Section):
     hidden_width: int | None = Field(None, gt=0, description="hidden width of the MLPs and of each expert")
     num_classes: int | None = Field(None, gt=0, description="null: as many as the data have")
     pre_logits: bool | Annotated[int, Field(gt=0)] | None = Field(
-        None, description="a layer with tanh before the head: its width; true: that of the blocks"
+        None, description="a layer with tanh before the head: its width; true: as wide as the blocks"
     )
     head: Literal["token", "gap"] | None = Field(
         None, description="reads the class token, or the mean of the patches (there is no class token then)"
@@ -73,7 +73,7 @@ class TransformerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_the_dense_model(cls, content: Any) -> Any:
-        """Without a name, what is upcycled says which transformer it is; of timm's names a tag is of the weights."""
+        """Without a name, ``upcycle`` determines the transformer; a tag in timm's name belongs to the weights."""
         if isinstance(content, dict) and content.get("name") is None:
             upcycle = content.get("upcycle")
             name = upcycle.get("name") if isinstance(upcycle, dict) else None
@@ -198,7 +198,7 @@ class ScheduleConfig(Section):
 
 
 class InitialiseConfig(Section):
-    """Start from a checkpoint: everything but the head, the pre-logits and what is fresh, positions resampled."""
+    """Start from a checkpoint: everything except the head, the pre-logits and ``fresh``, positions resampled."""
 
     checkpoint: str = Field(description="run folder or .safetensors file")
     keep_head: bool = Field(False, description="take the head and the pre-logits too")
@@ -228,7 +228,7 @@ class TrainConfig(Section):
     view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")
     views_per_image: int = Field(2, ge=1, le=2, description="views of each image in a batch")
     objective: Plugin = Field(
-        Plugin(name=DEFAULT_OBJECTIVE), description="what is added to the loss; moeprobe list objectives"
+        Plugin(name=DEFAULT_OBJECTIVE), description="terms added to the loss; moeprobe list objectives"
     )
     loss: Literal["softmax", "sigmoid"] = Field("softmax", description="the supervised loss")
     mae: MaeConfig | None = Field(None, description="pretrain by masked autoencoding, without labels' help")
@@ -239,7 +239,7 @@ class TrainConfig(Section):
         [], description="the classes of each expert: tokens go by the image's label, not by the router"
     )
     kl_weight: float = Field(
-        0.0, ge=0, description="weight of the divergence of gates from those of initialise.checkpoint"
+        0.0, ge=0, description="weight of the divergence from the gates of initialise.checkpoint"
     )
     freeze: list[str] = Field(
         [], description='patterns of parameters that stay as they are; ["*", "!*.router.*"]: all but routers'

@@ -2,7 +2,7 @@
 
     base: routers/digits                  # a configuration, by name or as a file next to this one
     fixed: {epochs: 30}                   # keys of it, as overrides on the command line: for every cell
-    cells:                                # each entry is a grid of its own: a list is what is gone through
+    cells:                                # each entry is a grid of its own: a list holds the values to try
       - {model.router: softmax_token_choice, model.top_k: [1, 2]}
       - model.router: softmax_expert_choice
         model.capacity_factor: [1, 2]
@@ -76,7 +76,7 @@ class SweepConfig(Section):
 class Sweep:
     """A sweep with its configurations worked out, one per cell; their names are unique.
 
-    Of cells that are pipelines the configuration is that of the last stage; ``pipelines`` has all, by the cell's name.
+    A pipeline's configuration is its last stage's; ``pipelines`` has all stages, by the cell's name.
     """
 
     name: str

@@ -97,8 +97,8 @@ class Kind:
         name: the command.
         kind: what ``run.json`` calls it; the command, unless two commands ask the same.
         title: heading in reports.
-        analyses: what is measured, by catalog name.
-        headlines: what is read first.
+        analyses: computed analyses, by catalog name.
+        headlines: leading metrics.
         layout: how a result is printed.
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
     """
@@ -113,7 +113,7 @@ class Kind:
 
     @classmethod
     def says(cls, table: "DataFrame") -> list[str]:
-        """Return sentences on what follows from several rows of a table, for what is read after the headlines."""
+        """Return sentences that combine several rows of a table, to be read after the headlines."""
         return []
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -142,9 +142,9 @@ class Probe(Kind, ABC, Generic[R]):
         printed: whether there is something to read on the screen without a folder.
         defaults: common options where it has others than ``Options``.
         option_help: sentences about common options that mean something else here.
-        ends_with: what comes after the forward passes that a plan counts.
+        ends_with: the step after the forward passes that a plan counts.
         at_least: whether there are more passes than are known beforehand.
-        resumes: whether an interrupted run goes on where it stopped.
+        resumes: whether an interrupted run resumes where it stopped.
         splits: whether it can be measured in shards.
         colorless: figures in which checkpoints have no colors, and which ``draw`` does not make.
         work: ``module:class`` of what ``prepare`` returns, a ``Measurement``; imported when a run begins.

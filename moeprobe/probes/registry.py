@@ -35,7 +35,7 @@ def kinds() -> list[type[Kind]]:
 
 
 def probes() -> list[type[Probe[Any]]]:
-    """Return what can be asked of checkpoints, by command."""
+    """Return the probes of checkpoints, by command."""
     return [kind for kind in kinds() if issubclass(kind, Probe)]
 
 

@@ -1,7 +1,7 @@
 """What is wrong with recorded routing as such: choices that no router makes, named as people know them.
 
-It is told of rows as they are written or read, and holds a few numbers per layer and per input. A *fault* says that
-numbers about the trace would be about the capture; what is only missing has no part in any number, and is no fault.
+It is told of rows as they are written or read, and holds a few numbers per layer and per input. A *fault* means that
+numbers about the trace would describe the capture; missing values enter no number, and are no fault.
 
 Axes: N tokens of several inputs, K choices.
 """
@@ -154,7 +154,7 @@ class CaptureCheck:
             layer.digest ^= int.from_bytes(blake2b(of_row, digest_size=16).digest(), "little")
 
     def findings(self) -> list[Finding]:
-        """Return what was found, faults first."""
+        """Return the findings, faults first."""
         if not self._layers:
             return []
         findings = self._of_capture() or [*self._of_choices(), *self._of_layers(), *self._frozen.findings()]

@@ -43,7 +43,7 @@ _CHECKPOINT: dict[str, tuple[type, ...]] = {
 
 
 def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
-    """Return what is missing or of another kind; None where all is well."""
+    """Return a sentence on missing or mistyped entries; None where all is well."""
     for name, kind in kinds.items():
         value = metadata.get(name)
         texts = not isinstance(value, list) or all(isinstance(entry, str) for entry in value)

@@ -1,4 +1,4 @@
-"""Experts of one checkpoint as those of another that was pruned or merged: a JSON file.
+"""Map the experts of a checkpoint to a pruned or merged one's: a JSON file.
 
 For each layer an object from the old number of an expert to the new one, or to null where it was removed; or one object
 for all layers. A list says the same: its element e is of old expert e.
@@ -104,7 +104,7 @@ def _numbers(path: Path, layer: str, content: Any, num_experts: int) -> list[int
 
 @dataclasses.dataclass(frozen=True)
 class Renumbered:
-    """A pair whose reference's experts have their new numbers; of each token what is left of its choices.
+    """A pair whose reference's experts have their new numbers, with each token's remaining choices.
 
     Attributes:
         pair: reference and view.

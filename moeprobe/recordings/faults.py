@@ -9,8 +9,8 @@ class Finding:
 
     Attributes:
         name: what it is called.
-        count: how many there are of what the sentence is about.
-        sentence: what was found, and what it is known as.
+        count: how many cases the sentence covers.
+        sentence: the finding, and its usual name.
         fault: whether numbers would be about the capture, and not about routers.
         empty: whether nothing was captured at all.
     """

@@ -76,7 +76,7 @@ class Findings:
         raise UserError(f"{files}: there are no tokens with routed experts.")
 
     def sentences(self) -> list[str]:
-        """Return what was found and does not hinder the import; what is missing has no part in any number."""
+        """Return findings that do not hinder the import; missing values enter no number."""
         notes = [
             (len(self.nulls), "sequences have null for routed experts (aborted, or not captured) and are left out"),
             (len(self.without), "sequences have no token with an expert (all zero, all -1, no rows) and are left out"),
@@ -88,8 +88,8 @@ class Findings:
             (self.before, "tokens before the first row that was asked for (start) are no valid tokens"),
             (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "
              "rows missing, or leading rows cut without a word"),
-            (self.lower, "choices of a token are not those of the highest scores (a bias or groups of experts that the "
-             "file does not have, or dropped tokens)"),
+            (self.lower, "choices of a token do not have the highest scores (a bias or groups of experts that the "
+            "file does not have, or dropped tokens)"),
             (self.longer, "sequences have more rows than stated tokens less one: known as one off, as nothing routes "
              "the last token"),
         ]  # fmt: skip

@@ -9,7 +9,8 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 * ``format``: "moeprobe-trace"; ``version``: 3; ``moeprobe``: the version that wrote it;
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,
   ``seed`` and ``group`` of its training;
-* ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: what was asked; null where it is not known;
+* ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: as specified for the run; null where it is
+not known;
 * ``layers``: the MoE layers, in forward order;
 * ``inputs``: an object that is equal where two traces are of the same inputs (for images, of the same pixels); null
   where that is not known;
@@ -18,7 +19,7 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 * ``skipped``: inputs that were to be recorded and could not be read.
 
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
-a row for every layer. A version that is not known is refused: what is added later gets another number. Version 1 has no
+a row for every layer. An unknown version is refused: later additions get another number. Version 1 has no
 ``ordered_by``, ``generated`` and ``token_ids``; its choices are ordered where it holds gates, and otherwise sets.
 Version 2 has no ``counts``.
 
@@ -85,7 +86,7 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
     "experts_choose": (pa.bool_(), False, "whether experts choose their tokens"),
     "gates_kept": (
         pa.string(), False,
-        "what is recorded of the gates: none; chosen; summary (also highest, second, rest); all (also all_gates)",
+        "recorded gates: none; chosen; summary (also highest, second, rest); all (also all_gates)",
     ),
     "ordered_by": (
         pa.string(), True,
@@ -95,7 +96,7 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
     "experts": (
         _list(pa.int16()), False, "T·K: the experts a token chose, from 0; best first, of a set lowest first; -1 = none"
     ),
-    "processed": (_list(pa.bool_()), False, "T·K: whether the expert had room for the token"),
+    "processed": (_list(pa.bool_()), False, "T·K: whether the expert had capacity for the token"),
     "valid": (_list(pa.bool_()), False, "T: whether the token is one, and no padding"),
     "generated": (
         _list(pa.bool_()), True, "T: whether the token was generated, and is none of the prompt; empty where not known"
@@ -128,7 +129,7 @@ _FLOATS = ("gates", "highest", "second", "rest", "all_gates")
 def metadata(
     *, checkpoint: Mapping[str, Any], layers: Sequence[str], skipped: Sequence[str] = (), **about: Any
 ) -> dict[str, Any]:
-    """Return the metadata of a file; what is not given is not known."""
+    """Return the metadata of a file; an absent entry is unknown."""
     empty = dict.fromkeys(
         ("data", "split", "view", "severity", "severity_unit", "seed", "inputs", "reference", "aligned")
     )
@@ -155,7 +156,7 @@ def lists(values: ArrayLike, length: int | NDArray[np.int64], *, rows: int, kind
 
 
 def batch(columns: Mapping[str, Any], *, rows: int) -> pa.RecordBatch:
-    """Return rows of a trace: lists (see ``lists``), arrays, or one value for all rows; what is missing is empty."""
+    """Return rows of a trace: lists (see ``lists``), arrays, or one value for all rows; missing values are empty."""
     arrays = []
     for field in SCHEMA:
         value = columns.get(field.name)

@@ -34,7 +34,7 @@ class _Repeats:
 
 
 class FrozenChoices:
-    """A count of repeated choices in prompts and in what was generated, over all inputs."""
+    """A count of repeated choices in prompts and in generated tokens, over all inputs."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Repeats] = defaultdict(_Repeats)

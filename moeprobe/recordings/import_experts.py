@@ -35,8 +35,8 @@ from moeprobe.runtime.progress import Progress, progress_of
 class ImportedExperts:
     """What came of responses: the file, and how many requests, layers and tokens (of a layer) are in it.
 
-    ``readers``: the dialects that were met. ``missing``: what was, a sentence each. ``findings``: what a check for
-    known faults of capture found in what is left. ``left_out``: requests
+    ``readers``: the dialects in the files. ``missing``: a sentence per missing part. ``findings``: known faults of
+    capture in the remaining data. ``left_out``: requests
     without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
     ``counted``: choices of which no token is known: of such files there is the load alone.
     """
@@ -76,7 +76,7 @@ def import_routed_experts(
         reader: the responses' dialect, one of ``moeprobe.recordings.readers``; None = by their keys.
         ordered_by: what the server orders a token's experts by, the best first, where that is known: one of
             ``format.ORDERS``; None = they are sets.
-        name: of the model in tables; None = that of the trace.
+        name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
         watcher: shows the bytes read.
@@ -274,8 +274,8 @@ class _Reading:
         """Note what rows have in common; raise ``Fault`` where others had something else."""
         if self._rows and shared != self.layer_fields:
             raise Fault(
-                "it has other weights than the requests before (all gates, those of chosen experts, or none); "
-                "import these files apart"
+                "it has other weights than the requests before (all gates, gates of chosen experts, or none); "
+                "import these files separately"
             )
         self.layer_fields, self._rows = shared, True
 

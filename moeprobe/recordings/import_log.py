@@ -48,7 +48,7 @@ def import_trace(
         log: the file.
         path: of the new trace, ``.parquet``.
         num_experts: of every layer, where the log does not say.
-        name: of the model in tables; None = that of the trace.
+        name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
         watcher: shows the bytes read.

@@ -25,7 +25,7 @@ from moeprobe.runtime.files import is_file
 def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
     """Return by request the log-probability of each generated token ``(T,)``, NaN where there is none.
 
-    Names are those of ``token_ids.read_sequences``. A request without log-probabilities is passed over.
+    Names follow ``token_ids.read_sequences``. A request without log-probabilities is passed over.
 
     Raises:
         UserError: the file cannot be read, holds other things than numbers, or none at all.

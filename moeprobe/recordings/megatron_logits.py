@@ -35,7 +35,7 @@ class Logits:
         """Return gates of a line's ``(T, K)`` experts and of all; the softmax, unless sigmoid is said.
 
         Raises:
-            Fault: the logits are not there, or not those of the line.
+            Fault: the logits are missing, or do not fit the line.
         """
         logits = self._read(line, (len(experts), shape.num_experts))
         function, bias = self._router(line["layer"], shape)
@@ -71,7 +71,7 @@ class Logits:
         is_located = type(offset) is int and 0 <= offset < 2**63 and line.get("logit_shape") == list(shape)
         if not is_located or size != 2 * shape[0] * shape[1]:
             raise Fault(
-                f"logit_offset, logit_bytes and logit_shape are not those of {shape[0]} tokens and {shape[1]} experts "
+                f"logit_offset, logit_bytes and logit_shape do not fit {shape[0]} tokens and {shape[1]} experts "
                 "in bfloat16"
             )
         if not is_file(self._path):
@@ -87,7 +87,7 @@ class Logits:
         return values
 
     def _router(self, layer: Any, shape: MoeShape) -> tuple[str, NDArray[np.float32] | None]:
-        """Return the function that makes gates of logits, and what is added to them before the choice."""
+        """Return the function from logits to gates, and the bias added to them before the choice."""
         state = self._states.get(layer)
         if not isinstance(state, dict):
             return shape.scoring, None

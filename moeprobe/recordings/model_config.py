@@ -1,6 +1,6 @@
 """What a language model's ``config.json`` says of its MoE layers: how many experts, how many a token, which layers.
 
-The names of the fields are those of Hugging Face's configurations. What they do not say is never guessed.
+The fields are named as in Hugging Face's configurations. An absent field is never guessed.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class MoeShape:
         num_experts: E, routed experts of a layer.
         top_k: K, experts per token.
         hashed: numbers of the sparse layers that choose by the token's id alone.
-        scoring: what makes gates of logits, softmax or sigmoid.
+        scoring: turns logits into gates, softmax or sigmoid.
     """
 
     num_layers: int
@@ -45,7 +45,7 @@ class MoeShape:
 
     @property
     def names(self) -> list[str]:
-        """What the layers with experts are called, as those of ``hf:`` models are."""
+        """Name the layers with experts as ``hf:`` models do."""
         return [f"layers.{number}" for number in self.sparse]
 
     @property
@@ -55,7 +55,7 @@ class MoeShape:
 
 
 def read_moe_shape(path: Path) -> MoeShape:
-    """Return what a ``config.json`` says; that of a model with several parts in its ``text_config``.
+    """Read a ``config.json``; a model with several parts has its fields in ``text_config``.
 
     Raises:
         UserError: it cannot be read, lacks a field, or holds fields that contradict one another or are not known.

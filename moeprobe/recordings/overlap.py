@@ -79,8 +79,8 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     }
     if len(sizes) > 1 or any(top_k == 0 or choose for _, top_k, choose in sizes):
         raise UserError(
-            f"The layers of {first.path} and {second.path} have other numbers of experts or choices; only those of one "
-            "model can be held against one another."
+            f"The layers of {first.path} and {second.path} differ in their numbers of experts or choices; only layers "
+            "of one model can be compared."
         )
     [(num_experts, _, _)] = sizes
     first_choices, second_choices = _choices(first, ids), _choices(second, ids)

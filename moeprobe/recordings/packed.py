@@ -68,7 +68,7 @@ def _mapping(path: Path, key: type) -> dict[Any, Any]:
 
 
 def _reconstruct() -> Any:
-    """Return what makes an empty array, which a pickle then fills."""
+    """Return the constructor of an empty array, which a pickle then fills."""
     return np.empty(0).__reduce__()[0]
 
 

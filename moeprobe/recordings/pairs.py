@@ -107,7 +107,7 @@ def _has_moved(reference: TraceFile, trace: TraceFile) -> bool:
         return True
     if pointed is not None or False in (reference.about["aligned"], trace.about["aligned"]):
         raise UserError(
-            f"The patches of {trace.path} have other positions than those of {reference.path}, and no correspondence "
+            f"The patches of {trace.path} and {reference.path} have different positions, and no correspondence "
             "of the two was recorded; name the reference first that its patches were recorded against (for a view: "
             "clean.parquet or VIEW-1.parquet in the same folder)."
         )
@@ -138,7 +138,7 @@ def common_layers(
         if lacking:
             present = ", ".join(trace.layers)
             raise UserError(
-                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose those of all with --layers."
+                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose common layers with --layers."
             )
         if extra:
             raise UserError(

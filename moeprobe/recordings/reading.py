@@ -338,7 +338,7 @@ def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
     """Return the metadata of a trace of a version that is known.
 
     Raises:
-        UserError: the version is not known, or the columns or metadata are not those of a trace.
+        UserError: the version is not known, or the columns or metadata do not fit a trace.
     """
     text = (schema.metadata or {}).get(KEY)
     if text is None:

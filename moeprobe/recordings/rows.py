@@ -44,8 +44,8 @@ def to_rows(
     Args:
         ids: names of the B inputs.
         layer: its name.
-        routing: what was decided.
-        all_gates: keep every gate, and not those of the chosen and a summary alone.
+        routing: the layer's routing.
+        all_gates: keep every gate, not only the chosen experts' and a summary.
         pairs: which patches correspond to the reference's; None where they did not move.
         token_ids: the tokens ``(T,)`` of the one input, where they are known.
         generated: ``(T,)`` which of them were generated, where that is known.
@@ -111,8 +111,8 @@ def _order(routing: LayerRouting) -> str | None:
 def to_routing(block: Block) -> LayerRouting:
     """Return the routing of some inputs; a token past the end of its input is padding.
 
-    Where gates are not recorded they are zeros, and the choices are in no order; where those of the other experts are
-    not, they are said to be no distribution.
+    Where gates are not recorded they are zeros, and the choices are in no order; where only chosen experts' gates
+    are recorded, they are marked as no distribution.
     """
     layer = block.layer
     grid = None

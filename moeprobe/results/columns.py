@@ -51,7 +51,7 @@ COLUMNS: dict[str, str] = {
     "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
     "background; for recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
     "one of two checkpoints has); empty for the model's output",
-    "metric": "what is measured",
+    "metric": "name of the metric",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",

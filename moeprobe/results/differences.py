@@ -57,7 +57,7 @@ def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mappi
     """Return (checkpoint, reference) of every difference; the reference is the first checkpoint.
 
     Where the first checkpoint's group and another group both hold several training seeds, seed s of the one is paired
-    with seed s of the other. In such groups, what has no partner of its seed is in no pair.
+    with seed s of the other. In such groups, a checkpoint without a partner of its seed is in no pair.
     """
     first, *remaining = checkpoints
     members: dict[str, dict[Any, str]] = {}
@@ -154,7 +154,7 @@ def judged(
 
 
 def _judged(comparisons: Sequence[Compared], together: str | None) -> dict[int, Judged]:
-    """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
+    """Return each difference's family result, by ``id``; collapsed cells, and cells with too few images, have none."""
     families: dict[tuple[object, ...], list[Compared]] = {}
     for item in comparisons:
         if not item.collapsed and not item.not_finite:
@@ -228,7 +228,7 @@ def _has_interval(values: CellValues, name: Name) -> bool:
 
 
 def _comparable(values: CellValues, reference: CellValues, name: Name) -> bool:
-    """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
+    """Whether raw matches are comparable: with fewer experts chance alone is higher."""
     raw = _kappa(values, name) is not None and find(name[0]).kind != "kappa"
     return values.num_experts == reference.num_experts or not raw
 

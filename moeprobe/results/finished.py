@@ -30,12 +30,12 @@ _LARGEST_CSV = 2**30
 
 @dataclass(frozen=True)
 class Measured:
-    """What was asked of some checkpoints, and what was found.
+    """The specification and results of a run over some checkpoints.
 
     Attributes:
         sums: per image.
-        request: what determines the numbers, without the checkpoints.
-        checkpoints: name -> what the run's sidecar says of it (file, hash, training).
+        request: everything that the numbers depend on, without the checkpoints.
+        checkpoints: name -> its entry in the run's sidecar (file, hash, training).
         runs: folder -> hash of its sums; empty where nothing was read from a folder.
     """
 
@@ -78,9 +78,7 @@ def read(path: Path) -> Measured:
     else:
         sums, digest = _read_images(path, str(request.get("kind")))
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
-        raise UserError(
-            f"{path / FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
-        )
+        raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(sums, request, checkpoints, {str(shown(path)): digest})
@@ -90,7 +88,7 @@ def read_result(path: Path) -> Result:
     """Read one finished run of values as it was returned when it was computed; its figures are in its folder.
 
     Raises:
-        UserError: its files cannot be read, or are not those of a run of values.
+        UserError: its files cannot be read, or do not fit a run of values.
     """
     sidecar = read_sidecar(path)
     has_comparison = is_file(path / "comparison.csv")
@@ -173,7 +171,7 @@ def _shared_request(run: Measured) -> dict[str, Any]:
     request = run.request | {"group_images": sorted(map(str, groups))}
     # Of traces: trace by trace, so that a sentence need not show them all.
     captures = request.pop("recorded", {})
-    return request | {f"what was recorded as {name}": capture for name, capture in captures.items()}
+    return request | {f"the capture recorded as {name}": capture for name, capture in captures.items()}
 
 
 def _agree(path: Path, first: Mapping[str, Any], other_path: Path, second: Mapping[str, Any]) -> None:

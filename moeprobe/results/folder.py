@@ -1,6 +1,6 @@
 """A run's output folder: opened under the rules of resuming, filled, and marked as finished.
 
-A folder holds ``run.json`` (what was asked) from the start, part files while it is computed, and at the end
+A folder holds ``run.json`` (the request) from the start, part files while it is computed, and at the end
 ``table.csv``, ``comparison.csv``, ``images.parquet``, ``figures/`` and, last of all, the sidecar ``table.json``,
 whose presence says that the run is finished.
 """
@@ -61,7 +61,7 @@ class Result:
         return self.sums.table()
 
     def summary(self) -> pd.DataFrame:
-        """Return what is read first, a line per layer and metric; a notebook shows it for the result."""
+        """Return the leading metrics, a line per layer and metric; a notebook shows it for the result."""
         return showing.as_frame(summary(self.table, self.comparison))
 
     def plot(self) -> showing.Figures:
@@ -91,10 +91,10 @@ class OutputFolder:
 
     Args:
         path: the folder; where that is does not change with the working directory.
-        request: what is asked, as JSON; a folder with another request is not touched.
+        request: the run's specification, as JSON; a folder with another request stays unchanged.
         overwrite: replace what an earlier run left there.
-        shared: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
-            may do so too.
+        shared: continue a run of this kind, finished or not, whatever its request; other processes may do
+            so too.
 
     Raises:
         FinishedError: it holds this run, finished, and ``overwrite`` is off; what a kill in its last moment left
@@ -218,7 +218,7 @@ def _complete(path: Path) -> None:
 def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
     """Raise the ``UserError`` that ``OutputFolder`` raises of a folder whatever is asked.
 
-    A run of something else is found only when it is known what is asked.
+    A run with another request is detected only once the request is known.
     """
     path = absolute(path)
     with contextlib.suppress(FinishedError):
@@ -236,7 +236,7 @@ def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, shar
 
 
 def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
-    """Raise ``UserError`` unless a run may begin, or go on, in a folder."""
+    """Raise ``UserError`` unless a run may begin, or continue, in a folder."""
     family = family_of(path)
     contents = scan(path, family)
     if contents.empty:

@@ -1,8 +1,8 @@
 """The runs of a trade-off's finished cells, packed into two files: sums per image as Parquet, all else as JSON.
 
-``OUT/cells.parquet`` has the columns ``run`` and ``cell`` before those of the sums per image, ``OUT/cells.json`` what
-the files of each cell's folder said. A path ``OUT/cells/CELL/RUN`` is read from them as if the folder were still there.
-The JSON is written after the Parquet, so a run counts as packed only where the JSON names it.
+``OUT/cells.parquet`` has the columns ``run`` and ``cell`` before the columns of the sums per image, ``OUT/cells.json``
+the content of the files in each cell's folder. A path ``OUT/cells/CELL/RUN`` is read from them as if the folder were
+still there. The JSON is written after the Parquet, so a run counts as packed only where the JSON names it.
 """
 
 import functools
@@ -104,7 +104,7 @@ def find_run(path: Path) -> Place | None:
 
 
 def read_packed_images(run: Place) -> "pa.Table":
-    """Return the sums per image of a packed run, as its own file held them, as far as they are kept.
+    """Return the packed sums per image of a run, as its own file held them.
 
     Raises:
         UserError: the Parquet file cannot be read, or lacks rows or columns of the run.

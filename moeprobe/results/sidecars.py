@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Part(BaseModel):
-    """What is read anywhere has the type that is expected there; what is missing is missed where it is needed."""
+    """Check the types of the entries that moeprobe reads; a missing entry fails where it is needed."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -46,7 +46,7 @@ class _Request(_Part):
 
 
 class _Asked(_Request):
-    """A comparison says what was asked of its probe."""
+    """A comparison holds the request of its probe."""
 
     probe: _Request | dict[str, Any] = {}
 

@@ -33,7 +33,7 @@ class SumsStore:
     """The sums of a run, cell by cell, in the order in which the cells first came.
 
     Args:
-        cells: of all checkpoints; those of one checkpoint and cell are one, with their images one after the other.
+        cells: of all checkpoints; pieces of one checkpoint and cell are joined, their images one after the other.
         keep: what must not be deleted as long as they are used.
     """
 
@@ -85,7 +85,7 @@ class SumsStore:
         return list(by_site.values())
 
     def pool_draws(self, *, lists: tuple[str, ...], keep_single: bool = False) -> "SumsStore":
-        """Return the sums with those of an image's draws put together: added up, but for lists of trials.
+        """Return the sums with an image's draws joined: added up, except lists of trials, which are joined.
 
         Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after their pool.
         ``lists``: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
@@ -125,7 +125,7 @@ def of_table(images: pa.Table) -> SumsStore:
 
 
 def of_file(path: Path) -> SumsStore:
-    """Return the sums of a file; those of a file whose row groups hold several cells are read.
+    """Return the sums of a file; a file whose row groups hold several cells is read at once.
 
     Raises:
         OSError: it cannot be read.
@@ -177,7 +177,7 @@ def _check_columns(path: Path, schema: pa.Schema) -> None:
 def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = None) -> None:
     """Write sums; a ``note`` (JSON) travels in the file's metadata.
 
-    Row groups are of one cell each. Their bytes do not depend on how the sums came, as far as the order of the images
+    Row groups are of one cell each. Their bytes do not depend on how the sums arrived, if the order of the images
     is the same; up to ``GROUP`` images they do not depend on that either.
     """
     schemas = {id(chunk.schema): chunk.schema for cell in stored for chunk in cell.chunks}.values()

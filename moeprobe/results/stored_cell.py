@@ -32,7 +32,7 @@ _LOADS = {"load", "balance"}
 
 
 class DamagedSumsError(UserError, ValueError):
-    """Sums per image contradict one another, which those of a run never do."""
+    """Sums per image contradict one another, which never happens within a run."""
 
 
 class SumsChunk(Protocol):
@@ -235,7 +235,7 @@ def opened(path: Path, version: Version) -> pq.ParquetFile:
     """Return a file, opened.
 
     Raises:
-        UserError: it is no longer of that version: what is known of its row groups is of what was there before.
+        UserError: the file has changed, so the index of its row groups is outdated.
     """
     file = pq.ParquetFile(path)
     if version_of(path) != version:

@@ -79,9 +79,9 @@ def summarize(
 def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines of a run; shares of 0 or 1 have intervals by the design effect that others of their metric have.
 
-    The effect is the mean of at least two other cells, of the same kind of tokens, weighted by what was seen in them:
+    The effect is the mean of at least two other cells, of the same kind of tokens, weighted by their counts:
     a match lends it to its kappa. It grows with the trials of an image, so pooled draws lend to pooled draws alone,
-    and what is counted for one expert to others of one expert.
+    and counts for one expert to other counts for one expert.
     """
     effects: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for line in lines:
@@ -112,7 +112,7 @@ def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
 
 
 def _lines_of(site: Sequence[StoredCell], value: Evaluator, reference: str, run_info: About) -> _Lines:
-    """Return the lines of the cells of a site, and those of their differences from that of the reference."""
+    """Return the lines of a site's cells, then the lines of their differences from the reference."""
     valued = [value(cell) for cell in site]
     rows = {
         at: [
@@ -131,7 +131,7 @@ def _lines_of(site: Sequence[StoredCell], value: Evaluator, reference: str, run_
 
 
 def _from(reference: CellValues, values: CellValues, run_info: About) -> list[dict[str, Any]]:
-    """Return the lines of the differences of a cell from that of the reference."""
+    """Return the lines of the differences between a cell and the reference's cell."""
     if values.cell.view in FLOORS:
         return []  # arithmetic, not routing
     if values.image_ids != reference.image_ids:

@@ -81,7 +81,7 @@ class Accumulator:
 
         Raises:
             ValueError: a column has another length than ``image_ids``, or holds neither whole numbers nor float64; or
-                the columns are not those of the cell's other images.
+                the columns differ from the cell's other images.
         """
         names = np.asarray(list(image_ids), dtype=np.str_)
         for name, column in columns.items():

@@ -39,7 +39,7 @@ TERMS = (
     Term(
         "chance",
         "What a value would be if the two sides were unrelated. There are several chance levels (the column null), "
-        "which differ in what is drawn.",
+        "which differ in the drawn pairs.",
         also=("chance level", "by chance"),
     ),
     Term(
@@ -50,7 +50,7 @@ TERMS = (
     ),
     Term(
         "prefix tokens",
-        f"Tokens before those of the input itself: {IMAGE.prefix} and registers in image models, {TEXT.prefix} in "
+        f"Tokens in front of the input's own: {IMAGE.prefix} and registers in image models, {TEXT.prefix} in "
         "language models. They have rows of their own in tables (prefix in the column tokens).",
         also=("prefix", "prefix token", IMAGE.prefix, TEXT.prefix, "registers"),
     ),
@@ -90,7 +90,7 @@ TERMS = (
     Term(
         "information",
         "How much a token's expert says about the class of its image, its place or its color: mutual information "
-        "minus that of permuted images; 0 = none, 1 = all that an expert could say.",
+        "minus its value for permuted images; 0 = none, 1 = all that an expert could say.",
         also=("mutual information", "specialization"),
         page="guide/routes.md",
     ),

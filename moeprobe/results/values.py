@@ -39,9 +39,9 @@ class CellValues:
         cell: what the numbers are about.
         image_ids: names of the images, in order.
         numbers: by (metric, null, experts).
-        influences: what each image has in a number ``(n,)``, where they were asked for.
+        influences: each image's influence on a number ``(n,)``, if requested.
         not_finite: whether images were left out since their gates or scores are no numbers.
-        num_experts: E of a layer; None of what is about none.
+        num_experts: E of a layer; None for values of no layer.
     """
 
     checkpoint: str
@@ -60,10 +60,10 @@ class Evaluator:
         analyses: what the sums are of.
         aligned: whether the view leaves the grid where it is.
         seed: of the resamples.
-        influences: whether what each image has in a number is wanted.
-        paired: whether differences between checkpoints are to follow; of many images those need what each has.
+        influences: whether to compute each image's influence on a number.
+        paired: whether differences between checkpoints are to follow; with many images they need influences.
         experts: whether numbers about single experts are wanted.
-        largest: images up to which intervals are those of resamples.
+        largest: number of images up to which intervals come from resamples.
     """
 
     def __init__(

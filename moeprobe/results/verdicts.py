@@ -77,10 +77,10 @@ def sentence(
 
     Args:
         lines: the cells of the family.
-        checkpoint: what is compared.
-        reference: what with.
+        checkpoint: the compared checkpoint.
+        reference: the checkpoint to compare with.
         margin: up to where a difference is called small.
-        units: what is sampled.
+        units: the sampling units.
         whole_numbers: whether the values are whole numbers.
     """
     words = Counter(line.judgement or line.verdict for line in lines)

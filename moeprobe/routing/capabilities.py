@@ -19,7 +19,7 @@ class Traceable(Protocol):
     """A model that can be probed.
 
     ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalization is inside), or a
-    ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and what is returned has no gradient.
+    ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and the result has no gradient.
 
     Attributes:
         layer_names: MoE layers, in forward order.
@@ -38,7 +38,7 @@ class Traceable(Protocol):
         Args:
             images: ``(B, 3, H, W)`` float in [0, 1], or texts.
             layers: MoE layers to trace; None = all.
-            logits: whether the class scores are wanted (of a language model those of the next token; None where a
+            logits: whether the class scores are wanted (of a language model, scores of the next token; None where a
                 model has none); without, the forward stops after the last layer asked for.
 
         Raises:
@@ -70,7 +70,7 @@ class Replayable(Traceable, Protocol):
 def refusal_to_replay(model: Traceable) -> str | None:
     """Return why a model cannot be made to repeat a routing of images, empty if it just cannot; None where it can.
 
-    A model of which some can, by how they are made, says so by a method ``check_replay`` as that of ``Rerouted``.
+    If this depends on how the model is built, it says so by a method ``check_replay`` like ``Rerouted``'s.
     """
     if not isinstance(model, Replayable):
         return ""
@@ -82,7 +82,7 @@ def refusal_to_replay(model: Traceable) -> str | None:
 
 
 def check_replayable(name: str, model: Traceable, so: str) -> None:
-    """Raise ``UserError``, a sentence that ends with what follows, unless a model can be made to repeat a routing."""
+    """Raise ``UserError`` unless a model can be made to repeat a routing; ``so`` ends the sentence."""
     refusal = refusal_to_replay(model)
     if refusal is not None:
         raise UserError(f"{name} cannot replay a routing, so {so}{f': {refusal}' if refusal else '.'}")

@@ -35,7 +35,7 @@ def pair_up(
         reference: routing of view 0.
         view: routing of the other view.
         view_index: the number of that view.
-        aligned: whether its patches never move; those of view 0 itself do not.
+        aligned: whether its patches never move; in view 0 itself they do not.
         symmetric: whether neither of the two is the clean one.
     """
     aligned = aligned or view_index == 0

@@ -28,7 +28,7 @@ class Weight:
     Attributes:
         part: one of ``PARTS``.
         parameter: the parameter itself.
-        inputs: its axis that is multiplied with what comes in, from the end; None of vectors, which are added.
+        inputs: its axis that is multiplied with the input, from the end; None of vectors, which are added.
     """
 
     part: str

@@ -38,10 +38,10 @@ class LayerRouting:
             else None.
         experts_choose: experts take tokens, so that a token has any number of experts from none to E.
         ordered: ``selected`` is best first; else the first of several choices is no more than the others.
-        places: ``(B,)`` float, tokens that all experts together have room for, an image's share of those of its group;
+        places: ``(B,)`` float, capacity of all experts together, as an image's share of its group's;
             None where there is no limit, or it is not known.
-        every_gate: the gates of all experts are the router's; else those of experts that were not chosen may share what
-            is left of the token's sum.
+        every_gate: the gates of all experts are the router's; else the other experts' gates may share
+        the remainder of the token's sum.
     """
 
     gates: Tensor
@@ -120,7 +120,7 @@ class LayerRouting:
 
     @cached_property
     def weights(self) -> Tensor:
-        """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed.
+        """``(B, T, E)``, the combination weight of each expert for a token: the gates of processed choices.
 
         Where the router renormalizes, each token's are in proportion to it.
         """

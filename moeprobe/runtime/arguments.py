@@ -10,7 +10,7 @@ from moeprobe.errors import UserError
 
 
 def several(value: Any) -> list[Any]:
-    """Return what was given as a list: one thing, or many."""
+    """Return a value as a list: one thing, or many."""
     single = isinstance(value, str | bytes) or not isinstance(value, Iterable)
     return [value] if single else list(value)
 
@@ -23,7 +23,7 @@ def read(name: str, annotation: Any, value: Any) -> Any:
     Args:
         name: of the argument, as Python writes it.
         annotation: e.g. ``int``, ``Sequence[float] | None``.
-        value: what was given.
+        value: the argument.
 
     Raises:
         UserError: it is of another type.

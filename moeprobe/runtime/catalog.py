@@ -42,7 +42,7 @@ class Catalog:
         package: dotted name, e.g. ``"moeprobe.inputs.views"``.
         kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
         base: name of the contract's class in the package's ``base``.
-        others: what is in the package and is no plug-in, apart from ``base``, the contract, and from names with a
+        others: modules of the package that are no plug-ins, besides ``base``, the contract, and names with a
             leading underscore.
         contract: module of that class; default: ``base`` in the package.
     """

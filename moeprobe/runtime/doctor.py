@@ -1,4 +1,4 @@
-"""What is installed, and what is wrong with it."""
+"""Check installed packages and report problems."""
 
 import os
 import platform

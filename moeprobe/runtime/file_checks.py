@@ -13,7 +13,7 @@ def check_regular_files(folder: Path, pattern: str) -> None:
     """Raise ``UserError`` if a library that reads a folder would meet a FIFO, a device, or files without end.
 
     Args:
-        folder: what is looked at; links in it are not followed to other folders.
+        folder: the folder to search; links in it are not followed to other folders.
         pattern: of the names, e.g. ``"*"`` or ``"**/*"``.
     """
     try:
@@ -31,7 +31,7 @@ def check_regular_files(folder: Path, pattern: str) -> None:
 def check_can_write(folder: Path) -> None:
     """Raise ``UserError`` unless a folder is there that can be written to, or could be made; nothing is made.
 
-    A later attempt may fail nevertheless; it is for what comes before hours of computing.
+    A later attempt may fail nevertheless; call this before hours of computing.
     """
     existing = next(one for one in (absolute(folder), *absolute(folder).parents) if is_there(one))
     if not is_folder(existing):

@@ -1,4 +1,4 @@
-"""Names of files in a run's folder: what was asked, the mark of a finished run, part files, sums per image; cells."""
+"""Names of files in a run's folder: request, finish mark, part files, sums per image; cells."""
 
 REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
 # The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.

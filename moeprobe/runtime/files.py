@@ -1,4 +1,4 @@
-"""Files are written whole or not at all; what is read is a regular file of a bounded size."""
+"""Write files whole or not at all; read regular files of a bounded size only."""
 
 import contextlib
 import errno
@@ -106,10 +106,10 @@ def status(path: Path, *, follow: bool = True) -> os.stat_result | None:
     """Return what the file system says of a path, and None only where it says that nothing is there.
 
     ``os.path.exists`` and its kin return False for every error. A server that does not answer would then look like a
-    file that is missing, and what is decided by that may cost results.
+    missing file, and acting on that may cost results.
 
     Args:
-        path: what is looked for; a name that no file can have is of none.
+        path: the path to check; a name that no file can have counts as missing.
         follow: of a link, look at what it leads to.
 
     Raises:

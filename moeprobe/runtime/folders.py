@@ -201,7 +201,7 @@ class RunFolder:
             self._lock.share()
 
     def remove(self, prefix: str) -> None:
-        """Remove what was written below a folder of this one, and the folder if nothing else is in it."""
+        """Remove our files below a folder of this one, and the folder if nothing else is in it."""
         below = [name for name in self._names if name.startswith(f"{prefix}/") and not name.endswith("/")]
         for name in below:
             files.remove(self.path / name)
@@ -246,7 +246,7 @@ class RunFolder:
         self._compact()
 
     def _compact(self) -> None:
-        """Leave on the record what is there, in order; no file is removed but the record.
+        """Keep only existing files on the record, in order; no file is removed except the record.
 
         The same run leaves the same record, interrupted or not.
         """

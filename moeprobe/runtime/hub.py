@@ -1,6 +1,6 @@
 """Whether a name that is no local folder may be asked of the hub of Hugging Face; by default it may not.
 
-A mistyped path looks like a name on the hub. So what is not here is looked for in the local cache, and nowhere else
+A mistyped path looks like a name on the hub. So a missing path is looked for in the local cache, and nowhere else
 unless somebody says so: ``--download``, or ``with api.downloads():``.
 """
 

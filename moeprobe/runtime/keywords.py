@@ -24,7 +24,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
     completion of a notebook.
 
     Args:
-        function: what is called.
+        function: the function to call.
         defaults: of those keys.
     """
     signature_read = inspect.signature(function)
@@ -78,13 +78,13 @@ def checked_class(made: type[T]) -> type[T]:
 
 
 def signature_of(made: type) -> inspect.Signature:
-    """Return what the constructor of a class takes, but for the object itself."""
+    """Return the parameters of a class's constructor, without the object itself."""
     signature = inspect.signature(made.__init__)  # type: ignore[misc]
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def check_keywords(name: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` where a keyword is none of a signature; ``name`` is what is called."""
+    """Raise ``UserError`` where a signature lacks a keyword; ``name`` is the called function's."""
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return
     for keyword, value in named.items():

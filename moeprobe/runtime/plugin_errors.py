@@ -64,7 +64,7 @@ def _plugin_at(source: plugins.Source, file: str, number: int) -> str:
 
 
 def _what(error: Exception) -> str:
-    """Return an error's type and what it says, on one line; of a loader process that of the error there."""
+    """Return an error's type and text, on one line; of a loader process, the error raised there."""
     lines = str(error).strip().splitlines()
     if any(map(_LINE.search, lines)):
         return lines[-1].strip().rstrip(".")

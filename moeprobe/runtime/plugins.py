@@ -149,7 +149,7 @@ def _installed() -> tuple[Source, ...]:
 
 
 def _installed_in() -> list[str]:
-    """Return the folders of the path, but for the working directory, in which an installed package names plug-ins.
+    """Return the folders of the path, except the working directory, in which an installed package names plug-ins.
 
     A look at the files takes a tenth of what ``importlib.metadata`` takes.
     """

@@ -1,7 +1,7 @@
 """Independent pieces of work in several processes, where a process can be copied as it is (Linux).
 
 Every piece is computed with one thread of NumPy's linear algebra: threads of several processes would wait for one
-another, and the last bits of a sum would depend on how many cores there are. The limit is that of the whole process, so
+another, and the last bits of a sum would depend on how many cores there are. The limit holds for the whole process, so
 several threads of Python must not do such work at the same time.
 """
 
@@ -93,7 +93,7 @@ def _received(receiver: Connection) -> Any:
 def _run(
     work: Callable[[int], object], share: Iterable[int], sender: Connection, receiver: Connection
 ) -> None:
-    """Send what comes out of some pieces, piece by piece."""
+    """Send the results of some pieces, piece by piece."""
     # An interruption ends the process that started this one, which then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in (signal.SIGTERM, signal.SIGHUP):

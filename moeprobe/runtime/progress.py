@@ -45,7 +45,7 @@ class NotebookBar(Progress):
         self._draw()
 
     def advance(self, count: int) -> None:
-        """Draw what is done, now and then and at the end."""
+        """Draw the progress, now and then and at the end."""
         self._done += count
         if self._done >= self._total or time.monotonic() - self._drawn > self._PAUSE:
             self._draw()

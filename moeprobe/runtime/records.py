@@ -50,7 +50,7 @@ class Contents:
 
     Attributes:
         own: files that moeprobe wrote.
-        temporary: those of writers that were interrupted or are still at work.
+        temporary: files of writers that were interrupted or are still at work.
         foreign: all other files.
         runs: folders inside that are runs of their own, which another process may be writing; their files are among
             the above.

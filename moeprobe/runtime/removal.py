@@ -1,4 +1,4 @@
-"""Folders made and removed again with what was written into them."""
+"""Folders made and removed again with their files."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def make_folder(path: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of the folders that hold nothing; the innermost come first."""
+    """Remove the empty ones among the folders; the innermost come first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

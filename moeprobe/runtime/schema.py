@@ -61,7 +61,7 @@ def section_of(schema: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def lower_first(text: str) -> str:
-    """Return a sentence as it goes on after a colon."""
+    """Return a sentence as it continues after a colon."""
     return text[:1].lower() + text[1:]
 
 

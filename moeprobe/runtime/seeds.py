@@ -2,7 +2,7 @@
 
 A result must not depend on the batch size, the number of workers or the number of processes; so every random
 number that concerns an image comes from a generator of that image's own. The same seed gives the same draws to
-every checkpoint (common random numbers), which is what makes comparisons between checkpoints paired.
+every checkpoint (common random numbers), so comparisons between checkpoints are paired.
 """
 
 import hashlib

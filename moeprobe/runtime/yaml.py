@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!et al)(?<!eq)[.](?:\n| (?=[A-Z`]))"
 
 
 class NotYamlError(Exception):
-    """A text is no YAML, or more than a configuration would hold; says what is wrong."""
+    """A text is no YAML, or more than a configuration would hold."""
 
 
 class _Loader(_BASE):

@@ -36,10 +36,10 @@ class Comparison:
     """Paired differences with their verdicts.
 
     Attributes:
-        table: one difference per row; the columns are those of ``columns.COLUMNS`` and ``COMPARISON_COLUMNS``.
+        table: one difference per row, with ``columns.COLUMNS`` and ``COMPARISON_COLUMNS``.
         verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``.
         failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
-        sidecar: what was asked, and provenance.
+        sidecar: request and provenance.
     """
 
     table: pd.DataFrame
@@ -206,7 +206,7 @@ def _defaults(models: Models, probe: str | None) -> Mapping[str, Any]:
 
 
 def _request(measured: Measured, margin: float) -> dict[str, Any]:
-    """Return what determines the numbers of a comparison."""
+    """Return everything that the numbers of a comparison depend on."""
     keys = ("sha256", "capacity", "group_images")
     return {
         "kind": "compare",

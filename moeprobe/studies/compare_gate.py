@@ -79,10 +79,10 @@ def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
 def failing(table: pd.DataFrame, metric: str | None, allowed: float | None) -> pd.DataFrame:
     """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
 
-    With ``allowed``, what is not shown to be worse by less than that counts, in the place of what is shown to be worse.
+    With ``allowed``, a row fails unless it is shown to be worse by less than that; without, if it is shown to be worse.
 
-    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may, but for
-    what is not finite.
+    Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of prefix tokens may, except
+    values that are not finite.
 
     Raises:
         UserError: the metric was compared nowhere, so that nothing can be vouched for.

@@ -62,7 +62,7 @@ class FinishedRuns:
 
 @dataclass(frozen=True)
 class ToProbe:
-    """Checkpoints, and what is asked of each."""
+    """Checkpoints, and the request for each."""
 
     work: "Measurement[Result]"
 
@@ -76,7 +76,7 @@ class ToProbe:
         return dataclasses.replace(self.outline(), sums=self.work.sample(self.work.options.batch_size))
 
     def measure(self, watcher: Progress) -> Measured:
-        """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
+        """Probe; with an output folder, in a run of its own inside, which resumes where it stopped."""
         work = self.work
         out = None if work.options.out is None else work.options.out / _PROBE
         try:
@@ -124,7 +124,7 @@ def are_runs(models: Sequence[Model]) -> bool:
         name = checkpoint.name if isinstance(checkpoint, Checkpoint) else checkpoint
         raise UserError(
             f"{run} is a finished run and {name} is not; give runs only, or checkpoints only "
-            "(those of the run are named in its table.json)."
+            "(the run's table.json names its checkpoints)."
         )
     return bool(runs) and all(runs)
 

@@ -43,7 +43,7 @@ class Curves:
         table: a row per training and evaluation; the columns are ``columns.CURVE_COLUMNS``.
         by: the key that tells panels apart; empty without.
         x: what the horizontal axis is.
-        files: what was written; empty where no folder was named.
+        files: written files; empty where no folder was named.
     """
 
     table: pd.DataFrame
@@ -164,7 +164,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _read(path: Path) -> list[_Training]:
-    """Return the training of a folder, or those of a trade-off's."""
+    """Return the training of a folder, or all trainings of a trade-off's."""
     packed = read_pack(path)
     unpacked = sorted(file.parent.name for file in (path / CELLS).glob(f"*/{_METRICS}"))
     cells = [*packed, *(name for name in unpacked if name not in packed)]

@@ -1,4 +1,4 @@
-"""The demonstration: train with and without PRC, on real digits by default, then measure how steady the routing is."""
+"""The demonstration: train with and without PRC, on real digits by default, then measure routing stability."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,10 +59,10 @@ def run(
         seed: of the training.
         checkpoints: where the two run folders go.
         reports: where the reports go.
-        overrides: applied to both configurations, e.g. ``("epochs=1",)`` or ``("data=folder:photos",)``; what is
-            trained on is probed too.
+        overrides: applied to both configurations, e.g. ``("epochs=1",)`` or ``("data=folder:photos",)``; the
+            training data are probed too.
         device: where to compute.
-        command: what was typed, for the sidecars.
+        command: the command line, for the sidecars.
         report: for the name of a run and of its data, what shows its progress.
         watcher: receives the progress of the probes.
     """

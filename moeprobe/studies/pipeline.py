@@ -37,9 +37,9 @@ def train_pipeline(
         overrides: ``key=value`` strings; ``pipeline.STAGE.key=value`` of one stage.
         folder: folder of the stages' folders; None = ``checkpoints/NAME``.
         device: as in ``load_model``.
-        resume: changes nothing: what is finished is always taken as it is.
+        resume: changes nothing: finished stages are always reused.
         overwrite: replace all stages that are there.
-        begin: called with the name of a stage; returns what is called now and then with where it is.
+        begin: called with the name of a stage; returns a function that is called now and then with its progress.
         svg: write the training curves as SVG too.
 
     Raises:
@@ -47,7 +47,7 @@ def train_pipeline(
     """
     if resume and overwrite:
         raise UserError(
-            "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
+            "--resume continues an earlier run and --overwrite replaces it; leave one of them out."
         )
     loaded = (
         source

@@ -64,7 +64,7 @@ def train(
     """
     if resume and overwrite:
         raise UserError(
-            "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
+            "--resume continues an earlier run and --overwrite replaces it; leave one of them out."
         )
     resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
@@ -145,7 +145,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
-    """Draw what ``metrics.csv`` says, and not what was computed, which has more digits."""
+    """Draw the values of ``metrics.csv``, not the computed ones, which have more digits."""
     from moeprobe.results.figures import save
     from moeprobe.results.figures.training import draw
 
@@ -262,7 +262,7 @@ def train_together(
 ) -> dict[str, Any]:
     """Train a model as ``train`` does, as one of several processes; returns the summary, the same in each.
 
-    A run goes on with another number of processes: its state is that of one.
+    A run may continue with another number of processes: its state is independent of it.
 
     Raises:
         UserError: what ``train`` raises, in any of the processes; or one of them is gone.

@@ -194,7 +194,7 @@ def test_what_texts_have_not_is_said(here: Path, data: str, tmp_path: Path, trai
         ("sweep", one, "--data", data, "--view", "typos", "--masks", here): "--masks are for images",
         ("overlay", one, "--data", data, "--out", out): "no patches, so there is nothing to draw",
         ("contagion", one, "--data", data): "no patches, so there is nothing to exchange",
-        ("eval", one, "--data", data): "nothing to evaluate: they are those of the next token",
+        ("eval", one, "--data", data): "nothing to evaluate: they belong to the next token",
         ("fewshot", one, "--data", data): "does not say what its head reads",
         ("discontinuity", one, "--data", data, "--out", out): "cannot replay a routing",
         ("correspond", "--data", data, "--out", out): "Images are needed here",

@@ -192,7 +192,7 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr(loop, "_run_block", interrupted)
     ended = run(*arguments, "--out", out)
     assert ended.exit_code == code
-    assert f"What was measured is kept in {out}" in ended.stderr
+    assert f"Finished parts are in {out}" in ended.stderr
     assert not (out / "table.json").exists()
     assert run(*arguments, "--out", out).exit_code == 0
     assert len(calls) == 5, "four blocks in all, one of them begun twice"

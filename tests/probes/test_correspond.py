@@ -192,7 +192,7 @@ def test_lines_have_the_color_of_same_and_other_experts(trained: Trained) -> Non
     found = api.correspond(trained["prc"], view="random_crop", count=4, seed=3)
     figure = found.plot()["correspond"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["same expert", "another expert"]
-    assert "Experts are those of blocks.1 of prc." in words(figure).replace("\n", " ")
+    assert "Experts: blocks.1 of prc." in words(figure).replace("\n", " ")
     colors: set[str] = set()
     for item, lines in zip(found.pairs, segments(figure), strict=True):
         assert item.experts is not None and item.same_expert is not None

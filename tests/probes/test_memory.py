@@ -50,8 +50,8 @@ def test_batches_are_halved_until_they_fit(tmp_path: Path) -> None:
     with pytest.warns(RunWarning) as warned:
         result = measured(Crowded, batch_size=8, retry=True, out=out)
     assert [str(one.message) for one in warned] == [
-        "Memory ran out in batches of 8 images; going on with 4.",
-        "Memory ran out in batches of 4 images; going on with 2.",
+        "Memory ran out in batches of 8 images; continuing with 4.",
+        "Memory ran out in batches of 4 images; continuing with 2.",
     ]
     undisturbed = measured(Vmoe, batch_size=2)
     pd.testing.assert_frame_equal(result.table.drop(columns="run"), undisturbed.table.drop(columns="run"))
@@ -72,7 +72,7 @@ def test_what_is_done_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(loop, "_BLOCK", 4)
     one = checkpoint(adapter=Later)
-    with pytest.warns(RunWarning, match="batches of 4 images; going on with 2"):
+    with pytest.warns(RunWarning, match="batches of 4 images; continuing with 2"):
         api.confidence(one, data="digits", limit=8, batch_size=4, retry=True, out=tmp_path / "out")
     # A blank image to begin with; the first block of four, the second in vain; a blank one, the second in halves.
     assert sizes == [1, 4, 4, 1, 2, 2]
@@ -82,7 +82,7 @@ def test_without_retry_it_is_said() -> None:
     with pytest.raises(UserError) as error:
         measured(Crowded, batch_size=8)
     assert error.value.sentence == (
-        "Memory ran out in batches of 8 images; use --batch-size 4, or --retry, which halves it as often as it takes, "
+        "Memory ran out in batches of 8 images; use --batch-size 4, or --retry, which halves it until it fits, "
         "or a device with more."
     )
 
@@ -135,7 +135,7 @@ main()
         env=os.environ,
     )
     assert done.returncode == 0, done.stderr
-    assert "Warning: Memory ran out in batches of 6 images; going on with 3.\n" in done.stderr
+    assert "Warning: Memory ran out in batches of 6 images; continuing with 3.\n" in done.stderr
     assert "RunWarning" not in done.stderr
 
 

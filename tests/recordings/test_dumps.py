@@ -176,7 +176,7 @@ def test_a_bias_of_the_choice_orders_by_scores(tmp_path: Path) -> None:
     without = sum(
         (np.argsort(-dumps.bfloat16(values[:, place]))[:, :2] != 5).all(-1).sum() for place in range(4)
     )
-    assert f"{without:,} choices of a token are not those of the highest scores" in found.missing[0]
+    assert f"{without:,} choices of a token do not have the highest scores" in found.missing[0]
     read = TraceFile(tmp_path / "t.parquet").read("layers.2", ["rank0/step0"])
     assert (read.layer.ordered_by, read.layer.gates_sum_to_one) == ("scores", False)
     chose = (read.experts[0] == 5).any(-1)
@@ -342,7 +342,7 @@ def test_odd_records_of_sglang_are_a_sentence(change: dict[str, Any], words: str
         ({"top_indices": [[1], [2, 3]]}, "top_indices takes for each of num_tokens tokens"),
         ({"num_tokens": 3}, "top_indices takes for each of num_tokens tokens"),
         ({"logit_offset": 10**12}, "ends before the logits at 1,000,000,000,000"),
-        ({"logit_shape": [9, 9]}, "are not those of 9 tokens and 8 experts"),
+        ({"logit_shape": [9, 9]}, "do not fit 9 tokens and 8 experts"),
         ({"layer": 9}, "it has layers 2, 3, 4, 9, and the model has experts in 1, 2, 3, 4"),
     ],
 )

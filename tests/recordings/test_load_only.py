@@ -181,9 +181,9 @@ def test_what_no_router_chose_is_refused(tmp_path: Path) -> None:
     csv(path, ids)
     assert "counts of choices have no order" in refusal(ordered_by="gates")
     mixed, _ = serving.write(tmp_path, serving.vllm(ids))
-    with pytest.raises(UserError, match="import these files apart"):
+    with pytest.raises(UserError, match="import these files separately"):
         imported(tmp_path, [path, mixed])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="import these files apart"):
+    with pytest.raises(UserError, match="import these files separately"):
         imported(tmp_path, [mixed, path])  # type: ignore[arg-type]
     torch.save({"rank": 0, "logical_count": torch.full((1, 5, 8), 0.5)}, tmp_path / "s.pt")
     with pytest.raises(UserError, match="takes whole numbers"):

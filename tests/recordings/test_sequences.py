@@ -114,7 +114,7 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
     without = written(tmp_path / "none.jsonl", [{"id": "r", "choices": [{"text": "x"}]}])
     assert "none.jsonl holds no token ids; ask the server to return them" in refused(*command, without)
     strange = written(tmp_path / "high.jsonl", [{"id": "r", "input_ids": [1], "output_ids": [5000]}])
-    assert "the ids are those of another tokenizer" in refused(*command, strange)
+    assert "the ids come from another tokenizer" in refused(*command, strange)
     long = written(tmp_path / "long.jsonl", [{"id": "r", "input_ids": [1] * 200, "output_ids": [5]}])
     assert "are longer than the 128 tokens that olmoe reads" in refused(*command, long)
     twice = written(tmp_path / "twice.jsonl", [{"id": "r", "input_ids": [1], "output_ids": [5]}] * 2)

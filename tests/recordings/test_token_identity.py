@@ -66,7 +66,7 @@ def test_a_router_that_knows_the_token_alone_has_kappa_zero_within_tokens(tmp_pa
     first = table[(table["metric"] == "first_layer_share") & (table["tokens"] == "token")]
     assert set(first["layer"]) == {"layers.2", "layers.3", "layers.4"}
     notes = json.dumps(result.sidecar["notes"])
-    assert "layers.1 in what is said of all layers together: there the token's id alone decides" in notes
+    assert "layers.1 in numbers on all layers together: there the token's id alone decides" in notes
 
 
 def test_without_token_ids_there_is_no_such_null(tmp_path: Path) -> None:

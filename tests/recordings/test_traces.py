@@ -167,7 +167,7 @@ def test_two_models_are_compared_as_their_probes_are(
 def test_inputs_that_not_all_have_are_left_out(model: Checkpoint, traces: Path, tmp_path: Path) -> None:
     fewer = api.record([model], limit=10, out=tmp_path / "t").files[0]
     more = traces / "other" / "b" / "clean.parquet"
-    with pytest.raises(UserError, match=r"has no layer blocks.1; it has blocks.3: choose those of all"):
+    with pytest.raises(UserError, match=r"has no layer blocks.1; it has blocks.3: choose common layers"):
         api.analyze_trace([fewer, more])
     with pytest.raises(UserError, match=r"has no layer blocks.1, which .* has; choose with layers"):
         api.analyze_trace([more, fewer])
@@ -190,7 +190,7 @@ def test_what_does_not_correspond_is_refused(model: Checkpoint, traces: Path, tm
         [crops / "random_crop-2.parquet", crops / "random_crop-1.parquet"],
         [noise / "clean.parquet", crops / "random_crop-1.parquet"],
     ):
-        with pytest.raises(UserError, match=r"have other positions than those of .*, and no correspondence"):
+        with pytest.raises(UserError, match=r"have different positions, and no correspondence"):
             api.analyze_trace(files)
     with pytest.raises(UserError, match="was named twice"):
         api.analyze_trace([rotated, rotated])
@@ -344,7 +344,7 @@ def test_runs_that_were_recorded_otherwise_are_not_compared(traces: Path, tmp_pa
     with pytest.raises(UserError, match=r'recorded as \w+ is .*"seed": 7'):
         api.compare([first, seed])
     seed = analyzed("view", lambda about: about["inputs"].update({"view.factor": 2}))
-    with pytest.raises(UserError, match=r"not probed alike: what was recorded as \w+ is .*view.factor"):
+    with pytest.raises(UserError, match=r"not probed alike: the capture recorded as \w+ is .*view.factor"):
         api.compare([first, seed])
     limited = analyzed("capacity", lambda about: about["checkpoint"].update(capacity="1.5"))
     with pytest.raises(

@@ -49,7 +49,7 @@ class Hooks(Adapter):
             ``{"logits": 0, "indices": 1, "weights": 2}``, by index, key or attribute; or a function of (module,
             arguments, output) that returns such a mapping to tensors. None = the output is the logits. Where the
             weights are named a routing can be replayed.
-        activation: what makes gates of the logits: "softmax" (the default, unless detection has seen a sigmoid),
+        activation: turns logits into gates: "softmax" (the default, unless detection has seen a sigmoid),
             "sigmoid", or "none" where the output is the gates.
         top_k: experts per token, where the router does not give its own indices and they were not detected.
         image_size: side of the input in pixels.
@@ -279,7 +279,7 @@ class Hooks(Adapter):
 
 
 def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the classes, given or those of a data set.
+    """Return the names of the classes, as given or from a data set.
 
     Raises:
         UserError: there is no such data set, or its images have no labels.

@@ -206,7 +206,7 @@ def _before(choices: Choices, name: str) -> str | None:
 class _Watch(TorchFunctionMode):
     """Follow the outputs of modules to the operations that choose from them.
 
-    ``choices`` holds what was chosen from; ``sizes`` E of each module.
+    ``choices`` holds the candidate modules; ``sizes`` E of each module.
     """
 
     def __init__(self) -> None:

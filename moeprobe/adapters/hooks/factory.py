@@ -40,7 +40,7 @@ EARLIER = "before"
 
 
 class HookSettings(Section):
-    """What ``Hooks`` takes; a YAML file has the same keys, but for those that need Python."""
+    """Settings of ``Hooks``; a YAML file has the same keys, except the ones that need Python."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -77,7 +77,7 @@ class HookSettings(Section):
         if isinstance(read, Mapping) and not {"logits"} <= set(read) <= set(KEYS):
             raise ValueError("its keys are logits and, if the router returns them, indices and weights")
         if isinstance(read, Mapping) and "weights" in read and "indices" not in read:
-            raise ValueError("weights are those of the indices, whose place it must say too")
+            raise ValueError("weights belong to the indices, so the place of the indices is needed too")
         return read
 
     @field_validator("patch_size")

@@ -30,7 +30,7 @@ class HookedLayer:
     Attributes:
         module: its name in the model.
         router: its class.
-        activation: what makes gates of its logits: softmax, sigmoid, or none.
+        activation: turns its logits into gates: softmax, sigmoid, or none.
         top_k: K where it does not say itself what it chose.
         grid: layout of the tokens after the prefix in the image.
         num_prefix_tokens: tokens before the patches.
@@ -91,7 +91,7 @@ class HookedLayer:
         """Return for how many tokens the model itself chose experts that do not have the highest gates.
 
         Args:
-            read: what was read off the router.
+            read: the router's output, parsed.
             selected: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
             precision: of what it was read off, the smallest step from one.
         """
@@ -126,9 +126,9 @@ def read_layer(
     Args:
         module: its name in the model.
         router: its class.
-        read: what was read off it.
+        read: its output, parsed.
         num_images: how many the images were.
-        activation: what makes gates of its logits, by the settings or as detected; ``top_k`` likewise.
+        activation: turns its logits into gates, by the settings or as detected; ``top_k`` likewise.
         top_k: experts of a token, None where its indices say.
         settings: how the model is read.
 

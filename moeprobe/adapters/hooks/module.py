@@ -62,7 +62,7 @@ class HookedModule:
     def forward(
         self, images: Tensor, modules: Sequence[str], *, stop_after: str | None = None
     ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
-        """Run images; return the output and, for each time that a router ran, its name and what was read off it."""
+        """Run images; return the output and, for each run of a router, its name and parsed output."""
         return run_forward(
             self.net, self._normalized(images), names=modules, collect=self._collect, stop_after=stop_after
         )
@@ -188,8 +188,8 @@ def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:
             )
         if fired.count(name) > 1:
             raise UserError(
-                f"The router {name} ran {fired.count(name)} times in one forward pass; a module that several layers "
-                "share cannot be distinguished, so give each layer its own, or name the modules around it."
+                f"The router {name} ran {fired.count(name)} times in one forward pass, because several layers "
+                "share it. Give each layer its own module, or name the modules around it."
             )
 
 
@@ -235,7 +235,7 @@ def run_forward(
         gradient: whether the output leads back to the images.
 
     Returns:
-        The output, None where it was stopped; and (name, what was kept) for each time that one ran, in order.
+        The output, None where it was stopped; and (name, parsed output) for each run of a router, in order.
     """
     collected: list[tuple[str, Any]] = []
 

@@ -1,8 +1,8 @@
 """Let routers of a foreign module repeat choices that were made elsewhere.
 
 A router whose output holds the numbers of the chosen experts and their weights (``read`` says where) has both exchanged
-on the way out; what is around it does the rest. Whether that rules the output is tried on a few images: its own choices
-must give what they gave, and others something else. Other routers cannot be forced.
+on the way out; the surrounding module does the rest. Whether that rules the output is tried on a few images: its own
+choices must give what they gave, and others something else. Other routers cannot be forced.
 
 Axes: B images, T tokens, N = B·T tokens in the order of the module, K choices.
 """

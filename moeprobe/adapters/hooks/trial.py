@@ -81,7 +81,7 @@ def batch_dependence(hooked: HookedModule, layers: Mapping[str, HookedLayer], im
     """Return why images cannot be run in any batch; nothing if they can.
 
     Raises:
-        UserError: an image's tokens are found among those of another: their order is not as set.
+        UserError: an image's tokens turn up in another image: their order is not as set.
     """
     batch_pass, again = (hooked.run(images, layers, logits=False) for _ in range(2))
     singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]

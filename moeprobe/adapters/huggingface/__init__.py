@@ -47,8 +47,8 @@ _LESSON = 24
 class Huggingface(Adapter):
     """A mixture-of-experts language model of Hugging Face's ``transformers``, ready to be probed.
 
-    Gates are the router's softmax (or sigmoid, …) over all experts, before those of the chosen ones are brought to any
-    sum; where its weights are in proportion to no such function, they are the weights themselves.
+    Gates are the router's softmax (or sigmoid, …) over all experts, before the chosen ones are rescaled to any sum;
+    where its weights are in proportion to no such function, they are the weights themselves.
 
     Args:
         model: put into evaluation mode.
@@ -95,7 +95,7 @@ class Huggingface(Adapter):
     def trace(
         self, images: TokenBatch, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
-        """Run the model on texts; its scores are those of the token that follows. See ``routing.Traceable``."""
+        """Run the model on texts; its scores belong to the next token. See ``routing.Traceable``."""
         if not isinstance(images, TokenBatch):
             raise UserError("The model reads texts: it takes a TokenBatch.")
         texts = images.to(self.device)

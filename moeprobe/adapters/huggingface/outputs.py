@@ -64,7 +64,7 @@ class OutputReader:
         top_k: K.
         num_experts: E.
         gate: which function of the logits its gates are; "weights": none that is known, so its weights themselves.
-        bias: ``(E,)`` what is added to the gates before the choice, None = nothing.
+        bias: ``(E,)`` added to the gates before the choice, None = nothing.
     """
 
     logits_at: int

@@ -26,8 +26,8 @@ def analyze_trace(
     expert_map: Annotated[
         Path | None,
         typer.Option(
-            help="JSON from the first trace's experts to those of the others, null = removed, where one was pruned or "
-            "merged."
+            help="JSON map from the first trace's experts to the other traces' experts (null = removed), for a pruned "
+            "or merged model."
         ),
     ] = None,
     seed: IntervalSeed = 0,

@@ -60,8 +60,7 @@ def check_trace(
             )
         if checked.load_only:
             screen.print(
-                "It holds counts of choices and no tokens: what can be wrong with them was looked for when they were "
-                "imported.",
+                "It holds counts of choices and no tokens: they were checked when they were imported.",
                 soft_wrap=True,
             )
         elif not checked.findings:

@@ -55,7 +55,7 @@ def correspond(
 ) -> None:
     """Draw lines between the patches of two views that show the same part of the image.
 
-    The views are those that the probes draw with the same seed. Without a checkpoint the grid is that of V-MoE-S/32,
+    Probes draw the same views with the same seed. Without a checkpoint the grid follows V-MoE-S/32,
     7 x 7 patches of 32 pixels.
 
     Example: `moeprobe correspond checkpoints/demo-prc --view random_crop --out reports/correspond`

@@ -31,7 +31,7 @@ def demo(
     reports: Annotated[Path, typer.Option(help="Where the reports go.")] = Path("reports/demo"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
-    """Train V-MoE with and without PRC on handwritten digits, then compare how steady their routing is.
+    """Train V-MoE with and without PRC on handwritten digits, then compare how stable their routing is.
 
     Takes a few minutes on two CPU cores and replaces earlier results of the demonstration. With data=folder:PATH it
     uses other images.
@@ -93,7 +93,7 @@ def closing_table(outcome: "DemoResult") -> "Table":
     from moeprobe.results.numbers import interval
     from moeprobe.studies.demo import BASELINE, NOISE, PRC
 
-    table = Table(title="How steady is the routing? First MoE layer, test images", title_justify="left")
+    table = Table(title="How stable is the routing? First MoE layer, test images", title_justify="left")
     table.add_column("")
     for name in (BASELINE, PRC, "difference"):
         table.add_column(name, justify="right", no_wrap=True)

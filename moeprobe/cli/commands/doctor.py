@@ -6,7 +6,7 @@ import typer
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check the installation: what is installed, what is wrong with it, and which devices there are.
+    """Check the installation: packages, problems and devices.
 
     Example: `moeprobe doctor`
     """

@@ -88,7 +88,7 @@ def import_routed_experts(
     elif imported.unordered:
         lines.append(
             "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "
-            "match, and the load will be that of all choices."
+            "match, and the load will count all choices."
         )
     lines += [f"Written: {imported.path}", f"Next: moeprobe analyze-trace {imported.path} OTHER.parquet"]
     for line in lines:

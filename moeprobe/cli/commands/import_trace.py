@@ -62,8 +62,8 @@ def import_trace(
     if imported.unordered:
         screen.print(
             f"Neither gates nor ordered_by were logged of {', '.join(imported.unordered)}, so it is not known which of "
-            "a token's experts came first: sets of experts will be compared, without top-1 match, and the load will be "
-            "that of all choices.",
+            "a token's experts came first: sets of experts will be compared, without top-1 match, and the load will "
+            "count all choices.",
             soft_wrap=True,
         )
     screen.print(f"Written: {imported.path}", soft_wrap=True)

@@ -13,7 +13,7 @@ KINDS = {
     "analyses": "what probes compute from the routing and the output",
     "metrics": "names of the column metric; moeprobe explain NAME says more",
     "objectives": "what a training adds to its loss: objective=NAME",
-    "adapters": "what makes a model readable for probes",
+    "adapters": "they make a model readable for probes",
     "readers": "how servers return routed experts: --reader NAME of import routed-experts",
     "models": "architectures that moeprobe train builds: model.name=NAME",
     "configs": "trainings that are ready to run: moeprobe train --config NAME",

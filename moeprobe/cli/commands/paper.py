@@ -28,7 +28,7 @@ def paper(
     names: Annotated[
         str | None,
         typer.Option(
-            help="Names of a pair's two checkpoints in the tables, comma-separated; default: those of the first pair."
+            help="Names of a pair's two checkpoints in the tables, comma-separated; default: as in the first pair."
         ),
     ] = None,
     jump_images: Annotated[

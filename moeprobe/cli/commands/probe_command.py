@@ -138,12 +138,12 @@ def _result_of(probe: Probe[Any], compute: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _kept(out: Path | None) -> Iterator[None]:
-    """Say at Ctrl-C that what was measured is kept in a folder."""
+    """Say at Ctrl-C that finished parts stay in a folder."""
     try:
         yield
     except KeyboardInterrupt as error:
         if out is not None:
-            error.add_note(f"What was measured is kept in {out}; the same command goes on from there.")
+            error.add_note(f"Finished parts are in {out}; the same command continues from there.")
         raise
 
 

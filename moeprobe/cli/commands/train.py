@@ -96,7 +96,7 @@ def _train_together(config: "TrainConfig", folder: Path | None, *, as_json: bool
     from moeprobe.studies.train import train_together
 
     if options.pop("resume") and options["overwrite"]:
-        raise UserError("--resume goes on with an earlier run and --overwrite replaces it; omit one of them.")
+        raise UserError("--resume continues an earlier run and --overwrite replaces it; omit one of them.")
     first = distributed.rank() == 0
     with distributed.together() as ranks, Live(config.name) if first else contextlib.nullcontext() as live:
         report = (lambda _: None) if live is None else live.show
@@ -150,8 +150,8 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     if "upcycled" in summary:
         start = summary["upcycled"]
         screen.print(
-            f"Upcycled from {start['name']} ({start['source']}): experts are copies of its MLPs; routers and head (the "
-            "classes are those of the data) began fresh.",
+            f"Upcycled from {start['name']} ({start['source']}): experts are copies of its MLPs; routers and head "
+            "(with the data's classes) began fresh.",
             soft_wrap=True,
         )
     screen.print(

@@ -150,7 +150,7 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     layers = ", ".join(f"blocks.{layer}" for layer in sizes.layers)
     head = f"pre-logits of width {sizes.pre_logits}" if sizes.pre_logits else "without pre-logits"
     priority, narrow = ("yes" if on else "no" for on in (model.batch_priority, model.bfloat16_dispatch))
-    classes = "unknown" if imported.classes is None else f"those of {imported.classes}"
+    classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
     lines = [
         f"Found: {imported.parameters:,} parameters ({', '.join(imported.dtypes)}); {sizes.depth} blocks of width "
         f"{sizes.width} with {sizes.num_heads} heads; {sizes.num_experts} experts of hidden width {sizes.hidden_width} "
@@ -291,7 +291,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         }
         print(json.dumps(content, ensure_ascii=False))
         return
-    classes = "unknown" if imported.classes is None else f"those of {imported.classes}"
+    classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
     renormalized = model.router is not None and model.router.parameters["renormalise"]
     lines = [
         f"Found: {imported.parameters:,} parameters of {imported.ranks} ranks; stages of "

@@ -24,7 +24,7 @@ _STACKED = 120
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) -> list[Table]:
-    """Return a table per metric; without ``full`` of what is read first alone."""
+    """Return a table per metric; without ``full``, for the leading metrics alone."""
     narrow = console().width < _STACKED
     return [
         part
@@ -89,7 +89,7 @@ def _place(row: pd.Series, modality: Modality) -> str:
 
 
 def failures(comparison: "Comparison", metric: str, allowed: float | None = None) -> str:
-    """Return what --fail-if-worse comes to, or --fail-unless-no-worse-than of what is ``allowed``.
+    """Return the outcome of --fail-if-worse, or of --fail-unless-no-worse-than with ``allowed``.
 
     A sentence, and a line for each of the first comparisons that failed.
     """

@@ -48,7 +48,7 @@ def prepare(arguments: Sequence[str]) -> str | None:
 def _formatted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning of ours as a sentence, and those of libraries with their place, as Python does."""
+    """Return a warning of ours as a sentence, a library's with its place, as Python does."""
     if issubclass(category, RunWarning):
         return f"Warning: {in_one_line(str(message))}\n"
     return _PYTHONS(message, category, filename, lineno, line)

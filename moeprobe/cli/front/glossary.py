@@ -67,7 +67,7 @@ class Explanation:
 def explanations(name: str, program: Any) -> Iterator[Explanation]:
     """Yield what a name means: as a term, a metric, in tables, as a plug-in, as a command or option of one.
 
-    Case, and what is between words, does not matter. Only plug-ins and commands bring torch.
+    Case and separators between words do not matter. Only plug-ins and commands bring torch.
     """
     for term in TERMS:
         if _among(name, (term.name, *term.also)):
@@ -214,7 +214,7 @@ def _plugin(name: str, plugins: catalog.Catalog) -> Explanation:
 
 
 def _commands(program: Any) -> dict[str, Any]:
-    """Return the commands of a click program by name, those of groups as they are typed."""
+    """Return the commands of a click program by name, a group's commands as typed."""
     commands: dict[str, Any] = {}
     for name, command in program.commands.items():
         inner = getattr(command, "commands", {})

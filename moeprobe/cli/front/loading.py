@@ -17,7 +17,7 @@ from typing import Any
 
 @contextmanager
 def loading(*, collected: bool = True) -> Iterator[None]:
-    """Collect no garbage while modules are loaded, and leave what is there then out of later collections.
+    """Collect no garbage while modules are loaded, and exempt the loaded objects from later collections.
 
     Args:
         collected: at the end of the process it is collected.

@@ -77,7 +77,7 @@ _NOT_TYPED = ("figures", "command")
 
 @dataclass(frozen=True)
 class Common:
-    """The shared options as typed: those of the library by the names of ``Options``, and those about the output."""
+    """The shared options as typed: the library's by the names of ``Options``, then the output's."""
 
     changes: dict[str, Any]
     json: bool
@@ -96,7 +96,7 @@ class CommonOptions:
     """The options that probes share, as the parameters of a command.
 
     Args:
-        defaults: other defaults than those of ``Options``, by name; None = not given unless typed.
+        defaults: replace defaults of ``Options``, by name; None = not given unless typed.
         helps: other sentences, by name.
     """
 
@@ -113,7 +113,7 @@ class CommonOptions:
         ]
 
     def read(self, typed: dict[str, Any]) -> Common:
-        """Return the shared options of what was typed, and take them out of it.
+        """Return the shared options among the typed values, and remove them there.
 
         Raises:
             UserError: a word is none of the choices.
@@ -210,7 +210,7 @@ class Field:
         return keyword(self.name, Annotated[self._typed(), option], self._typed_default())
 
     def read(self, typed: Any) -> Any:
-        """Return the value of what was typed.
+        """Return the value of a typed text.
 
         Raises:
             UserError: it is none of the choices, or no list of numbers.

@@ -9,7 +9,7 @@ from moeprobe.probes.engine.work import Plan
 
 
 def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
-    """Print what a run would take ``before`` what comes last; ``least``: more passes than are known beforehand."""
+    """Print the cost of a run ``before`` its last step; ``least``: the number of passes is a lower bound."""
     if as_json:
         print(json.dumps(dataclasses.asdict(plan)))
         return

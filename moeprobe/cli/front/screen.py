@@ -40,7 +40,7 @@ class Screen(Console):
         return super().render_str(harmless(text), **options)
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the pieces of whatever is printed; those of rich itself, such as a bar's cursor, may steer."""
+        """Yield the pieces of whatever is printed; only rich's own, such as a bar's cursor, may steer."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
@@ -177,7 +177,7 @@ def footing(result: "Result") -> str:
             )
             parts.append(f"capacity of {name}: {limit}")
     if not request["labels_used"] and "output" in request["analyses"]:
-        parts.append("no accuracy: the data have no labels, or not those of the model")
+        parts.append("no accuracy: the data have no labels, or other classes than the model")
     if mirroring_omitted(request["view"]):
         parts.append("no mirroring: these images have a handedness")
     return "; ".join(parts) + "."

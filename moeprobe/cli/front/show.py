@@ -53,7 +53,7 @@ def _print_rates(result: "Result") -> None:
 
 
 def print_traces(result: "Recorded", *, as_json: bool) -> None:
-    """Print what was recorded, the files, and the next command."""
+    """Print the size of the recording, the files, and the next command."""
     files = [str(path) for path in result.files]
     if as_json:
         content = {

@@ -43,7 +43,7 @@ Printed = list[Table | str]
 
 
 def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
-    """Return what is shown of checkpoints side by side; everything with ``full``."""
+    """Return the output for checkpoints side by side; everything with ``full``."""
     run = _run(result)
     headlines = _headlines(run)
     zero = _zeros(headlines)
@@ -56,7 +56,7 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
 
 
 def few_shots(result: "Result") -> Printed:
-    """Return what is shown of few-shot accuracy: all of it."""
+    """Return the output for few-shot accuracy: all of it."""
     layout = layouts.few_shots(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
     if layout is None:
         return []
@@ -67,7 +67,7 @@ def few_shots(result: "Result") -> Printed:
 
 
 def by_view(result: "Result", *, title: str) -> Printed:
-    """Return what is shown of variants of a run: sentences, and a line for each of them."""
+    """Return the output for variants of a run: sentences, and a line for each of them."""
     layout = variants.by_view(result.table, caption=title)
     stacked = console().width < _STACKED
     parts: Printed = [
@@ -78,7 +78,7 @@ def by_view(result: "Result", *, title: str) -> Printed:
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
-    """Return what is shown of a sweep; everything with ``full``."""
+    """Return the output for a sweep; everything with ``full``."""
     run = _run(result)
     headlines = _headlines(run)
     kappas = {

@@ -1,4 +1,4 @@
-"""Result tables for the screen: what is read first. Every line is in table.csv."""
+"""Result tables for the screen: the leading metrics. Every line is in table.csv."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -34,7 +34,7 @@ def side_by_side(
     """Return one table: a line per layer and metric, a column per checkpoint, the differences last; then what it omits.
 
     Numbers about single experts are too many for a screen. ``only`` are (metric, null), of patches, tokens of texts and
-    the output; None = what is read first of all tokens.
+    the output; None = the leading metrics of all tokens.
     """
     result = of_all_experts(result)
     table, comparison = result.table, result.comparison
@@ -224,7 +224,7 @@ def _fits(table: Table, width: int) -> bool:
 
 
 def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int) -> Table:
-    """Return some columns of a table, as wide as they need or as there is room for, the narrowest growing first."""
+    """Return some columns of a table, as wide as needed or possible, the narrowest growing first."""
     widths = {number: least[number] for number in columns}
     for headed in (False, True):  # what is in the cells first
         wanted_widths = {number: _longest_line(table.columns[number], headed=headed) for number in columns}

@@ -87,7 +87,7 @@ _FIRST = ("loss", "accuracy")
 
 
 class Live:
-    """Shows a run: name, step, bar and time left always, and as much of the rest as the window has room for.
+    """Shows a run: name, step, bar and time left always, and as much of the rest as fits the window.
 
     Args:
         name: of the run.
@@ -144,7 +144,7 @@ class Live:
 
 
 def evaluation_line(name: str, report: "Report") -> str:
-    """Return what is said of an evaluation where no bar can be drawn."""
+    """Return the line of an evaluation where no bar can be drawn."""
     values = report.values
     parts = [
         f"step {report.step:,}/{report.total_steps:,}",
@@ -158,7 +158,7 @@ def evaluation_line(name: str, report: "Report") -> str:
 
 
 def validation(values: "Mapping[str, float]", best: str = "") -> str:
-    """Return what was validated, with ``best`` after it: accuracy, or of a pretraining the loss."""
+    """Return the validation score, with ``best`` after it: accuracy, or a pretraining's loss."""
     name = "accuracy" if "val_accuracy" in values else "loss"
     return f"validation {name} {values[f'val_{name}']:.3f}{best}"
 

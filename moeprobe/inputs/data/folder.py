@@ -138,7 +138,7 @@ def _fraction(location: str | None) -> tuple[str | None, float | None]:
     """Return the folder and the share for val that a location names, None where it names none.
 
     Raises:
-        UserError: the share is no number between 0 and what is left by test.
+        UserError: the share is not between 0 and the share that test leaves.
     """
     path, mark, text = (location or "").rpartition(_FRACTION)
     if not mark:

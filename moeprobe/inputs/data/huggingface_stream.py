@@ -27,7 +27,7 @@ _ROWS = 32
 class HuggingfaceStream(ImageDataset):
     """A data set of Hugging Face's ``datasets``, streamed: saved to disk, parquet files, or from the hub.
 
-    Columns, splits, labels and image ids are those of ``huggingface``. The column of labels is read once at the
+    Columns, splits, labels and image ids follow ``huggingface``. The column of labels is read once at the
     beginning, of parquet files no other; then each image where its turn comes. An image out of turn is found too, by
     reading its shard from the start.
     """

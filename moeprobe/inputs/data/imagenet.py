@@ -31,8 +31,8 @@ _LARGEST = 2**24
 class Imagenet(ImageDataset):
     """ImageNet in folders: train and val are 99 % and 1 % of PATH/train, test is PATH/val.
 
-    Labels number the sorted wnids: those of ``LOC_synset_mapping.txt`` where it is there, so that a part of ImageNet
-    keeps the official numbers; else those of PATH/train; else those of PATH/val.
+    Labels number the sorted wnids of ``LOC_synset_mapping.txt`` where it exists, so that a part of ImageNet
+    keeps the official numbers; else of PATH/train; else of PATH/val.
     """
 
     def __init__(self, *, split: str, location: str | None = None) -> None:

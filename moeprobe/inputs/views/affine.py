@@ -22,7 +22,7 @@ class Affine(SeverityView):
     translation along either axis within ± ``translation`` of the frame, and the scale log-uniform between
     1 / ``scale`` and ``scale``. One draw per image; a severity multiplies the angle, the shear, the translation and
     the logarithm of the scale, so a sweep is nested and severity 0 is the clean image bit for bit. All of it acts
-    about the center of the clean view; what comes from outside the source is gray and has no partner.
+    about the center of the clean view; pixels from outside the source are gray and have no partner.
     """
 
     rotation: float = 30.0

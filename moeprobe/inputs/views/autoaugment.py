@@ -65,7 +65,7 @@ class Autoaugment(PairView):
     with ``area``.
 
     As in ``randaugment`` all movements are composed into one map and the source is resampled once, bilinearly; the
-    color operations follow in the order of the policy. Empty pixels are gray 128. The magnitudes are those of
+    color operations follow in the order of the policy. Empty pixels are gray 128. The magnitudes follow
     torchvision's policy; a shift is a share of the frame, not whole pixels.
 
     Source: Cubuk et al. 2019, "AutoAugment: Learning Augmentation Strategies from Data", and its program.

@@ -1,7 +1,7 @@
 """Random crops in the manner of Inception, and the views that are a pair of them.
 
 Source: Szegedy et al., "Going deeper with convolutions", section 6 (area and aspect ratio drawn at random); the ranges
-are those of V-MoE's and PRC's training.
+come from V-MoE's and PRC's training.
 """
 
 import math

@@ -55,7 +55,7 @@ class WordView(TextView, ABC):
         """Return ``source`` with each word rewritten with the probability of each severity.
 
         A word is changed once its own random number is below the severity, and then always in the same way: the
-        changes of a weak severity are among those of a stronger one.
+        changes of a weak severity are a subset of the changes of a stronger one.
         """
         check_severities(severities, low=0, high=1, what="A share of words")
         words = self.words(source)

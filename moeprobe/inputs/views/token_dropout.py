@@ -15,8 +15,8 @@ from moeprobe.inputs.views.text import TextView
 class TokenDropout(TextView):
     """A share of the tokens left out; the others close the gaps.
 
-    Each token goes with the probability of the severity, those of a weak one among those of a stronger one; special
-    tokens stay, and of the others always one. A token that is gone has no partner.
+    Each token is dropped with the probability of the severity; a stronger severity also drops all tokens of a weaker
+    one. Special tokens stay, and at least one other token. A token that is gone has no partner.
     """
 
     unit: ClassVar[str] = "token_dropout: share of tokens left out"

@@ -6,7 +6,7 @@ With p_e the share of all K choices that expert e has, and E experts:
 * ``load_cv``: the standard deviation of p_e divided by its mean (CV);
 * ``load_gini``: Σ_ij |p_i − p_j| / 2E, the Gini index: 0 = even, (E − 1) / E = all to one.
 
-Where K > 1, ``max_violation_first`` and so on are those of the first choices. Few images make each of them larger.
+Where K > 1, ``max_violation_first`` and so on count first choices only. Few images make each of them larger.
 Where experts choose their tokens all are equally busy: see ``unserved`` there.
 """
 

@@ -90,7 +90,7 @@ class _Beyond(Kappa):
     """κ of a share that may be far below chance: there the error of chance, taken for its own, says nothing of it."""
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> None:  # type: ignore[override]
-        """Return None: the interval is that of the resamples."""
+        """Return None: resamples give the interval."""
 
 
 class _Boards:

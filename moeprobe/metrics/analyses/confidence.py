@@ -2,8 +2,8 @@
 
 Mean highest gate, mean second, mean sum of the rest, the margin between first and second, and the entropy of the gates,
 over all tokens. Which tokens the paper averages is not published: here the patches, with prefix tokens apart. Of the
-entropy it gives no numbers, but says that of routers trained for consistency by divergence (``jsd``) it is slightly
-higher than of those trained with PRC (III-B).
+entropy it gives no numbers, but says that routers trained for consistency by divergence (``jsd``) have a slightly
+higher one than routers trained with PRC (III-B).
 
 The margin between the first two gates says when the first choice changes. When the *set* of K experts changes
 is said by the selection margin: the K-th less the (K + 1)-th of the scores that the choice is read off.

@@ -1,4 +1,4 @@
-"""Which choices find no room at their expert? Where tokens choose and capacity is limited, what is lost.
+"""Which choices exceed the capacity of their expert? Applies where tokens choose and capacity is limited.
 
 A choice is lost at an expert that is full, whatever becomes of the token's other choices; a token that loses all of
 them is one without an expert (``unserved``). With unlimited capacity, as routers whose tokens do not depend on one
@@ -37,7 +37,7 @@ class Dropped(LayerAnalysis):
     signature = "choices"
 
     def applies(self, layer: LayerRouting) -> bool:
-        """Whether tokens choose: experts that choose take as many as they have room for."""
+        """Whether tokens choose: experts that choose never exceed their capacity."""
         return layer.tokens_choose
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:

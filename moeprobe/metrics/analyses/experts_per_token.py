@@ -1,6 +1,6 @@
 """How many experts process a token, where experts choose: none, one, two, or more; on average the capacity factor.
 
-Where tokens choose each has its k but for what is dropped (``dropped``). Patch tokens only.
+Where tokens choose, each has k experts minus the dropped choices (``dropped``). Patch tokens only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which layer do tokens that are routed otherwise differ first? See ``touched``."""
+"""In which layer do affected tokens differ first? See the metric ``touched``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FIRST_LAYER_SHARE = Metric(
     "first_layer_share",
     about="of the tokens that differ in any layer, the share that differs in this layer first",
-    label="touched tokens that first differ here",
+    label="affected tokens that first differ here",
     short="first here",
 )
 

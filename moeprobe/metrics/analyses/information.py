@@ -101,7 +101,7 @@ class Information(LayerAnalysis):
         return columns_by_kind
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the information on class, place and color, as far as they are known and vary."""
+        """Return the information on class, place and color; an unknown or constant one is left out."""
         tokens, number = entries(columns, name="informed")
         num_positions = num_tokens(columns, name="informed")
         images = len(columns["informed_tokens"])
@@ -133,7 +133,7 @@ def _of_images(tokens: Entries, num_images: int, num_experts: int) -> Entries:
 
 
 def _estimators(kind: str, association: Association, columns: Columns) -> list[Estimator]:
-    """Return what is said of one kind of information; nothing where there can be none."""
+    """Return the metrics of one kind of information; none where it cannot exist."""
     if association.scale == 0:
         return []
     # Of images without a class nothing is counted.

@@ -159,7 +159,7 @@ def loads(name: str, layers: Sequence[LayerRouting]) -> dict[str, Tensor]:
 
 
 def loads_of(name: str, columns: Columns) -> tuple[NDArray[np.generic] | None, NDArray[np.generic] | None]:
-    """Return the load of all choices and, where it is another one, that of the first; None where it is not known."""
+    """Return the load of all choices and, if different, of first choices; None where unknown."""
     if f"{name}_of_first" in columns:
         return None, columns[name]
     if f"{name}_any" in columns:

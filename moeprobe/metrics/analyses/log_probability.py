@@ -27,7 +27,7 @@ LOG_PROBABILITY = Metric(
 )
 GAP = Metric(
     "log_probability_gap",
-    about="mean absolute difference of a token's log-probability from that of the original model",
+    about="mean absolute difference between a token's log-probability and the original model's",
     label="difference of log-probability",
     better="less",
     unit="nats",
@@ -53,7 +53,7 @@ class LogProbabilities:
 
 
 class LogProbability(ModelAnalysis[LogProbabilities]):
-    """Log-probability of the tokens of texts, and how far it is from that of the original model."""
+    """Log-probability of the tokens of texts, and its distance from the original model's."""
 
     measures = (LOG_PROBABILITY, GAP, K3)
     signature = "scored_tokens"

@@ -36,7 +36,7 @@ def _metric(name: str, description: str, label: str, *, share: bool = False) -> 
 
 
 def _metrics() -> dict[tuple[str, str], Metric]:
-    """Return the metrics by what is measured and of which part."""
+    """Return the metrics by quantity and part."""
     metrics = {}
     for name, (description, label) in _SAID.items():
         metrics[name, "own"] = _metric(name, f"{description} the model with its own routing", label)

@@ -34,7 +34,7 @@ TOP5_ACCURACY = Metric(
 )
 PREDICTION_AGREEMENT = Metric(
     "prediction_agreement",
-    about="share of inputs whose predicted class is that of the clean input",
+    about="share of inputs with the same predicted class as the clean input",
     label="same prediction as clean",
     better="more",
     rank=12,

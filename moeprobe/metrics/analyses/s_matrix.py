@@ -7,8 +7,8 @@ covers less of the source. A router that is sure, even and unmoved has S = I; on
 * ``s_diagonal``, ``s_offdiagonal``: the means of S_ii and of S_ij, i ≠ j. Gates that sum to one make all of S sum to
   E, so the two say the same thing: off-diagonal = (1 − diagonal) / (E − 1);
 * ``prc_diagonal``, ``prc_offdiagonal``: the means of (1 − S_ii)² and of S_ij², i ≠ j: the two terms of the loss without
-  their weights λ. In training S is that of one batch, whose terms are larger than those of the data set: the mean of a
-  square is at least the square of the mean. For the same reason few images make them larger than many.
+  their weights λ. In training, S is computed from one batch, so its terms are larger than over the data set: the mean
+  of a square is at least the square of the mean. For the same reason few images make them larger than many.
 
 Patch tokens only. Axes: B images, P pairs, E experts, n images of a whole run, R resamples.
 """
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 S = Metric(
     "s",
-    about="S_ij, how strongly the gates of expert i (column expert) in view 1 go with those of expert j (expert_b) in "
-    "view 2: E times their mean product over corresponding patches",
+    about="S_ij, association of the gates of expert i (column expert) in view 1 with the gates of expert j "
+    "(expert_b) in view 2: E times their mean product over corresponding patches",
     unit="other",
 )
 S_DIAGONAL = Metric(
     "s_diagonal",
-    about="mean of S_ii: 1 = confident, balanced and steady, 1 / E = no information",
+    about="mean of S_ii: 1 = confident, balanced and stable, 1 / E = no information",
     label="mean S_ii",
     noun="mean diagonal of S",
     unit="other",

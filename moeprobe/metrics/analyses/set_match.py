@@ -9,7 +9,7 @@ Two empty sets are no trial: a token that nobody takes on either side has not ke
 is ``unserved_both``, given where experts choose. Each J comes with its chance level, as in ``match``; chance
 is drawn from all pairs of tokens, and a draw of two empty sets is no trial either.
 
-The columns keep what tokens chose, as those of ``match`` do, and where experts choose each pair's sets as bits (4 bytes
+The columns keep the tokens' choices, as in ``match``, and where experts choose, each pair's sets as bits (4 bytes
 per token and 31 experts): the intervals of chance need them.
 
 Axes: B images, J pairs of tokens, E experts, n images of a whole run.

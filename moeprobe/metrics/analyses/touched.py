@@ -1,7 +1,7 @@
 """How many tokens are routed otherwise in at least one layer, and where does it begin?
 
 Beside it stands what layers that differ independently of each other would give, 1 − Π_l (1 − p_l): where fewer tokens
-are touched, differences gather on the same tokens.
+are affected, differences gather on the same tokens.
 
 Sequences only. Axes: L layers, B texts, J tokens, n texts of a whole run.
 """
@@ -32,8 +32,8 @@ PAIRS_DIFFER = Metric(
 TOKENS_TOUCHED = Metric(
     "tokens_touched",
     about="share of the tokens whose set of experts differs in at least one layer",
-    label="tokens touched in at least one layer",
-    short="touched",
+    label="tokens affected in at least one layer",
+    short="affected",
     better="less",
     rank=16,
     headline=True,
@@ -52,14 +52,14 @@ TOUCHED_RATIO = Metric(
 SEQUENCES_TOUCHED = Metric(
     "sequences_touched",
     about="share of the sequences in which any token differs in any layer",
-    label="sequences touched",
+    label="sequences affected",
     better="less",
 )
 FIRST_POSITION = Metric(
     "first_touched_position",
     about="position, from 0, of the first token that differs in any layer, on average over the sequences that have "
     "one; sequences without one, mostly the short ones, have no part in it",
-    label="first position touched",
+    label="first affected position",
     unit="count",
 )
 
@@ -73,7 +73,7 @@ class Differences:
 
 
 class Touched(ModelAnalysis[Differences]):
-    """Pairs of token and layer that differ, tokens touched in at least one layer, and where differences begin."""
+    """Pairs of token and layer that differ, tokens affected in at least one layer, and where differences begin."""
 
     measures = (
         PAIRS_DIFFER,

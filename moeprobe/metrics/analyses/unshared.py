@@ -1,7 +1,7 @@
 """Tokens with experts that only one of two checkpoints has: one was pruned, merged or given more experts.
 
-They have no part in the agreement of the others. Of those whose experts were removed or merged it is asked apart
-(tokens ``unshared``) how far what is left of their experts is what the other checkpoint chooses.
+They are excluded from the agreement of all other tokens. For tokens whose experts were removed or merged, a separate
+row (tokens ``unshared``) compares their remaining experts with the other checkpoint's choice.
 
 Axes: B texts, P tokens.
 """
@@ -46,7 +46,7 @@ _METRICS = (EXPERT_REMOVED, EXPERTS_MERGED, EXPERT_ADDED)
 
 @dataclass(frozen=True)
 class Reasons:
-    """Why the experts of tokens are not those of both sides: ``(B, P)`` bool each; ``trial`` says which tokens are."""
+    """Why a token's experts do not exist on both sides: ``(B, P)`` bool each; ``trial`` marks the tokens whose do."""
 
     removed: Tensor
     merged: Tensor

@@ -5,8 +5,8 @@ For image b and expert i let S_bi be the sum of G_i over the patches of the imag
 most is S (1 − 1 / E) with S patches, where every image goes to one expert as a whole. It grows with the number of
 patches, so that its share of the most stands beside it.
 
-What G is, the thesis does not say: here the gates, and, apart, the weights of what was dispatched. Axes: B images, J
-tokens, E experts, n images of a whole run.
+The thesis does not define G: here it is the gates and, in separate rows, the weights of dispatched tokens. Axes: B
+images, J tokens, E experts, n images of a whole run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _METRICS = {of: _metrics(of) for of in _OF}
 
 
 class Variation(LayerAnalysis):
-    """Batch-wise variation: how differently images load the experts, by gates and by what was dispatched."""
+    """Batch-wise variation: how differently images load the experts, by gates and by dispatched weights."""
 
     measures = tuple(metric for pair in _METRICS.values() for metric in pair)
     signature = "variation_tokens"

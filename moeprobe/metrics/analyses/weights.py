@@ -7,10 +7,10 @@
 A pair of which a side has no weights (no expert took the token, or all dropped it) is no trial; their share of all
 pairs is ``unweighted``, given where that can be.
 
-Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums say what it is: pooled, and
-within the image (another patch of the same image). The distance has no such sum: it comes with that of the other
-patches of the same image alone. kappa of the distance is 1 − distance / chance, so that 1 is steady and 0 is chance, as
-everywhere. At a position there is no null here: it would take every token's weights.
+Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums determine it: pooled, and
+within the image (another patch of the same image). The distance has no such sum, so it has only the chance level within
+the image. kappa of the distance is 1 − distance / chance, so that 1 is stable and 0 is chance, as everywhere.
+At a position there is no null here: it would take every token's weights.
 
 Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
 """

@@ -2,7 +2,7 @@
 
 Two tokens that chose the same are alike, others are not: one code each. Sets of K experts are alike by their Jaccard
 index J = c / (2K − c), c the experts in common. As a polynomial of c it is Σ_j b_j binom(c, j), and binom(c, j) is how
-many subsets of j experts are in both. So it too counts codes that are the same, those of the subsets, and no pair of
+many subsets of j experts are in both. So it too counts equal codes, here of subsets, and no pair of
 tokens need be looked at to sum it over all pairs.
 
 Axes: M pairs of tokens, F codes of a token, n images.

@@ -16,8 +16,8 @@ from moeprobe.metrics.stats.statistic import Totals, divide, error_of
 class CountBelow:
     """How many experts have a share of the pooled histogram ``(n, E)`` that is less than ``limit``.
 
-    A count moves in steps, so its interval is that of the shares: it goes from the number of experts whose own 95 %
-    score interval is below the limit to the number of those whose interval reaches below it. Images that never choose
+    A count moves in steps, so its interval follows from the shares: it goes from the number of experts whose 95 %
+    score interval is below the limit to the number of experts whose interval reaches below it. Images that never choose
     an expert do not say how they vary in that: then the other shares do. Differences of counts are known to first order
     only where every share is known to be on one side: there no image moves the count.
     """

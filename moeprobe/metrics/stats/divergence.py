@@ -60,10 +60,10 @@ class FewShares:
     def distances(self, other: FewShares, *, dtype: torch.dtype) -> Tensor:
         """Return the Jensen-Shannon distance ``(B, J, I)`` of every row from every row of ``other`` ``(B, I, K)``.
 
-        A share that the other row lacks adds its half to the divergence; so only those of both are looked at.
+        A share that the other row lacks adds its half to the divergence; so only shares of both rows are compared.
 
         Args:
-            other: what is compared with.
+            other: the row to compare with.
             dtype: what the shares were computed in: how far equal rows may be apart.
         """
         import torch

@@ -17,7 +17,7 @@ class Entropy:
 
     The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
     expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
-    weights, so twice in a resample, whose shares vary about those of the sample as these do about the true ones.
+    weights, so twice in a resample, whose shares vary about the sample's as the sample's do about the true ones.
     """
 
     histogram: Array

@@ -2,7 +2,7 @@
 
 A family is what one question asks: one metric, one pair of checkpoints, every layer and severity. The more cells it
 has, the likelier that one of them is an outlier by chance; so p values are Holm's, and the intervals cover all cells of
-the family at once in 95 % of experiments. The resamples are those of every other interval: whole images, the same for
+the family at once in 95 % of experiments. Resamples are drawn as for every other interval: whole images, the same for
 both checkpoints.
 
 Sources: delta method and infinitesimal jackknife, Efron 1982; step-down p values, Holm 1979; max-|t|, Romano and Wolf
@@ -101,7 +101,7 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
 
     The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
     |resampled − value| / spread in the family, spread the linearized error that resamples have; t / z widens normal
-    tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
+    tails to n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
     that are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order
     but the resamples vary, there is no interval.
     """

@@ -59,12 +59,12 @@ class Kappa:
         return (of_match - (1 - kappa) * of_chance) / (np.nan if np.isnan(kappa) else 1 - chance)
 
     def counted_trials(self, totals: Totals) -> Any:
-        """Return the trials of each image ``(n,)``; None where those of the estimator hold."""
+        """Return the trials of each image ``(n,)``; None = use the estimator's."""
         trials_of = getattr(self.match, "counted_trials", None)
         return None if trials_of is None else trials_of(totals[0])
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
-        """Return the κ of the ends of a score interval of m, whose error is that of κ: chance varies too."""
+        """Return κ at the ends of a score interval of m, with the standard error of κ: chance varies too."""
         match, chance = self._levels(totals)
         low, high = proportions.score_interval(match, error * (1 - chance), images)
         return (low - chance) / (1 - chance), (high - chance) / (1 - chance)

@@ -1,7 +1,7 @@
 """Values and intervals of many images, block by block: the delta method in the place of resamples.
 
-Two passes over the blocks. The first adds up the totals, which every value follows from; the second asks what each
-image has in the value, its influence, and the sum of the squares of these is the variance. Of the images nothing stays
+Two passes over the blocks. The first adds up the totals, which every value follows from; the second computes
+each image's influence on the value, and the sum of their squares is the variance. Of the images nothing stays
 but that one number, and only where a difference between checkpoints may be asked for.
 
 Sources: delta method and infinitesimal jackknife, Efron 1982; multipliers of the influences in the place of resamples,

@@ -17,11 +17,11 @@ from moeprobe.metrics.stats.statistic import Totals, divide, error_of
 class PartOf:
     """sum(part) / sum(total), each ``(n,)``; NaN where the mean of the whole is not known to be above ``floor``.
 
-    A share of what is rounding can be any number, and its resamples do not show that. So there is none where the mean
+    A share of mere rounding can be any number, and its resamples do not show that. So there is none where the mean
     of the whole is at most the floor, or its interval (t standard errors) reaches the floor.
 
     Attributes:
-        part: what is shared out, of any sign.
+        part: the numerator, of any sign.
         total: what it is a part of, never negative.
         count: trials that ``total`` is the sum over.
         floor: the mean per trial that rounding explains.

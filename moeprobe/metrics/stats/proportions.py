@@ -1,7 +1,7 @@
 """Intervals of shares: means over images of values between 0 and 1.
 
-Near 0 and 1 a bootstrap cannot look beyond what it was given: where all images are right, so is every resample.
-Wilson's score interval asks which true shares would give what was seen, and keeps a width there.
+Near 0 and 1 a bootstrap cannot look beyond the sample: where all images are right, so is every resample.
+Wilson's score interval asks which true shares are compatible with the sample, and keeps a width there.
 
 Sources: Wilson 1927; an effective number of observations in its place where they cluster, and t for normal tails, Korn
 and Graubard 1998, Dean and Pagano 2015; t widened percentiles, Hesterberg 2015.

@@ -25,7 +25,7 @@ SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
 class Estimate:
     """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
 
-    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of what is rounding; no_trials: there was nothing
+    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_trials: there was nothing
     to count; few_images: under 20;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
@@ -46,14 +46,15 @@ class Replicates:
         values: its values in the resamples; of many images, those that multipliers of the influences give, or none.
         images: number of images with at least one trial.
         trials: the statistic's denominator over all images.
-        bounds: interval of a share, or of what follows from one; None = that of the resamples.
+        bounds: interval of a share, or of a value that follows from one; None = use the resamples.
         swing: by how much a share of one would move it, or the largest contrast in an image; 0 where it follows from
             no share.
         grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
         error: its standard error over images where its interval is linearized; None where resamples make it.
-        influence: what each image has in it, ``(n,)`` in the order of their names, where it is linearized and kept.
+        influence: of each image on the value, ``(n,)`` in the order of their names, where it is linearized and kept.
         undefined: the flag where it has trials and no value.
-        effect: design effect of a share that varies: its variance over images by that of independent trials; else NaN.
+        effect: design effect of a share that varies: its variance over images divided by the variance of independent
+            trials; else NaN.
     """
 
     point: float
@@ -171,8 +172,8 @@ def bounded(
 def with_observations(replicates: Replicates, effect: float) -> Replicates:
     """Return a share of nothing, or of everything, with an interval by its trials over a design effect.
 
-    How many images there are bounds how far such a share could be from what was seen; so do its trials, where other
-    cells say how much those of an image vary together. Never fewer observations than images, nor more than trials.
+    The number of images bounds the distance of such a share from the observed one; so do its trials, where other
+    cells say how much the trials of an image vary together. Never fewer observations than images, nor more than trials.
     """
     if replicates.bounds is None:
         return replicates

@@ -2,7 +2,7 @@
 
 A statistic is asked in one of two ways. Of up to ``linearized.LARGEST`` images it gets the sums of all of them and is
 evaluated under weights, one set per resample. Of more it sees them block by block, twice: ``totals`` of the blocks add
-up to those of the whole run, which its ``value`` and each image's ``influence`` on it follow from.
+up to the totals of the run, from which its ``value`` and each image's ``influence`` follow.
 
 Axes: R resamples, n images.
 """
@@ -39,7 +39,7 @@ class Additive(Statistic, Protocol):
     """A statistic that can also be computed block by block."""
 
     def totals(self) -> Totals:
-        """Return what the images of a block add to those of others."""
+        """Return the contribution of a block's images to the totals."""
 
     def value(self, totals: Totals) -> float:
         """Return the number that the totals of all images come to; NaN where there is none."""
@@ -50,12 +50,12 @@ class Additive(Statistic, Protocol):
 
 @runtime_checkable
 class Bounded(Statistic, Protocol):
-    """A statistic that follows from shares of images, whose interval knows how far these can be from what was seen."""
+    """A statistic of shares of images, whose interval keeps a width near 0 and 1."""
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float] | None:
-        """Return its interval over ``images``, given its standard error; None = that of the resamples.
+        """Return its interval over ``images``, given its standard error; None = use the resamples.
 
-        ``totals`` are those of all images; None = those of the statistic's own.
+        ``totals`` cover all images; None = the statistic's own images.
         """
 
     def swing(self, totals: Totals | None) -> float:

@@ -96,8 +96,8 @@ class StoredArrays:
     """The content of a checkpoint, by name; names are the keys on the way, joined by ``/``.
 
     Attributes:
-        arrays: what can be read.
-        others: names of what is no array (a step that is a plain number).
+        arrays: readable arrays.
+        others: names of entries that are no arrays (a step that is a plain number).
     """
 
     arrays: Mapping[str, AnyArray]

@@ -132,9 +132,9 @@ def initialise_from(
 ) -> dict[str, Any]:
     """Start ``model`` from a checkpoint of another resolution, head or top-k; return its path and hash.
 
-    Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too), and but what patterns
-    say is ``fresh``, which stays as it was initialized; position embeddings are resampled. ``class_names`` are those of
-    the data, None where they are not known.
+    Everything except the head and the pre-logits is taken over (with ``keep_head`` they are too). Parameters that match
+    a pattern in ``fresh`` stay as initialized; position embeddings are resampled. ``class_names`` come from
+    the data, None where unknown.
 
     Raises:
         UserError: a parameter has no partner or another shape, a pattern matches none, or a head is to be kept that is

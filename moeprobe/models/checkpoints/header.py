@@ -32,8 +32,8 @@ class ServingSettings(Section):
     )
     capacity: Annotated[float, Field(gt=0, le=2**30)] | Literal["trained"] | None = Field(
         None,
-        description="room of an expert as a multiple of its even share, C = ⌈S · k · capacity / E⌉ of a group's S "
-        "tokens; trained: that of the model in evaluation",
+        description="capacity of an expert as a multiple of its even share, C = ⌈S · k · capacity / E⌉ of a group's S "
+        "tokens; trained: as the model is evaluated",
     )
     priority: Literal["order", "gate"] | None = Field(
         None, description="who takes the room first: tokens in their order, or by their largest gate (BPR)"

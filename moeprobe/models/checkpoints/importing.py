@@ -76,7 +76,7 @@ def save(
 ) -> None:
     """Write an imported model as a checkpoint folder; ``imported`` is the kind of its source.
 
-    Without ``overwrite`` a checkpoint that is there stays, if it is the very same.
+    Without ``overwrite`` an existing checkpoint stays, if it is identical.
 
     Raises:
         UserError: the folder cannot be written, holds another checkpoint, or another process writes to it.

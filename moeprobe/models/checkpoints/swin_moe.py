@@ -31,10 +31,10 @@ class ImportedSwinMoe:
 
     Attributes:
         folder: its run folder.
-        files: what was read.
+        files: the files read.
         ranks: files that hold experts.
-        sizes: what was read off the parameters.
-        model: the whole description; what is not among the sizes was given, or is a default.
+        sizes: derived from the parameters.
+        model: the whole description; anything not among the sizes was given, or is a default.
         parameters: their number.
         classes: data set whose classes the scores are about, None where nobody said.
     """
@@ -66,7 +66,7 @@ def import_swin_moe(
         source: PREFIX of the files ``PREFIX.rank0`` …, or any of them.
         folder: of the new checkpoint, written whole or not at all.
         image_size: resolution in pixels, where no attention mask in the files tells it.
-        renormalise: a token's weights are divided by the sum of those of its experts (NORMALIZE_GATE).
+        renormalise: a token's weights are divided by their sum over its experts (NORMALIZE_GATE).
         classes: data set, ``name`` or ``name:location``, whose classes the scores are about; None = unknown, and
             then nothing is said of accuracy.
         overwrite: replace a checkpoint that is there.

@@ -34,8 +34,8 @@ class RankParameters:
 
     Attributes:
         shared: by name, what all ranks have in common.
-        experts: by name, what each rank has of its own, in the order of the ranks.
-        files: what was read.
+        experts: by name, each rank's own parameters, in the order of the ranks.
+        files: the files read.
     """
 
     shared: dict[str, Tensor]

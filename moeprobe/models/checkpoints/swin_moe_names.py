@@ -36,11 +36,11 @@ class SwinMoeSizes:
     """The sizes of a Swin-MoE.
 
     Attributes:
-        width: of the first stage; each further one has twice that of the one before.
+        width: of the first stage; it doubles with each further stage.
         depths: blocks of each stage.
         num_heads: of each stage.
         windows: tokens along a side of an attention window, of each stage.
-        hidden_width: of the first stage's perceptrons; so are those of experts, per width.
+        hidden_width: of the first stage's perceptrons; experts have the same, per width.
         layers: blocks with experts, numbered from 0 through all stages.
         router: catalog name.
         projection_width: of a cosine router, else None.
@@ -67,7 +67,7 @@ def infer(ranks: RankParameters, *, source: str, image_size: int | None = None) 
 
     Args:
         ranks: of all files.
-        source: what is said to be wrong when something is.
+        source: the file that an error names.
         image_size: in pixels; None = as the attention masks of shifted windows have it.
 
     Raises:
@@ -148,7 +148,7 @@ def to_state_dict(ranks: RankParameters, sizes: SwinMoeSizes, *, source: str) ->
 
 
 def merge_experts(ranks: RankParameters, name: str, num_experts: int, *, source: str) -> Tensor:
-    """Return a parameter of all experts ``(E, …)``: those of rank 0 first, then those of rank 1 and so on.
+    """Return a parameter of all experts ``(E, …)``: rank 0's experts first, then rank 1's and so on.
 
     With more ranks than experts, neighboring ranks hold slices of one: of the hidden width, and of a second bias.
 

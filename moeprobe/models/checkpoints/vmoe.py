@@ -44,7 +44,7 @@ class WeightsOfVmoe:
 
     Attributes:
         arrays: by V-MoE's names.
-        sizes: what was read off their shapes.
+        sizes: derived from their shapes.
         ignored: what else the file holds (optimizer, step …): first key -> entries.
     """
 
@@ -68,8 +68,8 @@ class Imported:
 
     Attributes:
         folder: its run folder.
-        sizes: what was read off the parameters.
-        model: the whole description; what is not among the sizes was given, or is a default.
+        sizes: derived from the parameters.
+        model: the whole description; anything not among the sizes was given, or is a default.
         parameters: their number.
         dtypes: of the parameters as stored.
         ignored: what else the file holds (optimizer, step …): first key -> entries.
@@ -137,7 +137,7 @@ def find(source: Path) -> WeightsOfVmoe:
     """Return the parameters that a checkpoint of V-MoE's holds, checked and not read yet.
 
     Raises:
-        UserError: it is damaged, or the parameters are not those of a V-MoE.
+        UserError: it is damaged, or the parameters do not fit a V-MoE.
     """
     arrays, ignored = _parameters(read_vmoe(source), source)
     sizes = infer({name: array.shape for name, array in arrays.items()}, source=str(source))
@@ -147,7 +147,7 @@ def find(source: Path) -> WeightsOfVmoe:
 def _parameters(stored: StoredArrays, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
     """Return the parameters by name, and the number of other entries by first key.
 
-    A state of training holds them under ``params``; what is released holds nothing else.
+    A training state holds them under ``params``; a released file holds nothing else.
 
     Raises:
         UserError: a parameter is no array of floating-point numbers.

@@ -138,7 +138,9 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
             elif key == "version":
                 version = cursor.text()
                 if version != VERSION:
-                    raise UserError(f"{path} is of version {quoted(version)}; what is read is {VERSION}.")
+                    raise UserError(
+                        f"{path} has version {quoted(version)}; moeprobe reads version {VERSION}."
+                    )
             else:
                 raise cursor.error(f"the key {quoted(key)} is not known")
         cursor.finish()

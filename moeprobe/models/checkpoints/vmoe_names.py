@@ -152,7 +152,7 @@ def infer(shapes: Mapping[str, Shape], *, source: str) -> VmoeSizes:
 
     Args:
         shapes: of all parameters, by V-MoE's names.
-        source: what is said to be wrong when something is.
+        source: the file that an error names.
 
     Raises:
         UserError: a parameter is missing, not known, or of a shape that does not fit the others.

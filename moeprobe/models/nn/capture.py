@@ -91,7 +91,7 @@ def switch_experts(
 
     Args:
         model: with MoE layers of two-layer perceptrons.
-        off: no expert adds anything; what is left of a block is its residual.
+        off: no expert adds anything; only the residual of a block remains.
         without: this expert adds nothing.
         only: every expert is a copy of this one, so that it gets the weights of all that a token has chosen.
     """

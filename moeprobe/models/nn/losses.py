@@ -1,6 +1,6 @@
 """Balancing losses of a router, each of every group alone: ``(G, S, E)`` in, ``(G,)`` out.
 
-Axes: G groups, S tokens per group, E experts. Standard deviations are those of the population.
+Axes: G groups, S tokens per group, E experts. Standard deviations divide by n (population).
 
 Source: V-MoE (Riquelme et al. 2021), appendix A, and its released program.
 """

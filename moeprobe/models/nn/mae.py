@@ -1,6 +1,6 @@
 """Masked autoencoding: the encoder sees some patches of an image, a decoder draws the others.
 
-The encoder runs on visible tokens alone, so whatever experts have room for follows their number. The decoder is dense:
+The encoder runs on visible tokens alone, so the capacity of experts follows their number. The decoder is dense:
 its own tokens with a mask token for each hidden patch and fixed sine-cosine positions, transformer blocks, and the
 pixels of a patch. The loss is the mean over hidden patches of the squared error of pixels that are normalized by the
 mean and the (sample) standard deviation of their patch. Positions of the encoder are learned, as in all models here;

@@ -19,7 +19,7 @@ def quantized(weight: Tensor, name: str, *, inputs: int | None = -1) -> Tensor:
     Args:
         weight: of any shape; of a convolution all axes but the first are inputs.
         name: of the format.
-        inputs: the axis that is multiplied with what comes in, from the end; None of (stacked) vectors.
+        inputs: the axis that is multiplied with the input, from the end; None of (stacked) vectors.
     """
     with torch.no_grad():
         if name in _PLAIN:

@@ -140,8 +140,8 @@ def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
     parts = (value.to_local() if hasattr(value, "to_local") else value for value in values)
     if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise DivergedError(
-            f"The loss stopped being a number by step {step}; what was saved in {shown(folder)} is of "
-            "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",
+            f"The loss stopped being a number by step {step}; {shown(folder)} holds the evaluations "
+            "before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",
             step=step,
         )
 

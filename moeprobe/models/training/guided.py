@@ -1,7 +1,7 @@
 """Routing that is decided or taught from outside the router during training.
 
 By class: every token of an image goes to the expert of its label's group, with all the weight. By a teacher: the gates
-are drawn near to those of the checkpoint that a stage starts from.
+are drawn near to the gates of the checkpoint that a stage starts from.
 
 Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", sections 3.2 and 4.4. Its distillation
 has the task's loss alone; the divergence from the teacher's gates is an option of ours.

@@ -1,7 +1,7 @@
 """The training loop.
 
 Every random number belongs to (seed, purpose, image or step): views to the image and the epoch, router noise and
-dropout to the step. Nothing of a generator's state has to be saved, and a resumed run on a CPU goes on bit for bit.
+dropout to the step. No generator's state has to be saved, and a resumed run on a CPU continues bit for bit.
 """
 
 import contextlib
@@ -169,7 +169,7 @@ class Trainer:
             self._save_state()
             if self.writes:
                 progress = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
-                error.add_note(f"{progress}; the same command goes on from there.")
+                error.add_note(f"{progress}; the same command continues from there.")
 
     def resume(self) -> None:
         """Go on from ``state.safetensors``.

@@ -36,7 +36,7 @@ class Reporter:
     """Makes the reports of a run; construct it when the run starts or resumes.
 
     Args:
-        report: what is called with them.
+        report: called with them.
         first: steps that are done already.
         total_steps: how many there are.
         batch_size: images of a step.

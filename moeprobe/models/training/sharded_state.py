@@ -1,7 +1,8 @@
 """The state of a run in parts: each process writes its own; any number of processes can continue.
 
 ``state.safetensors`` has the description and the running sums, as ever, and names the folder of the parts,
-``state/STEP/``, which is whole before it is named: a run that is killed while it writes goes on from the state before.
+``state/STEP/``, which is whole before it is named: a run that is killed while it writes continues from the state
+before.
 """
 
 import re

@@ -1,8 +1,8 @@
 """One step of a training, done by one process at once, or shared: by several processes, in several passes, or both.
 
 The batch is cut into equal parts of consecutive images. The supervised loss and the balancing losses (each of a group
-of images) are means over the parts. What is a function of sums over the whole batch, such as S of PRC, gets these sums
-in every part (``Views.total``): their values are those of the whole batch, their gradients those of the part, times the
+of images) are means over the parts. A function of sums over the whole batch, such as S of PRC, gets these sums
+in every part (``Views.total``): their values belong to the whole batch, their gradients to the part, times the
 number of parts. The mean of the parts' gradients is then the gradient of the whole batch.
 
 Axes: B images of this process, V views of each, rows = B · V.
@@ -65,7 +65,7 @@ class SharedStep:
     """The part of a step before the update: losses, and gradients on the parameters.
 
     Args:
-        task: measures what is trained.
+        task: computes the loss.
         normalise: from pixels in [0, 1] to what the model takes.
         layout: what each of the processes that share each step has of the model.
         stop_request: whether this process is asked to end, of which all learn with the values of a step.
@@ -171,7 +171,7 @@ class SharedStep:
     def end_is_wished(self) -> bool:
         """Whether some process was asked to end; after each step once, so that all find it after the same one.
 
-        Of a device, what was known a step before is read: this one may not be computed yet.
+        A device's values are read one step late: the current ones may not be computed yet.
         """
         if self.stop_request is None or not self.stop_request.waits or self.wished is None:
             return False

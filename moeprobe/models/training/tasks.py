@@ -56,7 +56,7 @@ class Task(ABC):
     ) -> tuple[Tensor, ...]:
         """Return the tensors that step ``step`` measures, normalized images ``(B, 3, H, W)`` first; a row per view.
 
-        The rows may be one of equal parts of a batch, one for each of ``ranks``; what is drawn is drawn for all.
+        The rows may be one of equal parts of a batch, one for each of ``ranks``; random draws are the same for all.
         """
 
     @abstractmethod
@@ -136,8 +136,8 @@ class Classification(Task):
     def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
         """Return the supervised loss with the terms of the objective, and the accuracy.
 
-        Where a share of the images has labels alone, loss and accuracy are those of the rows that have one (label from
-        0), 0 of a batch without any; all other terms are of all rows.
+        Where only a share of the images has labels, loss and accuracy use the rows with a label (from 0), and
+        are 0 for a batch without any; all other terms use all rows.
         """
         images, labels, targets = rows
         with (
@@ -247,7 +247,8 @@ def mixup(
     """Mix rows ``(B, ...)`` and their soft targets ``(B, classes)`` with the next image's; the larger weight stays.
 
     With several views of an image the partner is the same view of the next image, never another view of the same.
-    ``following`` returns, for the first rows of this part of a batch, those of the next part; of a whole batch its own.
+    ``following`` returns, for the first rows of this part of a batch, the first rows of the next part; of a whole
+    batch its own.
     """
     weight = float(rng.dirichlet([concentration, concentration]).max())
 
@@ -342,7 +343,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the means of ``judge`` over images, labels and names; the model keeps its mode.
 
-    Images that share a group (and so a capacity) follow one another in the split; what is left over at its end is a
+    Images that share a group (and so a capacity) follow one another in the split; the remainder at its end is a
     smaller group. The size of batches is rounded to whole groups, so it changes nothing but speed. Each process takes
     some of the batches. Where processes run the model in step, those with fewer passes run it on an empty image.
     """

@@ -1,4 +1,4 @@
-"""What a run over traces says of itself: what was asked, and what was not measured."""
+"""Describe a run over traces: its request, and its omissions."""
 
 import dataclasses
 import hashlib
@@ -42,7 +42,7 @@ LONGEST = 512
 def request_of(
     traces: Sequence[Named], ids: Sequence[str], options: Options, *, expert_map: ExpertMap | None = None
 ) -> dict[str, Any]:
-    """Return what determines the numbers, as other probes have it."""
+    """Return everything that the numbers depend on, as other probes have it."""
     mapped = {} if expert_map is None else {"expert_map": sha256(expert_map.path)}
     analyses = [name for name in AnalyzeTrace.analyses if mapped or name != "unshared"]
     compared_traces = traces[1:] or traces
@@ -80,7 +80,7 @@ def request_of(
 
 
 def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
-    """Return by view and severity what was shown: data, framing, parameters and seed of the view; None = not known.
+    """Return data, framing, parameters and seed of each view and severity; None = not known.
 
     Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
     """
@@ -155,7 +155,7 @@ def notes_of(
     *,
     expert_map: ExpertMap | None = None,
 ) -> list[str]:
-    """Return what was not measured, or only in part.
+    """Return sentences on numbers that are missing or partial.
 
     ``left_out``: by trace, tokens of the first one and of it after those that both have.
     """
@@ -171,7 +171,7 @@ def notes_of(
         removed = ", ".join(f"{int((expert_map.of(name) < 0).sum())} of {name}" for name in layers)
         notes.append(
             f"the agreement of tokens with experts that {expert_map.path.name} removes ({removed}) or merges, or that "
-            "are new: they are counted, and what is left of their experts is compared apart (tokens unshared); and the "
+            "are new: they are counted, and their remaining experts are compared separately (tokens unshared); and the "
             "weights"
         )
     elif len({trace_view.name for trace_view in traces}) > 1 and len(hashes) > 1:
@@ -190,7 +190,7 @@ def notes_of(
     if lacking:
         notes.append(
             f"which expert came first in {', '.join(lacking)} (and so top-1 match and first choices), as a trace holds "
-            "sets of experts: sets are compared, and the load is that of all choices"
+            "sets of experts: sets are compared, and the load counts all choices"
         )
     differ = [
         name
@@ -207,7 +207,7 @@ def notes_of(
     by_id = dict.fromkeys(name for name, layer in recorded_layers if layer.router == BY_TOKEN_ID)
     if by_id:
         notes.append(
-            f"{', '.join(by_id)} in what is said of all layers together: there the token's id alone decides, so equal "
+            f"{', '.join(by_id)} in numbers on all layers together: there the token's id alone decides, so equal "
             "tokens agree by construction"
         )
     for label, (of_first, of_other) in left_out.items():
@@ -266,7 +266,7 @@ class Across:
             self._kinds = kinds | by_position(kinds[TEXT.token])
 
     def joined(self, sums: Sums) -> Sums:
-        """Return the sums of single layers with those of all of them, and with which one is the first to differ."""
+        """Return the sums of single layers, of all layers, and of the first layer to differ."""
         differs, trial = torch.stack(self._differs), torch.stack(self._trials).all(0)
         joined = dict(sums)
         for tokens, paired in self._kinds.items():
@@ -290,8 +290,8 @@ def sums_of_mapped(
 ) -> tuple[LayerPair, dict[Cell, dict[str, Tensor]]]:
     """Return the pair of the tokens whose experts both sides have, and the sums of it.
 
-    With them are the counts of the other tokens, and how far what is left of their experts agrees (``unshared``). Gates
-    are not compared: those of removed experts are on one side alone.
+    With them are the counts of the other tokens, and the agreement of their remaining experts (``unshared``). Gates
+    are not compared: gates of removed experts are on one side alone.
 
     Raises:
         UserError: tokens moved, or experts choose.

@@ -18,7 +18,7 @@ _MOST_TALL = 12
 
 
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a column per trace that is held against the first; none where none is of sequences."""
+    """Return the figure: a column per trace that is compared with the first; none without sequences."""
     placed = table[table["tokens"].str.startswith(POSITION) & (table["trials"] > 0)]
     cells = placed[placed["metric"] == CHOICE_DIFFERS.name]
     if cells.empty:

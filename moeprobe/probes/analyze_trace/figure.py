@@ -42,7 +42,7 @@ def along_a_severity(result: Result) -> bool:
 
 
 def steps_alone(result: Result) -> Result:
-    """Return a result without what has no severity."""
+    """Return a result without the rows that have no severity."""
     tables = [
         None if table is None else table[table["severity"].notna()]
         for table in (result.table, result.comparison)

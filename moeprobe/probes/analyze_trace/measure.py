@@ -1,6 +1,6 @@
 """Measure recorded routing: from trace files to tables, figures and an output folder, without the model.
 
-The analyses are those of the probes, fed with the same records, so that the numbers are the same.
+The analyses are shared with the probes and fed with the same records, so the numbers are the same.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ def analyze_trace(
 ) -> Result:
     """Measure routing that was recorded by ``record`` or made from a log by ``import_trace``.
 
-    Of each trace: confidence and load. Of each but the first: how well its choices match those of the first, input by
+    Of each trace: confidence and load. Of each except the first: how well its choices match the first trace's, input by
     input and token by token. Inputs that not all of them have are left out.
 
     Args:
@@ -140,7 +140,7 @@ def analyze_trace(
 
 
 class Measuring:
-    """The sums per input of every trace; those of the first, alone, only where it is asked for.
+    """The sums per input of every trace; of the first, alone, only on request.
 
     Attributes:
         left_out: by trace, tokens of the first one and of it after those that both have.

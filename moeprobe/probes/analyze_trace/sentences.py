@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def sentences(table: "DataFrame") -> list[str]:
-    """Return for each trace how much of it differs, how many tokens are touched, and where it begins."""
+    """Return for each trace how much of it differs, how many tokens are affected, and where it begins."""
     across = table[table["metric"].isin([metric.name for metric in touched.Touched.measures])]
     lines = []
     for name in dict.fromkeys(across["checkpoint"]):
@@ -33,7 +33,7 @@ def _of(name: str, rows: Mapping[tuple[str, str], Row]) -> str:
     )
     return (
         f"{name}: the experts differ in {interval(pairs)} of the pairs of token and layer; {interval(affected)} of the "
-        f"tokens are touched in at least one layer, where layers that differ independently would touch "
+        f"tokens are affected in at least one layer, where layers that differ independently would affect "
         f"{number(independent['value'])}."
     )
 
@@ -57,7 +57,7 @@ def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
         return ""
     first_layer = first.loc[first["value"].idxmax()]
     return (
-        f" Most touched tokens differ first in {first_layer['layer']} ({interval(first_layer)}); "
+        f" Most affected tokens differ first in {first_layer['layer']} ({interval(first_layer)}); "
         "the first such token of a sequence "
         f"stands at position {interval(position)}, on average."
     )

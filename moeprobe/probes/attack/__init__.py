@@ -24,8 +24,8 @@ class Attack(Probe["Result"]):
     """Does a small change of the pixels that harms the answer change the experts, too?
 
     Projected gradient ascent on the cross-entropy, with every value of the image kept within epsilon of the original;
-    the routing is compared with that of the clean image. `--direction random` moves each value by epsilon, up or down
-    at random: what a change of that size does if it is not chosen to harm.
+    the routing is compared with the clean image's. `--direction random` moves each value by epsilon, up or down
+    at random: the effect of a change of that size that is not chosen to harm.
 
     Example: `moeprobe attack checkpoints/demo-baseline checkpoints/demo-prc --epsilons 0,1,4 --limit 100`
     """

@@ -23,7 +23,7 @@ class Contagion(Probe["Result"]):
 
     Share of tokens that are processed by other experts when (batch) the other images of their group, (token) other
     tokens at the router only, or (attention) the pixels of other patches are exchanged. The first two are 0 where each
-    token is routed on its own and there is room for all.
+    token is routed on its own and capacity suffices.
 
     Example: `moeprobe contagion checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/contagion`
     """
@@ -48,7 +48,7 @@ class Contagion(Probe["Result"]):
             raise UserError(f"--share takes a share of the patches, between 0 and 1; got {self.share:g}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is exchanged, and how much of it."""
+        """Return the exchanged part, and its share."""
         groups = sidecar["request"]["group_images"]
         return f"Tokens that change experts: groups of {groups}, {self.share:.0%} of the patches exchanged"
 

@@ -309,7 +309,7 @@ def _like(rows: Tensor, images: Tensor) -> Tensor:
 
 
 def _each_from_its_turn(passes: Sequence[Mapping[str, LayerRouting]]) -> dict[str, LayerRouting]:
-    """Return a routing whose image b is that of pass b modulo the number of passes."""
+    """Return a routing that takes image b from pass b modulo the number of passes."""
     joined = {}
     for name, first in passes[0].items():
         row = torch.arange(len(first.gates), device=first.gates.device)

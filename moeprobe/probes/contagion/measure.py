@@ -1,4 +1,4 @@
-"""The work of ``contagion``: what is exchanged, and with what it is run."""
+"""The work of ``contagion``: the exchanged part and its partners."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from moeprobe.routing.capabilities import Routable
 
 
 class ContagionMeasurement(Measurement[Result]):
-    """Passes in which the context of tokens is exchanged with that of another group of images."""
+    """Passes in which the context of tokens is exchanged with another group of images."""
 
     probe: Contagion
 
@@ -36,7 +36,7 @@ class ContagionMeasurement(Measurement[Result]):
                 )
 
     def make_spec(self) -> RunSpec:
-        """Return what is asked, without batch-mates where groups have none.
+        """Return the run specification, without batch-mates where groups have none.
 
         Raises:
             UserError: there are fewer than two groups of images.
@@ -53,7 +53,7 @@ class ContagionMeasurement(Measurement[Result]):
         return spec
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers, with what is measured in these groups."""
+        """Return everything that the numbers depend on, including the exchanges possible in these groups."""
         return super().make_request() | {
             "analyses": [one.metric for one in self.spec.analyses if isinstance(one, contagion.Contagion)],
             "group_images": self.options.group_images,

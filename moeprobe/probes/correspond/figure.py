@@ -41,7 +41,7 @@ def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
     if any((item.partner >= 0).sum() > lines for item in pairs):
         legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
     if any(item.experts is not None for item in pairs):
-        legend.append(f"Experts are those of {pairs[0].experts_of}")
+        legend.append(f"Experts: {pairs[0].experts_of}")
         for label, color_of in (("same expert", _SAME), ("another expert", _OTHER)):
             axes[0].plot([], [], color=color_of, linewidth=2, label=label)
     figure.suptitle(panels.wrapped(title, figure.get_figwidth()))
@@ -49,7 +49,7 @@ def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
 
 
 def color(row: int, column: int) -> str:
-    """Return the color of a patch's line: another one than that of any of its eight neighbors."""
+    """Return the color of a patch's line, different from all of its eight neighbors."""
     return COLORS[(column + 3 * row) % len(COLORS)]
 
 
@@ -74,7 +74,7 @@ def _views(axes: Axes, item: Correspond, lines: int) -> None:
 
 
 def _patches(axes: Axes, item: Correspond, matched: np.ndarray, corner: np.ndarray) -> None:
-    """Draw the grid thin, and make pale what has no partner."""
+    """Draw the grid thin, and make patches without a partner pale."""
     size = item.grid.patch_size
     for patch in range(item.grid.num_patches):
         corner_xy = _place(item, patch, corner)

@@ -101,8 +101,8 @@ def correspond(
     """Show which patches of two views of an image correspond. The views are those that a probe would draw.
 
     Args:
-        model: checkpoint that says the size of the input and of a patch, and whose experts color the lines: those of
-            its first MoE layer.
+        model: checkpoint that sets the size of the input and of a patch; the experts of its first MoE layer color the
+            lines.
         data: data set, where no ``files`` are given; None = the one that the checkpoint was trained on.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.

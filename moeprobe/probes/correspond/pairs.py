@@ -64,7 +64,7 @@ def pair_up(
 ) -> Correspond:
     """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
 
-    ``experts`` are those of their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
+    ``experts`` belong to their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
     """
     reference, view = (side[None] for side in to_source)
     pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))

@@ -35,9 +35,10 @@ class Determinism(Probe["Result"]):
     joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
 
-    batches: Annotated[
-        Sequence[int], Arg("Comma-separated batch sizes to try besides that of the run (--batch-size).")
-    ] = (1, 8)
+    batches: Annotated[Sequence[int], Arg("Comma-separated batch sizes to try besides --batch-size.")] = (
+        1,
+        8,
+    )
     padding: Annotated[int, Arg("Padding tokens added to texts; 0 = none.")] = 16
     repeats: Annotated[int, Arg("How often the batch is run again unchanged.")] = 1
 
@@ -52,7 +53,7 @@ class Determinism(Probe["Result"]):
                 raise UserError(f"--{name} takes a whole number from 0 to 1,000; got {getattr(self, name)}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is compared."""
+        """Return the compared variants."""
         return "The same inputs run in other ways, against the first run"
 
     def draw(self, result: "Result") -> "dict[str, Figure]":

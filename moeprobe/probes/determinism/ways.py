@@ -1,4 +1,4 @@
-"""Ways of running a batch: in parts, in another order, with more padding; what comes back is in the batch's own order.
+"""Ways of running a batch: in parts, in another order, with more padding; results keep the batch's own order.
 
 Axes: B inputs, T tokens.
 """

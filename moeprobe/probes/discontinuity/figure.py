@@ -67,7 +67,7 @@ def _draw_paths(
         notes=[
             f"Ticks below: tokens switch experts. Dots: the output jumps by {_LARGE} or more",
             *(
-                ["Small: around the largest jump; between two steps lines are straight but for the jumps"]
+                ["Small: around the largest jump; interpolated linearly between two steps, except the jumps"]
                 * bool(selection)
             ),
         ],
@@ -91,7 +91,7 @@ def _largest_jump(path: "Path") -> float:
 def with_jumps(path: "Path") -> tuple[np.ndarray, np.ndarray]:
     """Return severities and probabilities with each jump upright at its switch: (M + N + M) points each.
 
-    Between two steps what is not jumps is a straight line.
+    Between two steps, the line is interpolated except for the jumps.
     """
     step = np.searchsorted(path.severity, path.switch, side="left").clip(1, len(path.severity) - 1) - 1
     jumped = np.bincount(step, weights=path.jump, minlength=len(path.severity) - 1)

@@ -35,7 +35,7 @@ BLOCK_IMAGES = 16
 
 @dataclass(frozen=True)
 class _Subject:
-    """One image under a view, as one model sees it; ``names`` are those of checkpoint and image."""
+    """One image under a view, as one model sees it; ``names`` names checkpoint and image."""
 
     names: tuple[str, str]
     model: Replayable

@@ -54,7 +54,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         check_choices(self.models, "there are no switches to find")
 
     def make_spec(self) -> RunSpec:
-        """Return what is asked, in equal steps of the severity."""
+        """Return the run specification, in equal steps of the severity."""
         probe, spec = self.probe, super().make_spec()
         dataset, indices, self.data = pick_images(
             spec.dataset, images=probe.images, files=probe.files, data=self.data
@@ -67,7 +67,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         )
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers, with the images that were named."""
+        """Return everything that the numbers depend on, including the named images."""
         image_names = [str(name) for name in (self.probe.files or self.probe.images)]
         return super().make_request() | {
             "images": image_names,
@@ -76,7 +76,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         }
 
     def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
-        """Return what follows a block of images."""
+        """Return the function that follows a block of images."""
         return follow.run_block
 
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
@@ -127,7 +127,7 @@ def _by_jump(spec: RunSpec, result: Result) -> tuple[RunSpec, int]:
 
 
 def _readable(spec: RunSpec, count: int) -> list[Example]:
-    """Return the first ``count`` images, but for those that cannot be read and are to be skipped."""
+    """Return the first ``count`` images, without unreadable ones if they are to be skipped."""
     examples: list[Example] = []
     for index in spec.indices:
         if len(examples) == count:

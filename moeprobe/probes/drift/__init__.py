@@ -19,7 +19,7 @@ class Drift(Kind):
     layout: ClassVar[Layout] = Layout.BY_VIEW
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is compared."""
+        """Return the compared traces."""
         return "Routing of each checkpoint, against the first and against the last"
 
     @classmethod

@@ -34,7 +34,7 @@ def drift(
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
-    """Measure how far the routing of a training's checkpoints is from that of the first, and of the last one.
+    """Measure how far the routing of a training's checkpoints is from the first and the last one.
 
     Args:
         paths: traces of the same inputs, in the order of the training. Its steps are the numbers in their names, where
@@ -50,7 +50,7 @@ def drift(
     watcher, started = progress_of(watcher), time.perf_counter()
     traces = [TraceFile(Path(path)) for path in several(paths)]
     if len(traces) < 2:
-        raise UserError("Name at least two traces, those of the first and of the last checkpoint.")
+        raise UserError("Name at least two traces: of the first and of the last checkpoint.")
     if any(named.has_moved for named in name_all(traces)):
         raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
     for trace in traces:
@@ -101,7 +101,7 @@ def drift(
 
 
 def _series(traces: Sequence[TraceFile], labels: Sequence[str], place: int, reference: str) -> list[Named]:
-    """Return the reference, then the others, each called by what it is held against."""
+    """Return the reference, then the other traces, each named after its reference."""
     names = {trace.about["checkpoint"]["name"] for trace in traces}
     name = names.pop() if len(names) == 1 else "series"
     found = [

@@ -21,7 +21,7 @@ def steps_of(names: Sequence[str]) -> list[float] | None:
 
 
 def view_of(name: str, reference: str) -> str:
-    """Return what the column ``view`` calls a trace that is held against the first or the last."""
+    """Return the name in column ``view`` of a trace that is compared with the first or the last."""
     return f"{name}{_AGAINST}{reference}"
 
 

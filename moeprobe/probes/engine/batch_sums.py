@@ -79,7 +79,7 @@ def layer_sums(
 def sums_of_layer(
     analyses: Iterable[LayerAnalysis], name: str, pair: LayerPair
 ) -> dict[Cell, dict[str, Tensor]]:
-    """Return what those of the analyses that apply to a layer say of it, for each kind of tokens."""
+    """Return the sums of the analyses that apply to a layer, for each kind of tokens."""
     sums_by_cell: dict[Cell, dict[str, Tensor]] = {}
     layer = pair.view
     for analysis in analyses:

@@ -26,7 +26,7 @@ def load_batches(
         )
     except UnreadableError as error:
         raise UserError(
-            f"{error.sentence} Mend or remove it, or go on without such files: add --skip-bad-images."
+            f"{error.sentence} Mend or remove it, or skip such files with --skip-bad-images."
         ) from error
 
 

@@ -11,7 +11,7 @@ _PLACES = {"first": 0, "last": -1}
 
 
 def chosen_layers(layer_names: Sequence[str], selection: Sequence[str] | None) -> list[str]:
-    """Return those of a model's layers that are wanted, in its order; None = all.
+    """Return the selected layers of a model, in its order; None = all.
 
     Args:
         layer_names: the model's layers, in forward order.
@@ -28,7 +28,7 @@ def chosen_layers(layer_names: Sequence[str], selection: Sequence[str] | None) -
 
 
 def layer_label(name: str, layer_names: Sequence[str], selection: Sequence[str] | None) -> str:
-    """Return what tables call a layer: ``first`` or ``last`` where that is what was wanted, else its name."""
+    """Return a layer's name in tables: ``first`` or ``last`` if selected that way, else its own."""
     if selection is None or name in selection:
         return name
     return next(word for word, index in _PLACES.items() if word in selection and layer_names[index] == name)
@@ -48,7 +48,7 @@ def check_layers(models: dict[str, Sequence[str]], selection: Sequence[str] | No
         if layer not in layer_names and layer not in _PLACES:
             raise UserError(
                 f"There is no MoE layer {layer!r} in {', '.join(models)}; there are: {', '.join(layer_names)}; "
-                "first and last are those of each model."
+                "first and last mean each model's own."
             )
     for name, layers in models.items():
         if not chosen_layers(layers, selection):

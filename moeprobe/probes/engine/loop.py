@@ -56,11 +56,11 @@ def run(
     batches are the same whatever part of them is run, so that shards put together are the run of one process.
 
     Args:
-        spec: what is asked.
-        checkpoint: of whom.
+        spec: the run specification.
+        checkpoint: the checkpoint to run.
         parts: folder for part files; finished ones in it are not computed again. None = there is none to be kept.
         progress: called with the number of images done since the last call.
-        run_block: what is done with a block of images; None = its views are traced and compared.
+        run_block: processes a block of images; None = trace and compare its views.
         sizes: images of part files and batches; None = as ``block_sizes`` says.
     """
     part_sums: list[SumsStore] = []

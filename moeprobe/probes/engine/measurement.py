@@ -34,10 +34,10 @@ M_co = TypeVar("M_co", bound=Result, covariant=True)
 
 
 class Measurement(Work[M_co], Generic[M_co]):
-    """A loop over images for each checkpoint; what is no plain loop overrides ``run``, what writes more ``finish``.
+    """A loop over images for each checkpoint; override ``run`` for other work, ``finish`` to write more.
 
     Args:
-        probe: what is asked.
+        probe: the probe with its parameters.
         models: checkpoints, loaded.
         data: data set; None = the one that they were trained on.
         options: what all probes have in common.
@@ -65,7 +65,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         return make_spec(self.probe, self.models, data=self.data, options=self.options)
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers."""
+        """Return everything that the numbers depend on."""
         return make_request(self.probe, self.spec, self.models, data=self.data, options=self.options)
 
     def run(
@@ -87,7 +87,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         )
 
     def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock | None:
-        """Return what is done with a block of images; None = its views are traced and compared."""
+        """Return the function that processes a block of images; None = trace and compare its views."""
         return None
 
     def finish(self, result: Result, folder: OutputFolder | None) -> M_co:
@@ -120,7 +120,7 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     @property
     def more_images(self) -> int:
-        """Images that ``run`` needs in addition to those of ``spec``."""
+        """Images that ``run`` needs in addition to the images of ``spec``."""
         return 0
 
     def plan(self) -> Plan:
@@ -221,7 +221,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         self.spec = dataclasses.replace(self.spec, shard=shard)
 
     def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
-        """Write the part files of the images of the shard; returns what was skipped, and how quick it was."""
+        """Write the part files of the images of the shard; returns the skipped images, and the speed."""
         started = time.perf_counter()
         _, skipped, rates = self._run_models(parts, watcher)
         return {

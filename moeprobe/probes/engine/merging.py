@@ -40,7 +40,7 @@ class MeasuredShard:
     Attributes:
         path: its folder, whose part files hold the sums per image.
         shard: which one it is.
-        sidecar: what is in its ``shard.json``.
+        sidecar: content of its ``shard.json``.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class MeasuredShard:
 
 
 class _Asked(BaseModel):
-    """What a shard was asked, as far as it can be asked again."""
+    """The repeatable part of a shard's request."""
 
     model_config = ConfigDict(strict=True)
 
@@ -96,11 +96,11 @@ class Shards(Generic[R]):
 
     Attributes:
         paths: their folders, in the order of the shards.
-        sidecars: what each says of itself.
-        probe: what was asked.
-        checkpoints: of whom; None where they were no paths.
+        sidecars: each shard's sidecar.
+        probe: the probe with its parameters.
+        checkpoints: their paths; None where they were no paths.
         data: on which data.
-        options: with which common options, but for those that belong to a process.
+        options: common options, without options of a single process.
     """
 
     paths: tuple[Path, ...]
@@ -217,7 +217,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
 
 
 def check_destination(shards: Shards[Any], out: Path) -> None:
-    """Raise ``UserError`` if a folder is that of a shard, which ``--overwrite`` would remove before it is read."""
+    """Raise ``UserError`` if a folder belongs to a shard, which ``--overwrite`` would remove before it is read."""
     for path in shards.paths:
         if path.resolve() == out.resolve():
             raise UserError(f"{shown(path)} is one of the shards; choose another --out.")

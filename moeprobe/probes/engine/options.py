@@ -43,7 +43,7 @@ class Keywords(TypedDict, total=False):
 @checked_class
 @dataclass(frozen=True)
 class Options:
-    """What all probes have in common; each field is an option of their commands, but for the last two.
+    """Options of all probes; each field is an option of their commands, except the last two.
 
     Raises:
         UserError: a value is of another type, or out of range.

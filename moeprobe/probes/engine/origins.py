@@ -129,7 +129,7 @@ def find(origin: Origin) -> str:
 def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str) -> dict[str, str]:
     """Return warnings about checkpoints on other data than they were trained on, or on their training images.
 
-    The images of a training are those of the split ``train``, which are in ``all`` too. A checkpoint that says
+    The training images are the split ``train``, which is in ``all`` too. A checkpoint that says
     neither its data nor its classes is not doubted, nor are image files of the user's own.
     """
     warnings: dict[str, str] = {}
@@ -188,7 +188,7 @@ def is_trained_on(origin: Origin, data: str) -> bool:
 
 
 def _is_path(kind: str) -> bool:
-    """Whether what follows the colon is a path; of ``shapes`` it is a resolution."""
+    """Whether the text after the colon is a path; for ``shapes`` it is a resolution."""
     return kind != "shapes"
 
 

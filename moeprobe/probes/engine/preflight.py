@@ -38,7 +38,7 @@ class _Subject:
 
 
 def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: Options) -> None:
-    """Check what can be checked of a probe before any weights are read.
+    """Check a probe's arguments before any weights are read.
 
     Raises:
         UserError: something named does not exist or does not fit.
@@ -80,7 +80,7 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
 
 
 def _subject(model: Model) -> _Subject | None:
-    """Return what is known of a checkpoint; None where that takes loading it."""
+    """Return the facts about a checkpoint; None where that takes loading it."""
     if isinstance(model, Checkpoint):
         return _Subject(
             model.name,
@@ -141,8 +141,8 @@ def distinct_names(models: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]
 def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
     """Return where a model is from, without its suffix.
 
-    The files of one folder (best and last) differ in their own names, folders in those of their parents, and modules
-    with the same settings by what makes them.
+    The files of one folder (best and last) differ in their own names, folders in their parents' names, and modules
+    with the same settings in their constructor.
     """
     path = Path(provenance.get("path", name)).resolve().with_suffix("")
     settings = ServingSettings(**provenance.get("served", {})).suffix
@@ -214,7 +214,7 @@ def check_classes(class_names: Mapping[str, tuple[str, ...]], modality: Modality
                 f"; if it was imported, import it again with --classes {data}; if it is a module of your own, "
                 f"set the key classes: {data}."
                 if modality is IMAGE
-                else ": they are those of the next token."
+                else ": they belong to the next token."
             )
         )
 

@@ -74,10 +74,10 @@ def _smaller(options: Options, error: Exception) -> Options:
     if not options.retry:
         raise UserError(
             f"Memory ran out in batches of {size} images; use --batch-size {size // 2}, or --retry, which halves it "
-            "as often as it takes, or a device with more."
+            "until it fits, or a device with more."
         ) from None
     warnings.warn(
-        RunWarning(f"Memory ran out in batches of {size} images; going on with {size // 2}."), stacklevel=2
+        RunWarning(f"Memory ran out in batches of {size} images; continuing with {size // 2}."), stacklevel=2
     )
     return dataclasses.replace(options, batch_size=size // 2, overwrite=False)
 

@@ -23,7 +23,7 @@ class RunSpec:
     """What a run measures of every checkpoint: which images, which views, which analyses.
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
-    ``labeled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    ``labeled`` False ignores the data's labels (the model has other classes). ``replayed_gates`` says how an
     analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
     many of the images, from the first one on, are run again unchanged for the noise floor (see ``noise_floor``).
     ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
@@ -62,7 +62,7 @@ class RunSpec:
         )
 
     def layers_of(self, model: Traceable) -> list[str] | None:
-        """Return those of the layers asked for that the model has, in its order; None = all it has."""
+        """Return the requested layers that the model has, in its order; None = all it has."""
         return None if self.layers is None else chosen_layers(model.layer_names, self.layers)
 
     def label_of(self, model: Traceable, layer: str) -> str:
@@ -103,7 +103,7 @@ def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int
 
 
 def recipe(spec: RunSpec, framing: AnyFraming) -> Recipe:
-    """Return what makes the views of one image, or text: the reference first."""
+    """Return the recipe for the views of one image, or text: the reference first."""
     if spec.view is None:
         return partial(_clean, framing=framing)
     if spec.is_pair:

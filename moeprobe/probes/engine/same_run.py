@@ -18,7 +18,7 @@ def check_alike(
     if of[0] != of[1]:
         raise UserError(
             f"{shown(first_path)} is one of {of[0]} shards and {shown(second_path)} one of {of[1]}; "
-            "put together those of one run."
+            "merge the shards of one run."
         )
     requests = [
         sidecar["request"] | {"shard": "", **sidecar["asked"]["options"]} for sidecar in (first, second)
@@ -47,7 +47,7 @@ def check_same(
 
 
 def _flat(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was asked with a key for each checkpoint, so that a sentence need not show them all."""
+    """Return the request with a key for each checkpoint, so that a sentence need not show them all."""
     checkpoints = request.get("checkpoints") or {}
     settings = {key: value for key, value in request.items() if key != "checkpoints"}
     return settings | {f"checkpoint {name}": provenance for name, provenance in checkpoints.items()}

@@ -57,7 +57,7 @@ class BlockSizes:
 
 
 def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> Iterator[ImageRange]:
-    """Yield what is run of each block of ``count`` images: of all blocks, or of those that a shard has a part of."""
+    """Yield the images to run of each block of ``count``: of all blocks, or of a shard's blocks."""
     block, batch = sizes.block, sizes.batch
     first, last = 0, count
     if shard is not None:

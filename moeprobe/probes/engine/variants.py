@@ -38,7 +38,7 @@ class VariantsMeasurement(Measurement[Result]):
         return partial(_run_block, sums=self.batch_sums(spec, model))
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers; the variants are all of the images as they are."""
+        """Return everything that the numbers depend on; the variants are all of unperturbed images."""
         return super().make_request() | {"aligned": True}
 
     def _info(self) -> About:

@@ -32,7 +32,7 @@ class Work(ABC, Generic[R_co]):
     """The work of one run, checked and not begun.
 
     Attributes:
-        request: what determines its numbers, as ``run.json`` keeps it.
+        request: everything that its numbers depend on, as ``run.json`` keeps it.
         models: the checkpoints.
         data: the data set.
     """
@@ -43,7 +43,7 @@ class Work(ABC, Generic[R_co]):
 
     @abstractmethod
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> R_co:
-        """Do the work, write all files but those of the folder itself, and mark the folder as finished."""
+        """Do the work, write all files except the folder's own, and mark the folder as finished."""
 
     @abstractmethod
     def plan(self) -> Plan:
@@ -54,11 +54,11 @@ class Work(ABC, Generic[R_co]):
         raise NotImplementedError
 
     def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
-        """Write the part files of the shard that was taken; returns what is to be said of them."""
+        """Write the part files of the selected shard; returns its sidecar."""
         raise NotImplementedError
 
     def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Put the parts of shards together, in place of measuring; folders of their parts -> what was said of them."""
+        """Merge the parts of shards, in place of measuring; folders of their parts -> their sidecars."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ class Fewshot(Probe["Result"]):
     """How good are the features for few labeled images? Ridge regression on the frozen pre-logits.
 
     The shots are drawn from the train split; accuracy is measured on the images of --split. The strength of the penalty
-    is chosen on other training images, never on those of --split.
+    is chosen on other training images, never on images of --split.
 
     Example: `moeprobe fewshot checkpoints/demo-baseline checkpoints/demo-prc --shots 1,5,10 --out reports/fewshot`
     """
@@ -68,7 +68,7 @@ class Fewshot(Probe["Result"]):
                 "The shots are drawn from the split train, so it cannot be judged too; take val or test."
             )
         if options.layers is not None:
-            raise UserError("Features are those of the whole model, of no single layer; leave --layers out.")
+            raise UserError("Features belong to the whole model, not to a layer; leave --layers out.")
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the accuracy over the number of shots."""

@@ -42,7 +42,7 @@ class FewshotMeasurement(Measurement[Result]):
                 )
 
     def make_spec(self) -> RunSpec:
-        """Return what is asked of the judged images; which training images are used is chosen with it.
+        """Return the run specification for the test images; it also selects the training images.
 
         Raises:
             UserError: there are no labels, or a class has too few training images.
@@ -61,7 +61,7 @@ class FewshotMeasurement(Measurement[Result]):
         return dataclasses.replace(spec, severities=severities, labeled=True)
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers, with how the strengths are chosen."""
+        """Return everything that the numbers depend on, including the choice of strengths."""
         return super().make_request() | {"held_out_per_class": self._held_out, "l2_strengths": _L2}
 
     def run(

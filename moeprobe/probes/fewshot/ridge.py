@@ -4,7 +4,7 @@ Features are standardized by the images that are fitted, a constant is appended 
 intercept back), targets are 1 for an image's class and −1 for the others. With inputs X = U S Vᵀ the weights for a
 strength λ are V S / (S² + λ) Uᵀ Y.
 
-Sources: the particulars are those of the few-shot evaluation of V-MoE's released program; leaving one out in closed
+Sources: the particulars follow the few-shot evaluation of V-MoE's released program; leaving one out in closed
 form, Hastie, Tibshirani and Friedman 2009, equation 7.64.
 
 Axes: n images, D features, C classes, r = min(n, D + 1).
@@ -66,8 +66,8 @@ class Ridge:
     def left_out(self) -> Iterator[tuple[float, Array]]:
         """Yield (strength, scores ``(n, C)``) of each image by the regression on all the others.
 
-        The others are standardized as all are together. An image's residual is that of the whole regression over
-        1 − its leverage; both are summed from what is small, so that a fit through every image loses no digits.
+        The others are standardized as all are together. An image's residual is the regression's residual divided by
+        1 − its leverage; both are summed from small terms, so that a fit through every image loses no digits.
         """
         outside = self._targets - self._left @ self._projected
         remainder = np.clip(1 - np.square(self._left).sum(1), 0, None)

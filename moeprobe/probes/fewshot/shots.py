@@ -109,7 +109,7 @@ def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int
 
 
 def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
-    """Return what is wrong with the smallest class, and the remedy."""
+    """Return the problem with the smallest class, and the remedy."""
     most_shots = max(counts)
     has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
     if images < most_shots:

@@ -197,7 +197,7 @@ class _Served:
                 raise UserError(f"{name} has other tokens in {self.trace.path} than in {self.path}.")
 
     def notes(self) -> list[str]:
-        """Return what was left out."""
+        """Return sentences on omitted parts."""
         return [f"{count:,} requests without {what}" for what, count in self._without.items() if count]
 
 

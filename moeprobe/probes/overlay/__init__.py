@@ -57,7 +57,7 @@ class Overlay(Probe["OverlayResult"]):
     ] = None
 
     def check(self) -> None:
-        """Raise ``UserError`` where no image is wanted, or severities are given for nothing."""
+        """Raise ``UserError`` where no image is wanted, or severities would have no effect."""
         if self.count < 1:
             raise UserError(f"The number of images must be positive; got {self.count}.")
         if self.animate and self.severity is not None:

@@ -124,7 +124,7 @@ def patches(
 ) -> None:
     """Draw an image into ``axes`` of so many ``inches``, each patch in the color of its expert.
 
-    Colors are distinguishable on a gray picture alone. Numbers of experts are drawn where there is room for them.
+    Colors are distinguishable on a gray picture alone. Numbers of experts are drawn where they fit.
     """
     rows, columns = experts.shape
     gray = np.repeat((pixels @ np.array([0.299, 0.587, 0.114]))[..., None], 3, axis=-1)
@@ -204,8 +204,8 @@ _WHITE = 255
 def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: Sequence[int] = ()) -> Figure:
     """Return one frame, of overlays of one layer and severity: a row per image, the image itself, then the checkpoints.
 
-    Frames of the same images, checkpoints, ``note`` (the end of the caption) and ``experts`` (those of the legend) are
-    of the same size, and nothing in them moves but what changes.
+    Frames of the same images, checkpoints, ``note`` (the end of the caption) and ``experts`` (in the legend) are
+    of the same size, and only changed content moves.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     images = list(dict.fromkeys(item.image_id for item in overlays))
@@ -235,7 +235,7 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: S
 def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping[str, str]) -> Figure:
     """Return the severities side by side, a row per checkpoint, of overlays of one layer and image, which comes first.
 
-    ``colors`` are those of the checkpoints (``palette.colors``), some of which may not have this layer.
+    ``colors`` belong to the checkpoints (``palette.colors``), some of which may not have this layer.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     severities = list(dict.fromkeys(item.severity for item in overlays))

@@ -97,9 +97,9 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[O
 
 
 def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
-    """Return one row per patch of the perturbed image: its expert, and that of the corresponding clean patch.
+    """Return one row per patch of the perturbed image: its expert, and the corresponding clean patch's.
 
-    ``clean_expert`` is that of the same place in the clean image, whatever it shows.
+    ``clean_expert`` is the expert at the same place in the clean image, whatever it shows.
     """
     rows = []
     for item in overlays:
@@ -134,7 +134,7 @@ MAX_IMAGES = 24
 
 @dataclass(frozen=True)
 class OverlayResult:
-    """What an overlay shows: the overlays, a row per patch, the files written, and what was asked of which models."""
+    """The result of ``overlay``: the overlays, a row per patch, the files written, the request and its models."""
 
     overlays: list[Overlay]
     table: pd.DataFrame

@@ -74,7 +74,7 @@ class Precision(Probe["Result"]):
         return [(f"{name} {form}", which, form) for form in self.formats for name, which in parts]
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is compared."""
+        """Return the compared precisions."""
         return "Weights rounded to a format, against the model as it is"
 
     @classmethod

@@ -38,7 +38,7 @@ class PrecisionMeasurement(VariantsMeasurement):
                 )
 
     def make_spec(self) -> RunSpec:
-        """Return what is asked, without log-probabilities where nothing is generated."""
+        """Return the run specification, without log-probabilities where nothing is generated."""
         spec = super().make_spec()
         has_log_probabilities = spec.of_output and all(
             isinstance(model.model, Scored) for model in self.models
@@ -51,7 +51,7 @@ class PrecisionMeasurement(VariantsMeasurement):
         return dataclasses.replace(spec, analyses=analyses)
 
     def make_request(self) -> dict[str, Any]:
-        """Return what determines the numbers."""
+        """Return everything that the numbers depend on."""
         request = super().make_request()
         if not any(isinstance(analysis, LogProbability) for analysis in self.spec.analyses):
             request["analyses"] = [name for name in request["analyses"] if name != "log_probability"]

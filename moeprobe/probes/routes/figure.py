@@ -282,7 +282,7 @@ def grid(rows: int, columns: int, *, width: float, height: float) -> tuple[Figur
 
 
 def finish(figure: Figure, shown_table: pd.DataFrame, *, title: str, notes: Sequence[str] = ()) -> Figure:
-    """Add heading and caption: what is shown, and of how many images."""
+    """Add heading and caption: the content, and the number of images."""
     images = modality_of(shown_table["tokens"]).format_count(f"{int(shown_table['images'].max()):,}")
     return panels.finish(figure, shown_table, title=title, notes=[*notes, f"From {images}"], mark=None)
 

@@ -1,4 +1,4 @@
-"""The work of ``routes``: the loop over images, then what follows from all layers and classes together."""
+"""The work of ``routes``: the loop over images, then numbers over all layers and classes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ Grids = Mapping[tuple[str, str], tuple[int, int]]
 
 @dataclass(frozen=True)
 class RoutesResult(Result):
-    """The tables over all images, and what follows from them class by class.
+    """The tables over all images, and the numbers per class that follow.
 
     Attributes:
         classes: share of each class' tokens that each expert has, layer by layer; all classes where it is empty.
@@ -68,7 +68,7 @@ class RoutesMeasurement(Measurement[RoutesResult]):
     probe: Routes
 
     def make_spec(self) -> RunSpec:
-        """Return what is asked; checkerboards are looked at as such where their cells are patches."""
+        """Return the run specification; checkerboards are treated as such where their cells are patches."""
         spec = super().make_spec()
         self._sheets = self._images_of_sheets(spec)
         if isinstance(spec.dataset, Checkerboard):

@@ -28,7 +28,7 @@ class Steps:
         checkpoint: whose gates they are.
         layer: MoE layer.
         pairs: both views, and which of their patches correspond.
-        patch: number of the patch in view 1; its partner is that of ``pairs``.
+        patch: number of the patch in view 1; ``pairs`` has its partner.
         gates: ``(E,)`` r of the patch in view 1, and of its partner in view 2.
     """
 

@@ -57,7 +57,7 @@ class AlongSeverity(Probe["Result"]):
     ] = "recomputed"
 
     def check(self) -> None:
-        """Raise ``UserError`` where gates were chosen for nothing."""
+        """Raise ``UserError`` where the choice of gates has no effect."""
         if not self.attribute and self.gates != "recomputed":
             raise UserError("--gates says how --attribute replays a routing; add --attribute.")
 

@@ -37,10 +37,10 @@ _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 def draw(
     table: pd.DataFrame, *, colors: Mapping[str, str], unit: str, gates: str | None = None
 ) -> dict[str, Figure]:
-    """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
+    """Return the figures: routing (a column per layer) and output; ``unit`` belongs to the severity.
 
     Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colors`` are of
-    checkpoints. ``gates`` says how those of replayed routings were weighted, where that was asked.
+    checkpoints. ``gates`` says how experts of replayed routings were weighted, if requested.
     """
     floors = table[table["view"].isin(FLOORS)]
     table = table[~table["view"].isin(FLOORS)]

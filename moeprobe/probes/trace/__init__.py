@@ -46,7 +46,7 @@ class Trace(Probe["Recorded"]):
         Arg("Comma-separated severities; default: the view's own steps."),
     ] = None
     all_gates: Annotated[
-        bool, Arg("Keep every gate, not only those of chosen experts and a summary.", flag="--full-gates")
+        bool, Arg("Keep every gate, not only the chosen experts' and a summary.", flag="--full-gates")
     ] = False
 
     tokens: Annotated[

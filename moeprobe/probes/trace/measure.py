@@ -37,7 +37,7 @@ class Recorded:
         inputs: what they are, in words.
         layers: MoE layers of each checkpoint.
         nbytes: size of all files.
-        sidecar: what was asked, and provenance.
+        sidecar: request and provenance.
     """
 
     files: list[Path]

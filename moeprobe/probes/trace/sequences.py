@@ -1,6 +1,6 @@
 """Record the routing of given sequences of tokens: those that a server was sent, and what it generated.
 
-The model reads each sequence in one pass (teacher forcing), so that its routing can be held against the server's.
+The model reads each sequence in one pass (teacher forcing), so that its routing can be compared with the server's.
 
 Axes: B sequences of a batch, T tokens.
 """
@@ -170,5 +170,5 @@ def check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:
             raise UserError(
                 f"Sequence {name} has the token {sequence.ids.max()}, and {model.name} has tokens 0 to "
                 f"{size - 1}: the ids "
-                "are those of another tokenizer."
+                "come from another tokenizer."
             )

@@ -68,7 +68,7 @@ class Capture:
         name: what it is called; None = as the response, and its number among several.
         tokens: the sequence; None = what the response says.
         generated: ``(T,)`` which rows were generated, where neither tokens nor ``stated`` say it.
-        weights: what was weighed for ``(T, K)`` experts, -1 = none, of a layer by its place among those with experts;
+        weights: gates of ``(T, K)`` experts, -1 = none, of a layer by its place among layers with experts;
             None = it is not known.
         counts: ``(L, E)`` how often each expert was chosen, where that is all that the server says, with ``ids`` None;
             L all hidden layers, or those with experts.
@@ -90,7 +90,7 @@ class Reader(ABC):
 
     @abstractmethod
     def reads(self, response: Mapping[str, Any]) -> bool:
-        """Whether the keys and shapes of a response are those of this reader."""
+        """Whether the keys and shapes of a response fit this reader."""
 
     @abstractmethod
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
@@ -143,7 +143,7 @@ def choices(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the objects that have routed experts under their usual key: those of the choices, else of the response.
+    """Return the objects that have routed experts under their usual key: the choices, else the response.
 
     The key may be in the object itself, or in its ``engine_data``.
     """
@@ -173,7 +173,7 @@ def stated(counts: Any, *, several: bool = False) -> Stated:
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens; None for what is none."""
+    """Return a number of tokens; None for any other value."""
     return value if type(value) is int and 0 <= value <= _MOST else None
 
 

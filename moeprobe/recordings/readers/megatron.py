@@ -29,7 +29,7 @@ class Megatron(Reader):
         return response.keys() >= _KEYS or isinstance(response.get("passes"), list)
 
     def gathered(self, lines: Iterator[tuple[str, Any]], path: Path) -> Iterator[tuple[str, Any]]:
-        """Yield the lines of each pass through the model; those of multi-token prediction are passed over."""
+        """Yield the lines of each pass through the model, without multi-token prediction."""
         names: dict[str, int] = {}
         began, records = "", dict[str, dict[int, Any]]()
         for where, line in lines:

@@ -83,7 +83,7 @@ def _of_pass(record: Mapping[str, Any], ids: NDArray[Any], name: str) -> list[Ca
 
 
 def _prompt(ids: NDArray[np.int32], start: int) -> Tokens:
-    """Return what was read of a prompt, all of it the prompt's; tokens before the first are not known."""
+    """Return the rows of a prompt, none of them generated; tokens before the first are not known."""
     if start > 2**24:
         raise Fault(f"positions begin at {start:,}, which is more than any prompt has")
     return Tokens(np.concatenate([np.full(start, -1, np.int32), ids]), start + len(ids))

@@ -35,11 +35,7 @@ def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
     seeds = table.groupby(["panel", "group"])["run"].nunique().max() > 1
     figure.suptitle("Learning curves")
     explanation = "training: mean of the steps since the previous evaluation; validation: clean images"
-    thin = (
-        "Thin: one training each; bold: the mean of those of a group, where all have a value. "
-        if seeds
-        else ""
-    )
+    thin = "Thin: one training each; bold: the mean of a group, where all have a value. " if seeds else ""
     return panels.add_caption(figure, f"{thin}{explanation[0].upper()}{explanation[1:]}.")
 
 

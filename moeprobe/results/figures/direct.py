@@ -28,7 +28,7 @@ def beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 
 
     Args:
         axes: the panel.
-        points: what is named; those that are not finite are left out.
+        points: labeled points; points that are not finite are left out.
         height: of the panel, about, in inches.
         size: of the text, in points.
     """
@@ -50,7 +50,7 @@ def beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 
 def spread(heights: np.ndarray, gap: float) -> np.ndarray:
     """Return places ``(n,)`` at least ``gap`` apart, in the order of the wanted ones and nearest to them (squares).
 
-    Between 0 and 1 where there is room for that.
+    Between 0 and 1 where that fits.
     """
     if not len(heights):
         return heights

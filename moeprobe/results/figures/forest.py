@@ -70,7 +70,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
 def _readable(
     panel_rows: list[tuple[str, pd.DataFrame]], kappas: set[str]
 ) -> tuple[list[tuple[str, pd.DataFrame]], list[str]]:
-    """Return what is drawn, and the titles of what is not: of many layers and severities κ and the output alone."""
+    """Return the drawn rows and the omitted titles: of many layers and severities only κ and output are drawn."""
     if max(len(rows.drop_duplicates(["layer", "severity"])) for _, rows in panel_rows) <= _MOST_CELLS:
         return panel_rows, []
     readable = [

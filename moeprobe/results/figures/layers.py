@@ -1,4 +1,4 @@
-"""MoE layers as an axis: where a model has more of them than a page has room for panels."""
+"""MoE layers as an axis: for models with more layers than panels fit on a page."""
 
 import re
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, color: str)
 def finish(
     figure: Figure, rows: pd.DataFrame, *, title: str, notes: Sequence[str] = (), mark: str | None = "bars"
 ) -> Figure:
-    """Add the heading, one legend for all panels, and the caption: what is shown and what the numbers rest on.
+    """Add the heading, one legend for all panels, and the caption: the content and the data behind it.
 
     ``drawn`` are the rows that the figure shows. ``mark`` is what shows the intervals; None where single images are
     shown, which have none.
@@ -139,7 +139,7 @@ def _intervals(table: pd.DataFrame, mark: str) -> str:
 
 
 def note_undrawn(table: pd.DataFrame) -> list[str]:
-    """Return a note that names what is only in the table; none where all of it is drawn."""
+    """Return a note that names rows only in the table; none where all are drawn."""
     parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
     parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []
     return [f"In the table only: {', '.join(parts)}"] if parts else []

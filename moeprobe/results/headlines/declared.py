@@ -10,7 +10,7 @@ class Headline:
     """A number that is read first: of the first MoE layer, or of the output.
 
     The first layer, since the routing of patches there reaches the answer: where the head reads the class token alone,
-    that of the last block does not.
+    patch routing in the last block does not.
 
     Attributes:
         metric: its name in tables.
@@ -40,7 +40,7 @@ class Headline:
 class Agreement:
     """The headline of what measures agreement: the first kind of it that all checkpoints have, beyond chance.
 
-    With several experts per token that of their sets stands beside it, and the same within the image.
+    With several experts per token, κ of their sets stands beside it, also within the image.
     """
 
     at: str = "only"

@@ -1,4 +1,4 @@
-"""The tables of a run and what was asked, whether just measured or read back from a folder."""
+"""The tables and request of a run, whether just measured or read back from a folder."""
 
 from dataclasses import dataclass
 from typing import Any

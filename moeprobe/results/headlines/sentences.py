@@ -36,7 +36,7 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
         sentences.append(f"{place}, the {headline.declared.noun} is: {shown}.")
     sentences += [
         f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
-        f"{_raw(headline, row)} says nothing about how steady it is, and κ does not exist."
+        f"{_raw(headline, row)} says nothing about its stability, and κ does not exist."
         for row in alone
         if row["flag"] == "collapsed"
     ]
@@ -101,7 +101,7 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
         row: the difference.
         checkpoint: the value of the one.
         reference: the value of the other.
-        noun: what is compared.
+        noun: name of the compared quantity.
     """
     first, second = (f"{side['checkpoint']} ({interval(side)})" for side in (checkpoint, reference))
     by, low, high = row["value"], row["ci_low"], row["ci_high"]
@@ -116,5 +116,5 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
     if low > 0 or high < 0:
         word, (low, high) = "higher" if by > 0 else "lower", sorted((abs(low), abs(high)))
         size = interval({**row, "value": abs(by), "ci_low": low, "ci_high": high})
-        return f"the {noun} of {first} is {word} than that of {second} by {size}."
-    return f"{first} and {second} cannot be distinguished by their {noun} (difference {interval(row, signed=True)})."
+        return f"the {noun} is {word} in {first} than in {second}, by {size}."
+    return f"{first} and {second} show no significant difference in {noun} ({interval(row, signed=True)})."

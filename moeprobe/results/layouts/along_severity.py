@@ -44,7 +44,7 @@ def severity_table(
         comparison: differences of it.
         columns: (metric, null, heading).
         caption: of the table.
-        modality: what was read.
+        modality: images or texts.
     """
     selected = {(metric, null) for metric, null, _ in columns}
     blocks: dict[str, dict[float, dict[Which, Row]]] = {}
@@ -127,7 +127,7 @@ def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
     what = sentence_case(find(first).full_label())
-    note = f"{what} of clean {modality.plural} with themselves: what is missing from 1 is arithmetic."
+    note = f"{what} of clean {modality.plural} with themselves: any distance from 1 is rounding."
     for name, lines in again.groupby("checkpoint", sort=False):
         note += f" {random_router(name, lines['value'].min(), first=first)}."
     columns = ["checkpoint", "layer", *floors(dtype), modality.plural, "trials"]

@@ -17,7 +17,7 @@ _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_diverg
 
 
 def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
-    """Return the rows about ordinary tokens that choose otherwise: 1 minus a match, by default what is read first."""
+    """Return the rows about ordinary tokens that choose otherwise: 1 minus a match, by default the leading one."""
     rows = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("")]
     if rows.empty:
         return rows
@@ -68,7 +68,7 @@ def by_view(table: pd.DataFrame, *, caption: str) -> Table:
 
 
 def _picker(checkpoint: str, view: str) -> Callable[[pd.DataFrame, str], dict[str, object] | None]:
-    """Return what finds the row of a layer among those of a line."""
+    """Return the key of a layer's row within a line."""
 
     def pick(rows: pd.DataFrame, layer: str) -> dict[str, object] | None:
         of_line = (rows["checkpoint"] == checkpoint) & (rows["view"] == view) & (rows["layer"] == layer)

@@ -43,7 +43,7 @@ def few_shots(table: pd.DataFrame, comparison: pd.DataFrame | None, *, modality:
 
 
 def _by_draws(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of all draws together, and those of single ones; in a file what is missing is empty."""
+    """Return the rows of all draws together, and of single draws; in a file missing values are empty."""
     together = table["draw"].isna() | (table["draw"].astype(object) == "")
     return table[together], table[~together]
 

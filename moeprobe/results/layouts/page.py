@@ -28,7 +28,7 @@ def environment(package: str = _HERE, *, autoescape: bool) -> Environment:
 
 
 def _harmless(value: object) -> object:
-    """Return what is put into a page; escapes in a text from a file, before those of HTML."""
+    """Return text for a page; a file's control characters are escaped before HTML's."""
     return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

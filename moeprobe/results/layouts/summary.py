@@ -1,4 +1,4 @@
-"""The short table of a result: what is read first of it, however it was measured."""
+"""The short table of a result: its leading metrics, however it was measured."""
 
 import pandas as pd
 

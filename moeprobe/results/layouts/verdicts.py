@@ -45,7 +45,7 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
-    """Return a table per family of what is read first, all but the first metric (and ``extra``) folded.
+    """Return a table per family of the leading metrics, all but the first metric (and ``extra``) folded.
 
     What is 0 for every checkpoint has none. Of many severities κ and what more is better alone have one.
     """
@@ -82,7 +82,7 @@ def tokens_of(tokens: str, modality: Modality) -> str:
 
 
 def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
-    """Return the rows that are read first (ordinary tokens and output), those of ``extra`` among them, by metric."""
+    """Return the rows of leading metrics (ordinary tokens and output), including ``extra``, by metric."""
     metrics = compared_first(agreement_of(rows), set_match_of(rows))
     order = {key: rank for rank, key in enumerate(metrics)}
     ordinary = rows["tokens"].isin([*ORDINARY, ""])
@@ -98,7 +98,7 @@ def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
 
 
 def _zeros(read: pd.DataFrame, extra: str | None) -> dict[Family, int]:
-    """Return the families, but for ``extra``, that are 0 in every image of both sides, with their number of images."""
+    """Return the families, except ``extra``, that are 0 in every image of both sides, with their number of images."""
     sides = ["checkpoint_value", "reference_value"]
     if not {"verdict", *sides} <= set(read.columns):
         return {}

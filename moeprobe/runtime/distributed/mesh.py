@@ -1,4 +1,4 @@
-"""Processes in rows and columns: those of a row share the experts of a layer, those of a column hold the same ones.
+"""Processes in rows and columns: a row shares the experts of a layer, a column holds the same ones.
 
 Axes: P processes of a row, N rows of a tensor, D width.
 """

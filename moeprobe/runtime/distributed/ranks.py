@@ -210,7 +210,7 @@ class Ranks:
         names = ", ".join(map(str, gone)) or "none of them"
         raise UserError(
             f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
-            f"command goes on from the last checkpoint ({str(error).splitlines()[0]})."
+            f"command continues from the last checkpoint ({str(error).splitlines()[0]})."
         ) from error
 
     def leave(self) -> None:

@@ -63,7 +63,7 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def read(targets: Mapping[str, Tensor], folder: Path, ranks: Ranks | Alone) -> None:
-    """Put into each target what was written under its name, of a ``DTensor`` the part that is here; all call this.
+    """Load each target by its name, of a ``DTensor`` the local part; all processes call this.
 
     Raises:
         UserError: there is no such tensor, or it is damaged.

@@ -1,4 +1,4 @@
-"""What a scheduler or a closed terminal sends ends a command as Ctrl-C does: runs are left so that they can go on."""
+"""End a command at a scheduler's or closed terminal's signal as at Ctrl-C: runs stay resumable."""
 
 import signal
 import threading

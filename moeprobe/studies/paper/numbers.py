@@ -1,6 +1,6 @@
 """The numbers of the PRC paper's tables, and their companions, of one pair of checkpoints.
 
-A pair is a reference and what is compared with it, from trainings with one seed. Every number is given for every MoE
+A pair is a reference and a compared checkpoint, from trainings with one seed. Every number is given for every MoE
 layer, the first one first: what the paper calls the sixth is the first of its two, and where the head reads the class
 token alone the routing of patches in the last block cannot reach the answer.
 """

@@ -80,7 +80,7 @@ class Job:
 
     @property
     def hashed(self) -> bool:
-        """Whether the first pair can be recognized; a checkpoint without a hash is never taken for that of before."""
+        """Whether the first pair can be recognized; a checkpoint without a hash never counts as unchanged."""
         return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
 
     @property
@@ -97,7 +97,7 @@ class Job:
 def make_job(
     models: Sequence[Model], *, data: str | None, names: Sequence[str] | None, options: Options
 ) -> Job:
-    """Return what is to be made, checked before anything is run."""
+    """Return the planned tables and figures, checked before anything is run."""
     if len(models) < 2 or len(models) % 2:
         raise UserError(
             "The paper compares pairs: name a reference and a checkpoint to compare with it (and more such pairs); "
@@ -161,8 +161,8 @@ class PaperResult:
         table: one number per row: top_k, seed, layer, number, kind (value or difference), model, value, interval.
         load: one expert per row: how many patches choose it first.
         markdown: the tables.
-        notes: what was left out, in sentences.
-        sidecar: what was asked, and provenance.
+        notes: omitted parts, in sentences.
+        sidecar: request and provenance.
     """
 
     table: pd.DataFrame
@@ -195,10 +195,10 @@ def paper(
     """Make the tables and figures of the PRC paper for two checkpoints; the tables for further pairs too.
 
     With an output folder it holds ``tables.md``, ``seeds.csv``, ``load.csv`` and, for the first pair, a run folder per
-    probe with its figures; an interrupted call goes on.
+    probe with its figures; an interrupted call resumes.
 
     Args:
-        models: the reference and what is compared with it; then, if wanted, further pairs (other training seeds,
+        models: the reference and the compared checkpoint; then, if wanted, further pairs (other training seeds,
             another k), of which only the tables are made.
         data: data set of images; None = the one that the checkpoints were trained on.
         names: what the tables call the two of a pair; None = the names of the first pair.

@@ -1,6 +1,6 @@
 """The PRC paper's Tables 2 to 5 in Markdown, for the checkpoints that were measured, with the paper's own as reference.
 
-``table`` holds rows as ``numbers.number_rows`` returns them, ``load`` those of ``numbers.load_rows``.
+``table`` holds the rows of ``numbers.number_rows``, ``load`` the rows of ``numbers.load_rows``.
 """
 
 import itertools

@@ -45,7 +45,7 @@ class Document:
         runs: what it reports, in order.
         headlines: the headline numbers, a row per value and per difference (those with a ``reference``); empty where
             no run has one. Columns as in ``table.csv``.
-        files: what was written; empty where no folder was named.
+        files: written files; empty where no folder was named.
     """
 
     html: str

@@ -112,7 +112,7 @@ def _bracketed(part: Any) -> str:
 
 
 def reading(modalities: Sequence[Modality]) -> dict[str, str]:
-    """Return the words for what was read, with which a report explains its numbers."""
+    """Return the words for the input (images or texts), with which a report explains its numbers."""
     words = {"unit": "name", "units": "plural", "token": "token", "tokens": "tokens"}
     readings = {
         key: " or ".join(getattr(modality, name) for modality in modalities) for key, name in words.items()

@@ -1,4 +1,4 @@
-"""Finished run folders, read back: what was asked, the tables, and the pictures.
+"""Finished run folders, read back: request, tables and pictures.
 
 A folder may come from somebody else, so nothing it names is followed out of it, and what does not fit is one
 sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and figures can be reported.
@@ -58,9 +58,9 @@ class Run(RunTables):
         label: the folder's name, with as many of its parents as tell it from the other runs.
         csvs: each CSV as text (every cell a string), by file name; ``table.csv`` and ``comparison.csv`` first.
         files: the bytes of each CSV, by file name.
-        pictures: the figures, but for the frames.
+        pictures: the figures, except the frames.
         frames: a series of pictures per layer, by growing severity.
-        miscolored: checkpoints that the figures show in another color than those of the report's other runs.
+        miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
 
     label: str
@@ -132,7 +132,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     if not is_there(sidecar):
         check_no_shard(path)
         if is_file(path / REQUEST):
-            raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
+            raise UserError(f"The run in {path} is not finished; give its command again to resume it.")
         if runs := _runs_below(path):
             count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
             raise UserError(
@@ -148,7 +148,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 
 def _runs_below(path: Path) -> list[Path]:
-    """Return the runs in a folder and in its folders, in the order of their names, but for parts of a run."""
+    """Return the runs in a folder and in its folders, in the order of their names, without parts of a run."""
     runs = [
         sidecar.parent
         for depth in ("*", "*/*")

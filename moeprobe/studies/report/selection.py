@@ -1,4 +1,4 @@
-"""The short tables of a run: what is read first, as on the screen. Every line stands in the run's CSVs."""
+"""The short tables of a run: the leading metrics, as on the screen. Every line stands in the run's CSVs."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def short_tables(run: Run) -> list[Table]:
 
 
 def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return what is read first, about no single expert, class or draw, without the noise floor; None for no rows."""
+    """Return the leading metrics, without single experts, classes, draws and the noise floor; None for no rows."""
     if table is None:
         return None
     first = agreement_of(table)
@@ -73,7 +73,7 @@ def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
 
 
 def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return the table of the patches and the output, and apart from it that of the prefix tokens."""
+    """Return two tables: patches and output, then prefix tokens."""
     modality = run.modality
     pairs = by_pair(comparison)
     prefix = table["tokens"] == "prefix"

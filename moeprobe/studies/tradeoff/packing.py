@@ -58,7 +58,7 @@ def of_table(sums: SumsStore) -> SumsStore:
 
 
 def _merged(cell: Cell, packed: PackedCell | None) -> PackedCell:
-    """Return a cell with what was packed of it before and what its folder holds."""
+    """Return a cell with its packed runs and the runs in its folder."""
     info = cell.info()
     assert info is not None
     runs = {} if packed is None else dict(packed.runs)
@@ -78,7 +78,7 @@ def _merged(cell: Cell, packed: PackedCell | None) -> PackedCell:
 
 
 def _leftovers(cell: Cell, packed: PackedCell) -> Iterator[str]:
-    """Yield what is still there of a packed cell's folder, relative to the output folder."""
+    """Yield the remaining files of a packed cell's folder, relative to the output folder."""
     prefix = f"{CELLS}/{cell.name}"
     yield from (f"{prefix}/{name}/" for name in packed.runs if is_folder(cell.folder / name))
     yield from (f"{prefix}/{name}" for name in (ABOUT, METRICS) if is_file(cell.folder / name))
@@ -94,7 +94,7 @@ def _write_images(out: Path, cells: Mapping[str, PackedCell], packed_cells: Mapp
     """Write the sums of all runs, run by run and cell by cell; returns False where they do not fit into one table.
 
     That is so where two versions of moeprobe gave a column different types. Row groups begin with a run, so that the
-    bytes do not depend on what was packed when.
+    bytes do not depend on the order of packing.
     """
     sums = _Sums(out, packed_cells)
     names = sorted({name for cell in cells.values() for name in cell.runs})

@@ -18,7 +18,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and what is left of it: done, to measure, to train, or interrupted; ``steps`` left and their seconds."""
+    """A cell and its remaining work: done, to measure, to train, or interrupted; ``steps`` left and their seconds."""
 
     name: str
     state: str

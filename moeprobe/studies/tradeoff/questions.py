@@ -62,13 +62,13 @@ class Question:
             if request.get(key) != value:
                 raise UserError(
                     f"{earlier} was measured otherwise: {key} is {json.dumps(request.get(key))} there and "
-                    f"{json.dumps(value)} now; choose another --out, or --overwrite what was measured."
+                    f"{json.dumps(value)} now; choose another --out, or add --overwrite to measure again."
                 )
         return True
 
 
 def questions(measure: MeasureConfig, *, dense: bool = False) -> list[Question]:
-    """Return what is to be measured; of a dense model, what needs no routing.
+    """Return the runs to measure; of a dense model, only runs that need no routing.
 
     On clean images, between pairs of views, under noise, with few labels, and where the context of tokens is exchanged.
     """

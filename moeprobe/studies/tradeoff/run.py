@@ -1,4 +1,4 @@
-"""Train what is missing, measure what is missing, and put all cells into one table and its figures."""
+"""Train and measure the missing cells, and put all cells into one table and its figures."""
 
 import dataclasses
 import time
@@ -59,9 +59,9 @@ class TradeoffResult:
     """What was found.
 
     Attributes:
-        table: one number per row; the columns are those of ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
+        table: one number per row, with ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
         states: cell -> trained, measured, kept, or diverged in training, by this call.
-        sidecar: what was asked, and provenance.
+        sidecar: request and provenance.
         out: its output folder.
     """
 
@@ -97,11 +97,11 @@ def tradeoff(
         overrides: ``key=value`` of the sweep or of its configurations; of folders only ``measure.…``.
         checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
         device: where to train and to measure.
-        times: output folder of ``benchmarks.speed models`` on the same sweep, whose steps, timed in turn, stand on the
-            axis of time in the place of those of the trainings.
+        times: output folder of ``benchmarks.speed models`` on the same sweep, whose steps, timed in turn,
+            replace the trainings' own on the axis of time.
         overwrite: measure again what an earlier trade-off measured; trainings are kept.
         svg: write the figures as SVG too.
-        command: what was typed, for the sidecar.
+        command: the command line, for the sidecar.
         watcher: receives the progress.
 
     Raises:
@@ -163,7 +163,7 @@ def tradeoff(
 
 
 def _request(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what determines the numbers."""
+    """Return everything that the numbers depend on."""
     measures = [cell.measure.model_dump() for cell in cells]
     return {
         "kind": "tradeoff",
@@ -200,7 +200,7 @@ class _Work:
     watcher: TradeoffProgress
 
     def finish(self, cell: Cell, number: int, *, wait: bool) -> str | None:
-        """Do what is left of a cell; returns what that was, None where another process is at it and ``wait`` is off."""
+        """Do the remaining work of a cell and return its kind; None: another process has it and ``wait`` is off."""
         if cell.is_done():
             return "kept"
         if not cell.of_sweep:
@@ -263,7 +263,7 @@ class _Work:
         )
 
     def _check_begun(self, cell: Cell) -> None:
-        """Raise ``UserError`` where measurements of weights that are gone would be mixed with those of new ones."""
+        """Raise ``UserError`` where measurements of lost weights would be mixed with measurements of new ones."""
         if cell.info() is not None:
             lacking = ", ".join(question.folder for question in cell.missing())
             raise UserError(
@@ -272,7 +272,7 @@ class _Work:
             )
 
     def _describe(self, cell: Cell, number: int) -> None:
-        """Write what is known of the trained cell, once; raises ``UserError`` where the weights are others by now."""
+        """Write the facts about the trained cell, once; raises ``UserError`` where the weights have changed since."""
         inspected = inspect_checkpoint(cell.checkpoint)
         info = cell.info()
         if info is not None:
@@ -288,7 +288,7 @@ class _Work:
         self._write(cell, number, facts_of(inspected), read_summary(summary) if is_file(summary) else {})
 
     def _write(self, cell: Cell, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
-        """Write what is known of a cell and the curve of its training."""
+        """Write the facts about a cell and the curve of its training."""
         metrics = cell.checkpoint / METRICS
         if is_file(metrics):
             write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The table of a trade-off: what each cell costs and what was measured of it, a number per row.
+"""The table of a trade-off: costs and measurements of each cell, a number per row.
 
 Everything follows from what the cells' folders hold or is packed: values and intervals from the sums per image,
 times and sizes from ``cell.json``. No model is needed.
@@ -73,7 +73,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
 
 
 def _costs(cell: Cell) -> pd.DataFrame:
-    """Return what the training and the model cost; no row for what is not known."""
+    """Return the costs of the training and the model; no row for unknown ones."""
     info = cell.info()
     assert info is not None
     training, model = info["training"], info["model"]

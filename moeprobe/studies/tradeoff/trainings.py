@@ -31,7 +31,7 @@ class Cell:
         config: how it is, or is to be, trained.
         checkpoint: its run folder.
         folder: where its measurements are, until they are packed.
-        measure: what is to be measured.
+        measure: the runs to measure.
         of_sweep: it is trained where it is missing.
         pipeline: of which it is the last stage, which starts from the others; None of a training of its own.
     """
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def training_folder(self) -> Path:
-        """The folder that is the training's alone: of a pipeline that of all stages."""
+        """The folder that is the training's alone; a pipeline's holds all stages."""
         return self.checkpoint if self.pipeline is None else self.pipeline.folder
 
     @property
@@ -92,7 +92,7 @@ class Cell:
         return True
 
     def info(self) -> dict[str, Any] | None:
-        """Return what is known of the trained cell; None where that was not written yet.
+        """Return the facts about the trained cell; None where they were not written yet.
 
         Raises:
             UserError: it cannot be read, or is about another configuration.
@@ -106,7 +106,7 @@ class Cell:
         if earlier != self.measure.group_images:
             raise UserError(
                 f"{self.folder} was measured with {earlier} images to a group, and measure.group_images is "
-                f"{self.measure.group_images} now; choose another --out, or --overwrite what was measured."
+                f"{self.measure.group_images} now; choose another --out, or add --overwrite to measure again."
             )
         return info
 
@@ -119,14 +119,14 @@ class Cell:
         return None if packed is None else packed.metrics
 
     def questions(self) -> list[Question]:
-        """Return what is to be measured of it: nothing where the training diverged."""
+        """Return the runs to measure: none where the training diverged."""
         info = self.info()
         if info is not None and "diverged" in info["training"]:
             return []
         return questions(self.measure, dense=self.config.model.dense)
 
     def missing(self) -> list[Question]:
-        """Return what is still to be measured.
+        """Return the runs still to measure.
 
         Raises:
             UserError: something was measured otherwise than is asked now.
@@ -220,7 +220,7 @@ def _of_sweep(sweep: grid.Sweep, out: Path, checkpoints: Path) -> list[Cell]:
 
 
 def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
-    """Return the cell of a run folder; what was measured of it is enough where the folder is gone."""
+    """Return the cell of a run folder; its measurements are enough where the folder is gone."""
     name = path.resolve().name
     if is_file(path / "state.safetensors") and not is_file(path / "finished.json"):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")

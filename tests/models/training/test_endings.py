@@ -73,7 +73,7 @@ def test_a_signal_leaves_a_run_that_the_same_command_finishes(
     ended = run(*command)
     assert ended.exit_code == code, ended.output
     last = ended.stderr.splitlines()[-1]
-    assert last == f"Step 4 of 6 is saved in {folder}; the same command goes on from there."
+    assert last == f"Step 4 of 6 is saved in {folder}; the same command continues from there."
     monkeypatch.setattr(Trainer, "train_step", step)
     assert run(*command, "--resume", "--svg").exit_code == 0
     assert contents(folder) == whole

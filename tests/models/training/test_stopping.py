@@ -21,7 +21,7 @@ _LONG = [*ASKED, "steps=14", "evaluate_every=6"]
 
 def saved(folder: Path, errors: str) -> int:
     """The step that was saved, as the first process says: later than an evaluation, and of all processes."""
-    found = re.search(r"Step (\d+) of 14 is saved in .*; the same command goes on from there\.", errors)
+    found = re.search(r"Step (\d+) of 14 is saved in .*; the same command continues from there\.", errors)
     assert found, errors
     assert [one.name for one in (folder / "state").iterdir()] == [found[1]]
     assert len(list((folder / "state" / found[1]).glob("*.safetensors"))) == 2

@@ -16,17 +16,17 @@ from tests.studies.report.making import MATCH, NAN, row, write_rows, write_run
 @pytest.mark.parametrize(
     ("value", "flag", "words"),
     [
-        ((0.2, 0.1, 0.3), "", "the κ of B is higher than that of A by 0.200 [0.100, 0.300]."),
-        ((-0.2, -0.3, -0.1), "", "the κ of B is lower than that of A by 0.200 [0.100, 0.300]."),
+        ((0.2, 0.1, 0.3), "", "the κ is higher in B than in A, by 0.200 [0.100, 0.300]."),
+        ((-0.2, -0.3, -0.1), "", "the κ is lower in B than in A, by 0.200 [0.100, 0.300]."),
         (
             (0.1, 0.0, 0.2),
             "",
-            "B and A cannot be distinguished by their κ (difference +0.100 [+0.000, +0.200]).",
+            "B and A show no significant difference in κ (+0.100 [+0.000, +0.200]).",
         ),
         (
             (-0.1, -0.2, 0.0),
             "",
-            "B and A cannot be distinguished by their κ (difference -0.100 [-0.200, +0.000]).",
+            "B and A show no significant difference in κ (-0.100 [-0.200, +0.000]).",
         ),
         ((0.0, 0.0, 0.0), "", "the κ of B and A is the same in every resample."),
         (

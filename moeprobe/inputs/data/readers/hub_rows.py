@@ -30,8 +30,8 @@ class Columns:
     """The columns of a split that are read.
 
     Attributes:
-        image: that of the images.
-        label: that of the labels; None = they have none.
+        image: column of the images.
+        label: column of the labels; None = they have none.
         class_names: names in label order; None where there are no labels.
     """
 

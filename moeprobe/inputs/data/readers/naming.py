@@ -23,7 +23,7 @@ def resolve_name(name: str) -> tuple[Any, str | None]:
     """Return the class of a data set and its location.
 
     Raises:
-        UserError: there is no such data set; where the name is that of a file or folder, the sentence says so.
+        UserError: there is no such data set; where a file or folder has this name, the sentence says so.
     """
     kind, _, location = name.partition(":")
     if kind in DATA:

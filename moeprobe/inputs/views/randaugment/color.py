@@ -42,7 +42,7 @@ def _posterize(image: Image.Image, strength: float) -> Image.Image:
 
 
 def _solarize(image: Image.Image, strength: float) -> Image.Image:
-    """Invert what is at least as bright as a threshold, which falls from 256 to 0.
+    """Invert pixels at least as bright as a threshold, which falls from 256 to 0.
 
     At magnitude 10 the released threshold of 256 wraps around to 0 in 8 bits and the whole image is inverted; so it is
     here, at full strength.

@@ -27,8 +27,8 @@ class Chance:
     It is estimated from pairs of two images, i ≠ j: the plain product of the two marginals pairs an image with itself
     too, which makes it too high by about (m − c) / n, and by twice that in a resample, where images have copies.
 
-    Where strata are of few images each, as those of rare tokens, many resamples have no two images of a stratum: theirs
-    would be the chance level of other trials. There the value under weights is its linear approximation.
+    Where strata hold few images each, as for rare tokens, many resamples have no two images of a stratum: they
+    would give the chance level of other trials. There the value under weights is its linear approximation.
 
     Args:
         trials: pairs of tokens.

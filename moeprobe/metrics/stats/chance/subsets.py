@@ -29,7 +29,7 @@ _MADE = 2**20
 
 @dataclass(frozen=True)
 class _Slots:
-    """The trials that an image has in a stratum are one slot.
+    """The trials of an image in a stratum are one slot.
 
     Attributes:
         of_trial: ``(M,)`` slot of each trial.

@@ -19,7 +19,7 @@ class Trials:
 
     Args:
         image: ``(M,)`` image of each, ascending.
-        alike: what makes the reference's token and the view's of a trial alike.
+        alike: the criterion by which a trial's two tokens agree.
         num_images: n.
     """
 

@@ -51,8 +51,8 @@ class Router(nn.Module, ABC):
     Attributes:
         token_local: a token's choice does not depend on the other tokens.
         gates_sum_to_one: the gates of a token are a distribution over the experts.
-        fills_experts: who goes where depends on the room there is (experts take a fixed number of tokens, or send on
-            what they have no room for), so the capacity is part of the choice, and is kept in probing.
+        fills_experts: assignments depend on the capacity (experts take a fixed number of tokens, or send on
+            the excess), so the capacity is part of the choice, and applies while probing.
         mixes_tokens: experts run on mixtures of all tokens of an image, so every token meets every expert and there is
             nothing to choose; no image knows of another.
         default_capacity: the rule in training where none is given. In evaluation it is the same where the capacity

@@ -27,13 +27,13 @@ class CosineTokenChoice(LimitedRouter):
         width: D.
         num_experts: E.
         top_k: K.
-        projection_width: N, that of P.
+        projection_width: N, the width of P.
         temperature: τ at the start.
         noise_std: in training, noise of standard deviation noise_std / E is added to the logits.
         capacity: in training.
         eval_capacity: in evaluation.
-        batch_priority: tokens with the largest gates come first where there is no room for all.
-        renormalise: a token's weights are divided by the sum of those of its K experts.
+        batch_priority: tokens with the largest gates come first where capacity is short.
+        renormalise: a token's weights are divided by their sum over its K experts.
     """
 
     token_local = True

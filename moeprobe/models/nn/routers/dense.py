@@ -19,7 +19,7 @@ from moeprobe.models.nn.routers.rules.linear import at_least_float32, without_au
 class Dense(Router):
     """Dense gate: a token's output is the sum of all experts' outputs, weighted by softmax(x W + (noise_std / E) · ε).
 
-    All is differentiable and nothing is chosen, so there is no capacity, and what is about choices does not exist.
+    All is differentiable and nothing is chosen, so there is no capacity, and metrics of choices do not exist.
 
     Args:
         width: D.

@@ -19,8 +19,9 @@ class Priority(LinearRouter):
 
     Every token asks its k best experts; an expert keeps the C with the largest gates of those that ask and refuses
     the rest; a refused token asks the best expert that has not refused it yet, and may push out another there; until
-    nobody is refused. As both sides rank by the same gate, the outcome is that of going through all (token, expert)
-    pairs from the largest gate down, and taking each whose token has fewer than k experts and whose expert has room.
+    nobody is refused. Both sides rank by the same gate. So the outcome is the same as going through all (token,
+    expert) pairs from the largest gate down, and taking each whose token has fewer than k experts and whose expert has
+    capacity left.
     Ties go to the earlier token, then the lower expert.
 
     ``selected`` is where a token ends up, so one that overflowed has chosen another expert. Only where fewer than k

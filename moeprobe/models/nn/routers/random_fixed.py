@@ -2,7 +2,7 @@
 
 Axes: G groups, S tokens per group, D width, E experts, K choices.
 
-Source: the frozen routers that learned ones are held against, e.g. in Dikkala et al. 2023, "On the benefits of
+Source: the frozen routers that learned ones are compared with, e.g. in Dikkala et al. 2023, "On the benefits of
 learning to route in mixture-of-experts models".
 """
 

@@ -35,7 +35,7 @@ class Views:
         source_size: ``(B, 2)`` width and height of the sources.
         grid: the patches of a view.
         num_prefix_tokens: tokens before the patches.
-        total: turns a sum over these rows into that over the whole batch, of which they may be a part; what is a
+        total: turns a sum over these rows into the sum over the whole batch, of which they may be a part; a
             function of sums takes each of them through it, always in the same order.
     """
 
@@ -65,7 +65,7 @@ class Objective(ABC):
     Attributes:
         needs_pairs: the objective compares two views of each image.
         whole_batch: it is a function of sums over the whole batch, which it takes through ``Views.total``; else it is a
-            mean over groups of images, so that the mean over the parts of a batch is that of the batch.
+        mean over groups of images, so that the mean over the parts of a batch is the batch's mean.
 
     Raises:
         UserError: a weight is negative or no number.

@@ -8,7 +8,7 @@ experts. It is low where images differ in the experts that they load. But an exp
 CV' = 0, the best there is: a large ε rewards dead experts. ε must be far below μ² (μ is the number of patches / E where
 loads are even), and `dead_experts` says what came of it.
 
-Variances are those of a population. The thesis prints neither weights nor ε: those here are ours, for a start.
+Variances divide by n (population). The thesis prints neither weights nor ε: the defaults here are ours.
 
 Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", section 3.2.
 """

@@ -1,4 +1,4 @@
-"""Trainings side by side: what is reached for what cost, how steady the routing is, accuracy against time."""
+"""Trainings side by side: accuracy against cost and time, and stability of the routing."""
 
 import math
 
@@ -45,7 +45,7 @@ _IN_TURN = (
 )
 _BARS = "Marks: mean over training seeds; bars: lowest to highest of them"
 # Of one training: what the figure's own bars are to be held against.
-_WIDTH = "gray bars, as wide as those of one training (median)"
+_WIDTH = "gray bars, as wide as one training's (median)"
 
 
 def draw(table: pd.DataFrame) -> dict[str, Figure]:
@@ -84,10 +84,10 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     }
     if routing:
         kappa = shared_kappa(table)
-        notes = [] if kappa is None else [f"κ is that of {find(kappa).metric.label}, against pooled chance"]
+        notes = [] if kappa is None else [f"κ of {find(kappa).metric.label}, against pooled chance"]
         figures["steadiness"] = panels.finish(
             draw_rows(routing, all_groups, lacking=lacking), shown_rows,
-            title="How steady and how even the routing is: first MoE layer",
+            title="How stable and how even the routing is: first MoE layer",
             notes=[*notes, bars], mark=_WIDTH,
         )  # fmt: skip
     if len({group.experts for group in all_groups if not math.isnan(group.experts)}) > 1:

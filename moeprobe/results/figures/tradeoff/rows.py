@@ -119,7 +119,7 @@ def spread(group: Group, rows: pd.DataFrame) -> Spread | None:
 
 
 def deviations(all_groups: list[Group], rows: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the standard deviation of the groups' means, and that of seeds within a group, pooled.
+    """Return the standard deviation of the groups' means, and of seeds within a group, pooled.
 
     None where there are not at least two groups and two seeds of one, and where seeds make no difference.
     """
@@ -258,7 +258,7 @@ TRAINING_TIME = "training_time"
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return what is read first: name -> a row per cell that has it, indexed by cell; first MoE layer, patches."""
+    """Return the leading metrics: name -> a row per cell that has it, indexed by cell; first MoE layer, patches."""
     first = table.groupby("checkpoint")["layer"].transform(_first)
     table = table[(table["layer"] == "") | (table["layer"] == first)]
     numbers: dict[str, pd.DataFrame] = {}
@@ -314,7 +314,7 @@ _HEIGHT = 3.2
 
 
 def draw_experts(numbers: dict[str, pd.DataFrame], groups: Sequence[Group]) -> Figure:
-    """Return a panel per number: means of the groups over E, lines through those of one router and budget."""
+    """Return a panel per number: means of the groups over E, a line per router and budget."""
     lines: dict[str, list[Group]] = {}
     for group in groups:
         if not np.isnan(group.experts):

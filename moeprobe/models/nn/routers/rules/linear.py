@@ -25,7 +25,7 @@ class Logits:
 
 
 class LimitedRouter(Router, ABC):
-    """A sparse router: each token has at most so many experts, each expert room for so many tokens.
+    """A sparse router: each token has at most so many experts, each expert at most so many tokens.
 
     Raises:
         UserError: ``top_k`` is not between 1 and the number of experts, or a capacity is missing that the router

@@ -5,7 +5,7 @@ it is the other way round.
 
 The plan solves max ⟨Π, similarity⟩ − γ/2 ‖Π‖² with given sums of rows and columns and at most k entries per row that
 are not zero. Its semi-dual has one potential per column; given those, every row is a projection onto the sparse
-simplex. So the rows are met exactly, and the columns as far as the steps take it (where k is small, perhaps never).
+simplex. So the rows are met exactly, and the columns only after enough steps (where k is small, perhaps never).
 
 Source: Liu, Puigcerver, Blondel 2023, "Sparsity-constrained optimal transport"; V-MoE's authors take 20 steps of Adam.
 """
