@@ -59,7 +59,7 @@ def bench(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """How fast is moeprobe here, compared with other ways to do the same work and with limits nothing can beat?
+    """Benchmark moeprobe on this machine against alternatives and theoretical limits.
 
     Contestants are measured in interleaved rounds, after a check that their values agree; if they do not, that is an
     error (exit code 1). Targets are ratios, never seconds.

@@ -17,8 +17,8 @@ VERDICTS = {
     "lower": "the simultaneous interval is below 0",
     "no difference": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, κ and "
     "gates)",
-    "cannot tell": "anything else; reported with the difference that this number of images would detect four times in "
-    "five",
+    "cannot tell": "anything else: no significant difference; reported with the minimum difference that this number of "
+    "images detects at 80 % power",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **{
         flag.replace("_", " "): FLAGS[flag]
@@ -76,7 +76,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "family_cells": "number of layers × severities that the simultaneous interval and p_holm cover",
     "p": "p-value of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
     "p_holm": "the same after Holm's correction for the family",
-    "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
+    "detectable": "minimum detectable difference at 80 % power (simultaneous interval without 0)",
     "verdict": " or ".join(", ".join(VERDICTS).rsplit(", ", 1)),
     "judgement": "better or worse, where the metric has a better direction and the verdict is higher or lower",
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",

@@ -22,6 +22,10 @@ _FLAGS = {
 }
 
 
+# "no difference" is a verdict of its own (inside the margin); the column says "cannot tell".
+_IN_WORDS = {"cannot tell": "no significant difference"}
+
+
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
     """Return one word or two, from the simultaneous interval alone (``judged`` None: a side has collapsed).
 
@@ -52,7 +56,7 @@ def judgement(metric: str, word: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """What a sentence needs of one cell of a family."""
+    """One comparison of a family, as its sentence needs it."""
 
     verdict: str
     judgement: str
@@ -73,10 +77,10 @@ def sentence(
     units: str = "images",
     whole_numbers: bool = False,
 ) -> str:
-    """Return what a whole family comes to, each kind of verdict with its number of cells.
+    """Summarize a family: each kind of verdict with its number of comparisons.
 
     Args:
-        lines: the cells of the family.
+        lines: the comparisons of the family.
         checkpoint: the compared checkpoint.
         reference: the checkpoint to compare with.
         margin: up to where a difference is called small.
@@ -87,8 +91,9 @@ def sentence(
     parts = []
     for word, times in words.most_common():
         these = [line for line in lines if (line.judgement or line.verdict) == word]
-        share = "" if len(lines) == 1 else f" in {times} of {len(lines)} cells"
-        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole_numbers else 3)}")
+        share = "" if len(lines) == 1 else f" in {times} of {len(lines)} comparisons"
+        detail = _detail(word, these, margin, units, 0 if whole_numbers else 3)
+        parts.append(f"{_IN_WORDS.get(word, word)}{share}{detail}")
     return f"{checkpoint} against {reference}: {'; '.join(parts)}."
 
 
@@ -105,7 +110,7 @@ def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimal
     if word == "cannot tell":
         detectables = [line.detectable for line in lines if line.detectable == line.detectable]
         images = min(line.images for line in lines)
-        return f" ({images:,} {units} would have shown {_range(detectables)})" if detectables else ""
+        return f" ({images:,} {units} detect {_range(detectables)})" if detectables else ""
     return ""
 
 

@@ -2,7 +2,7 @@
 
     python -m reports.scripts.fashion_figures
 
-Writes ``reports/fashion/seed0/capacity.png``: accuracy less that with room for all, over the capacity.
+Writes ``reports/fashion/seed0/capacity.png``: accuracy change against unlimited capacity, over the capacity.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def capacity(folder: Path) -> Figure:
         ax.set(title=model, xlabel="capacity: room, as a multiple of an expert's even share")
         ax.grid(alpha=0.3)
         beside(ax, ends, height=_HEIGHT - 0.6)
-    figure.axes[0].set_ylabel("accuracy less that with room for all")
+    figure.axes[0].set_ylabel("accuracy change against unlimited capacity")
     figure.supxlabel("Bars: 95 % intervals over 4,000 test images, paired; one training seed.", fontsize=9)
     return figure
 

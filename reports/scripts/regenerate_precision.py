@@ -1,4 +1,4 @@
-"""Which part of a model may be quantized before its tokens choose other experts?
+"""Which parts of a model can be quantized without changing the routing?
 
     python -m reports.scripts.regenerate_precision [digits] [olmoe]
 

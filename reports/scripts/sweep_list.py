@@ -97,8 +97,8 @@ _ABLATION = {
 }
 _LABELS = "labeled-{}-unlabeled-{}-{}"
 _WITH = {
-    "V-MoE, those alone": (False, "balanced"),
-    "PRC ×10, those alone": (False, _PRC.format(0.05, 0.5)),
+    "V-MoE, labeled images only": (False, "balanced"),
+    "PRC ×10, labeled images only": (False, _PRC.format(0.05, 0.5)),
     "PRC ×10, all images": (True, _PRC.format(0.05, 0.5)),
 }
 _OF_STAGES = {

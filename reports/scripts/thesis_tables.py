@@ -35,7 +35,7 @@ MANUAL = {"learned": ("token choice", 0.887), "manual": ("manual, then a learned
 def accuracy_and_variation(folder: Path) -> list[str]:
     """Return Table 3: accuracy, and how much batch-wise gates vary, as the mean over the MoE layers."""
     models = _read(folder / "models.csv")
-    head = ["model", "accuracy", "theirs", "variation", "theirs", "share of the most"]
+    head = ["model", "accuracy", "theirs", "variation", "theirs", "share of the maximum"]
     return _table(
         head,
         [

@@ -58,7 +58,7 @@ def test_what_a_comparison_says_of_texts() -> None:
         "detectable": 0.25, "collapsed": "",
     }  # fmt: skip
     table = frame([line], judged=True)
-    assert "360 texts would have shown" in differences.sentences(table)["sentence"].iloc[0]
+    assert "360 texts detect" in differences.sentences(table)["sentence"].iloc[0]
     (shown,) = comparison.tables(table.assign(metric="top1_match_kappa"), extra="top1_match_kappa")
     assert "within text" in str(shown.title)
 

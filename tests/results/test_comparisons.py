@@ -134,8 +134,8 @@ def test_a_planted_difference_of_known_size_is_found() -> None:
         assert ((rows["sim_low"] < truth) & (truth < rows["sim_high"])).all()
         assert (rows["p_holm"] >= rows["p"]).all() and (rows["p_holm"].iloc[1:] < 1e-6).all()
         assert set(rows["family_cells"]) == {3}
-    assert "better in 2 of 3 cells (+0.1" in sentence(table, metric="top1_match")
-    assert "no difference in 1 of 3 cells (all inside ±0.1)" in sentence(table, metric="top1_match")
+    assert "better in 2 of 3 comparisons (+0.1" in sentence(table, metric="top1_match")
+    assert "no difference in 1 of 3 comparisons (all inside ±0.1)" in sentence(table, metric="top1_match")
 
 
 def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> None:
@@ -165,7 +165,7 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {"cannot tell"}
     row = only(table, metric="accuracy")
     assert row["detectable"] > row["sim_high"] > 0
-    assert f"cannot tell (100 images would have shown {row['detectable']:.3f})" in sentence(
+    assert f"no significant difference (100 images detect {row['detectable']:.3f})" in sentence(
         table, metric="accuracy"
     )
 
@@ -194,7 +194,7 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
         # The collapsed cell is no part of the family.
         assert set(alive["family_cells"][alive["metric"] != "dead_experts"]) == {1}
         for metric in ("top1_match", "load_entropy"):
-            assert f"collapsed in 1 of 2 cells ({name}: everything goes to one choice)" in sentence(
+            assert f"collapsed in 1 of 2 comparisons ({name}: everything goes to one choice)" in sentence(
                 table, metric=metric
             )
         texts = [text.get_text() for axes in draw(table, colors=colors("abc")).axes for text in axes.texts]

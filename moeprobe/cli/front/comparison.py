@@ -53,11 +53,11 @@ def footing(comparison: "Comparison") -> str:
     parts = ["; ".join(parts)]
     if table["sim_low"].notna().any():
         parts += [
-            f"[low, high]: differences of the same {units}, 95 % for all layers and severities of one metric at once "
-            f"(max-|t| over 2,000 bootstrap resamples of {units})",
-            f"p: t over {units}, Holm within the same",
+            f"[low, high]: simultaneous 95 % interval over all layers and severities of a metric (max-|t| over "
+            f"2,000 bootstrap resamples of {units}, paired)",
+            f"p: paired t test over {units}, Holm-corrected",
             f"no difference: inside ±{request['margin']:g}",
-            f"detectable: the smallest difference that these {units} find four times in five",
+            f"detectable: the minimum difference that these {units} detect at 80 % power",
         ]
     else:
         parts.append(f"no intervals: they need at least 20 {units}")

@@ -31,10 +31,7 @@ from moeprobe.results.tables import FLOORS
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
-_MORE = (
-    "All that was measured: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe "
-    "compare."
-)
+_MORE = "All metrics: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe compare."
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
 # In a narrower window the intervals of few-shot accuracy stand below their values.

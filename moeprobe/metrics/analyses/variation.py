@@ -3,7 +3,7 @@
 For image b and expert i let S_bi be the sum of G_i over the patches of the image. CV_i = Var_b(S_bi) / (Mean_b(S_bi) +
 ε) with the variance of a population and ε = 10⁻⁶; averaged over experts. 0 = every image loads the experts alike; the
 most is S (1 − 1 / E) with S patches, where every image goes to one expert as a whole. It grows with the number of
-patches, so that its share of the most stands beside it.
+patches, so its share of the maximum is given too.
 
 The thesis does not define G: here it is the gates and, in separate rows, the weights of dispatched tokens. Axes: B
 images, J tokens, E experts, n images of a whole run.
@@ -30,7 +30,7 @@ _OF = {"gates": "the gates", "weights": "the combine weights of the experts that
 
 
 def _metrics(of: str) -> tuple[Metric, Metric]:
-    """Return the variation of one kind of sums, and its share of the most."""
+    """Return the variation of one kind of sums, and its share of the maximum."""
     name = f"image_variation_{of}"
     value = Metric(
         name,
@@ -43,7 +43,7 @@ def _metrics(of: str) -> tuple[Metric, Metric]:
         f"{name}_share",
         about=f"{name} divided by its largest possible value, S (1 − 1 / E) with S tokens: 1 = each image has one "
         "expert",
-        label="share of the most",
+        label="share of the maximum",
         below=name,
     )
     return value, share

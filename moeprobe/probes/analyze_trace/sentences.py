@@ -58,6 +58,5 @@ def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
     first_layer = first.loc[first["value"].idxmax()]
     return (
         f" Most affected tokens differ first in {first_layer['layer']} ({interval(first_layer)}); "
-        "the first such token of a sequence "
-        f"stands at position {interval(position)}, on average."
+        f"sequences first differ at position {interval(position)}, on average."
     )

@@ -100,7 +100,7 @@ def key(overlays: Sequence[Overlay]) -> str:
         what = "C" + "; c".join(
             f"olor in {checkpoint}: {description}" for checkpoint, description in shows_of.items()
         )
-    return f"{what}. Outlined: other than in the clean image"
+    return f"{what}. Outlined: expert changed from the clean image"
 
 
 def moved(overlays: Sequence[Overlay]) -> str:

@@ -22,7 +22,7 @@ WHOLE = "whole"
 
 @dataclass(frozen=True, kw_only=True)
 class Precision(Probe["Result"]):
-    """Which part of a model may be quantized before its tokens choose other experts?
+    """Which parts of a model can be quantized without changing the routing?
 
     The weights of one part at a time, and of the whole model, are rounded to each format. Each rounded model is
     compared with the original on the same inputs: match and κ of each layer, accuracy, and for language models the

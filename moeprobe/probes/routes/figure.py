@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
             draw_line(panel, of_kind, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
         panel.set_title(find(metric).label())
         label_axis(panel, layers)
-    axes[0, 0].set_ylabel("share of the most, beyond permutation")
+    axes[0, 0].set_ylabel("normalized mutual information, chance-corrected")
     title = "What a token's expert says of its image's class, its place, its color"
     return {"information": panels.finish(figure, rows, title=title)}
 
