@@ -89,7 +89,7 @@ def section(name: str, command: Any, shared: list[Option]) -> str:
     if takes_shared:
         names = {option[0] for option in options(command)}
         missing = [code(option[0]) for option in shared if option[0] not in names]
-        without = f", but for {', '.join(missing)}" if missing else ""
+        without = f", except {', '.join(missing)}" if missing else ""
         parts.append(f"It takes the [shared options](commands.md#shared-options) too{without}.")
     return "\n\n".join(parts)
 
