@@ -77,7 +77,7 @@ def confidence(
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
-    """Measure how sure the routers are on clean images: highest gate, second, rest, and the margin.
+    """Measure how confident the routers are on clean images: highest gate, second, rest, and the margin.
 
     Arguments and errors as in ``match_ratio``.
     """

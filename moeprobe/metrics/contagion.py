@@ -32,7 +32,7 @@ def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, M
     )
     dropped = Metric(
         f"{name}_dropped",
-        about=f"the part of {name} in which the same experts were selected but had room in one case only",
+        about=f"the part of {name} in which the same experts were selected but had capacity in one case only",
         label=f"{kind} contagion: dropping alone",
     )
     distance = Metric(

@@ -1,4 +1,4 @@
-"""A routing trace as a file: which experts each token of each input chose, and how sure the router was.
+"""A routing trace as a file: which experts each token of each input chose, and how confident the router was.
 
 The file is Parquet, so that pandas, Arrow or DuckDB read it without moeprobe. One row is one MoE layer of one input (an
 image, or a request to a server). Lists run over the tokens of the input in their order, prefix tokens first; where a

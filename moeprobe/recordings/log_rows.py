@@ -10,7 +10,7 @@
   best: the choices are sorted by them, ties to the lower expert.
 * ``all_gates``, optional, instead of ``gates``: per token the E gates, a distribution. Without them there is no
   confidence.
-* ``processed``, optional: per token K times whether the expert had room; default yes.
+* ``processed``, optional: per token K times whether the expert had capacity; default yes.
 * ``valid``, optional: per token whether it is one, and no padding; default yes.
 * ``num_prefix_tokens``, optional: tokens at the beginning that are reported apart; default 0.
 * ``ordered_by``, optional: what the experts are ordered by, the best first: ``gates``, ``logits``, or ``scores`` (what

@@ -23,7 +23,7 @@ class Traceable(Protocol):
 
     Attributes:
         layer_names: MoE layers, in forward order.
-        group_images: images that compete for room, N consecutive ones from the first of the batch on; a batch holds
+        group_images: images that compete for capacity, N consecutive ones from the first of the batch on; a batch holds
             whole groups, or less than one. 1 where an image's routing depends on that image alone.
     """
 

@@ -27,7 +27,8 @@ class LayerRouting:
         scores: ``(B, T, E)`` what the choice is read off where that is not the gates, else None.
         selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none; K = E where experts choose
             their tokens, 0 where every expert gets a share of every token.
-        processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
+        processed: ``(B, T, K)`` bool, which choices fit their expert's capacity: "chose another" and "was dropped" stay
+            apart.
         valid: ``(B, T)`` bool, False for padding, and for special tokens after a text.
         grid: layout of the tokens after the prefix in the image; None for a text.
         num_prefix_tokens: tokens before the patches (CLS, registers).

@@ -1,7 +1,9 @@
-"""How full are the experts' buffers? Where tokens choose and room is limited: places that stand empty are computed too.
+"""How full are the experts' buffers?
+
+Applies where tokens choose and capacity is limited: empty places are computed too.
 
 Prefix tokens take places as patches do, so it is about all tokens of an image; a table says it of patches alone, to be
-read beside the choices without room (``dropped``).
+read beside the dropped choices (``dropped``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which tokens does an expert lose? Of those it processes in the reference, the share that it does not in the view.
 
 Over all experts (each expert's tokens count), and expert by expert (column ``expert``). Only processed tokens count,
-so a token that its expert drops for lack of room is lost too. Chance is the churn if the view's tokens were
+so a token that its expert drops for lack of capacity is lost too. Chance is the churn if the view's tokens were
 reassigned: pooled, an expert processes any token as often as it does on the whole; image, it processes another patch
 of the same image. kappa is 1 − churn / chance, so that 1 is stable and 0 is chance, as everywhere.
 

@@ -1,4 +1,4 @@
-"""How sure is the router? Table 5 of the PRC paper.
+"""How confident is the router? Table 5 of the PRC paper.
 
 Mean highest gate, mean second, mean sum of the rest, the margin between first and second, and the entropy of the gates,
 over all tokens. Which tokens the paper averages is not published: here the patches, with prefix tokens apart. Of the

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 DROPPED = Metric(
     "dropped",
-    about="share of the choices of the view's tokens (or of both random views) that find no room at their expert; "
+    about="share of the choices of the view's tokens (or of both random views) that exceed their expert's capacity; "
     "where tokens choose",
-    label="choices without room",
+    label="dropped choices",
 )
 
 
 class Dropped(LayerAnalysis):
-    """Share of the choices that find no room at their expert, where tokens choose."""
+    """Share of the choices that exceed their expert's capacity, where tokens choose."""
 
     measures = (DROPPED,)
     signature = "choices"

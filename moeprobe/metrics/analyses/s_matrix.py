@@ -1,7 +1,8 @@
 """The correlation matrix S of paired gates over a whole data set: equations 3 and 4 and Figure 3 of the PRC paper.
 
 S = E/N Σ r(x1, p1) r(x2, p2)ᵀ over the N pairs of corresponding patches, where view 1 (the row) is the view that
-covers less of the source. A router that is sure, even and unmoved has S = I; one that says nothing has S_ij = 1/E.
+covers less of the source. A router that is confident, balanced and stable has S = I; one that says nothing has S_ij =
+1/E.
 
 * ``s``: each S_ij;
 * ``s_diagonal``, ``s_offdiagonal``: the means of S_ii and of S_ij, i ≠ j. Gates that sum to one make all of S sum to

@@ -65,7 +65,7 @@ class DispatchPlan:
         expert: ``(N,)``.
         slot: ``(N,)`` place in the expert's buffer of this group, in the order of arrival; may exceed C.
         weight: ``(N,)`` combine weight, 0 where dropped.
-        kept: ``(N,)`` whether there was room.
+        kept: ``(N,)`` whether there was capacity.
     """
 
     token: Tensor

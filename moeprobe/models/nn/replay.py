@@ -21,7 +21,7 @@ class Choices:
 
     Attributes:
         selected: ``(B, T, K)`` experts, best first, -1 = none.
-        processed: ``(B, T, K)`` bool, which of them found room.
+        processed: ``(B, T, K)`` bool, which of them fit the capacity.
         gates: ``(B, T, E)`` weights to use; None = what the router gives to its present input.
     """
 

@@ -30,7 +30,7 @@ class ByClass:
     """Sends all tokens of an image to the expert of its class.
 
     Args:
-        model: whose routers choose one expert per token, without a limit of room.
+        model: whose routers choose one expert per token, without a limit on capacity.
         groups: the classes of each expert; none = routers choose as ever.
 
     Raises:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence(Probe["Result"]):
-    """How sure are the routers on clean images?
+    """How confident are the routers on clean images?
 
     Mean highest gate, second gate, sum of the rest, the margin between the first two, and the entropy of the gates; and
     how evenly tokens choose experts.

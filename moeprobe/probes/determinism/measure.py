@@ -30,8 +30,8 @@ class DeterminismMeasurement(VariantsMeasurement):
             odd = [size for size in self.probe.batches if size % group]
             if odd:
                 raise UserError(
-                    f"In {model.name} {group} images compete for room; --batches takes multiples of {group}, and got "
-                    f"{odd[0]}."
+                    f"In {model.name} {group} images compete for capacity; --batches takes multiples of {group}, "
+                    f"and got {odd[0]}."
                 )
 
     @property

@@ -15,7 +15,7 @@ _NOT_AUXILIARY = {
     "train_plan_nonzeros",
     "train_plan_error",
 }
-_ROOM = {"train_dropped": "choices without room", "train_buffer_fill": "places taken"}
+_ROOM = {"train_dropped": "dropped choices", "train_buffer_fill": "places taken"}
 # Losses that differ by more than this factor are drawn on a logarithmic axis.
 _WIDE = 10
 

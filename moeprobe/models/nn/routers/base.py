@@ -25,7 +25,7 @@ class Decision:
         scores: ``(G, S, E)`` what the choice is read off where that is not the gates, else None.
         selected: ``(G, S, K)`` chosen experts, best first, before capacity, -1 = none; K = E where experts choose, 0
             where every expert gets a share of every token.
-        processed: ``(G, S, K)`` bool, which choices found room.
+        processed: ``(G, S, K)`` bool, which choices fit the capacity.
         top_k: experts that each token chooses; None where tokens do not choose.
         noise_scale: standard deviation of the noise on the logits; 0 without noise.
         plan: the dispatch and combination.

@@ -1,4 +1,4 @@
-"""Priority routing: an expert takes its best tokens, and a token that finds no room goes to its next choice.
+"""Priority routing: an expert takes its best tokens, and a token that finds it full goes to its next choice.
 
 Axes: G groups, S tokens per group, D width, E experts, K choices, C tokens that an expert takes of a group.
 
