@@ -245,7 +245,7 @@ def test_what_cannot_be_forced_is_said(make: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        ({"logits": 1, "weights": 0}, "whose place it must say too"),
+        ({"logits": 1, "weights": 0}, "place of the indices is needed too"),
         ({"logits": 1, "indices": 2, "weights": 1}, "its weights should be as many as its indices (51, 2)"),
         ({"logits": 1, "indices": 2, "weights": 2}, "its weights should be as many as its indices (51, 2)"),
     ],
