@@ -255,7 +255,9 @@ def test_the_command_returns_a_status(tmp_path: Path) -> None:
     assert said["sound"] is False and said["findings"][0]["name"] == "all zero"
     assert "There is no trace" in refused("check-trace", tmp_path / "none.parquet")
     stranger = saved(tmp_path / "stranger.parquet", requests(), experts=9)
-    assert "differ in their numbers of experts or choices" in refused("check-trace", good, "--against", stranger)
+    assert "differ in their numbers of experts or choices" in refused(
+        "check-trace", good, "--against", stranger
+    )
 
 
 def test_parts_say_what_the_whole_says(tmp_path: Path) -> None:
