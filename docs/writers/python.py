@@ -13,7 +13,17 @@ MODELS = {
     "load_model", "wrap", "trace", "train", "train_pipeline", "open_data", "open_view", "choose_device", "downloads",
     "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
-STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
+STUDIES = {
+    "audit",
+    "compare",
+    "curves",
+    "measure_shard",
+    "merge",
+    "paper",
+    "read_audit",
+    "report",
+    "tradeoff",
+}
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {

@@ -76,6 +76,7 @@ from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.audit import AuditPlan, AuditResult, audit, plan_audit, read_audit
 from moeprobe.studies.compare import Comparison, compare, plan_comparison
 from moeprobe.studies.curves import Curves, curves
 from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
@@ -92,6 +93,8 @@ Watcher = Progress
 use_plugins = checked(catalog.use_plugins)
 
 __all__ = [
+    "AuditPlan",
+    "AuditResult",
     "CheckedTrace",
     "Checkpoint",
     "Comparison",
@@ -126,6 +129,7 @@ __all__ = [
     "Watcher",
     "analyze_trace",
     "attack",
+    "audit",
     "check_trace",
     "choose_device",
     "compare",
@@ -155,6 +159,7 @@ __all__ = [
     "overlay",
     "paper",
     "plan",
+    "plan_audit",
     "plan_comparison",
     "plan_contagion",
     "plan_discontinuity",
@@ -165,6 +170,7 @@ __all__ = [
     "plan_tradeoff",
     "precision",
     "probe",
+    "read_audit",
     "record",
     "recorded_routing",
     "report",

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from moeprobe import __version__
 from moeprobe.cli.commands import (
     analyze_trace,
+    audit,
     check_trace,
     compare,
     correspond,
@@ -147,6 +148,7 @@ _probes = registry.probes()
 # What no probe is, under its heading; in each heading the probes come first.
 _others: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.STUDIES: {
+        "audit": audit.audit,
         "demo": demo.demo,
         "train": train.train,
         "tradeoff": tradeoff.tradeoff,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_typ
 
 from moeprobe.errors import UserError
 from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
+from moeprobe.results.headlines.properties import AuditEntry, Property, Rule  # noqa: F401  # as above
 from moeprobe.runtime import arguments, keywords
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ def panel_of(kind: "type[Probe[Any]]") -> Panel:
     return kind.panel if isinstance(kind.panel, Panel) else Panel.PROBES
 
 
+def audit_entry(kind: "type[Kind]") -> AuditEntry | None:
+    """Return how a kind of run joins an audit; a plug-in may have a field of that name, and does not then."""
+    return kind.audit if isinstance(kind.audit, AuditEntry) else None
+
+
 class Kind:
     """The content of a run folder: its names, what it measures, and how that is shown.
 
@@ -101,6 +107,7 @@ class Kind:
         headlines: leading metrics.
         layout: how a result is printed.
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
+        audit: how it joins ``moeprobe audit``; None = it does not.
     """
 
     name: ClassVar[str]
@@ -110,6 +117,7 @@ class Kind:
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
     layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
     joinable: ClassVar[bool] = True
+    audit: ClassVar[AuditEntry | None] = None
 
     @classmethod
     def says(cls, table: "DataFrame") -> list[str]:

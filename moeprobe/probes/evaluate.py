@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moeprobe.probes.base import Agreement, Headline, Layout, Probe
+from moeprobe.probes.base import Agreement, AuditEntry, Headline, Layout, Probe, Property
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  (named in quotes, so that nothing is imported)
@@ -24,6 +24,19 @@ class Evaluate(Probe["Result"]):
     title: ClassVar[str] = "Accuracy on clean images"
     analyses: ClassVar[tuple[str, ...]] = ("output",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy"),)
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=4,
+        properties=(
+            Property(
+                "accuracy",
+                "Accuracy",
+                (Headline("accuracy"),),
+                "accuracy",
+                advice={"at chance": "Check the normalization, the order of the classes and the weights."},
+                command="moeprobe noise-sweep {models}",
+            ),
+        ),
+    )
     layout: ClassVar[Layout] = Layout.ALL
     needs_routing: ClassVar[bool] = False
     labels_required: ClassVar[bool] = True

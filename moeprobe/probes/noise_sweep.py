@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from moeprobe.probes.base import Arg
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Property
 from moeprobe.probes.sweep import AlongSeverity
 
 
@@ -18,6 +18,25 @@ class NoiseSweep(AlongSeverity):
     name: ClassVar[str] = "noise-sweep"
     kind: ClassVar[str] = "sweep"
     view: ClassVar[str] = "gaussian_noise"
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=2,
+        properties=(
+            Property(
+                "noise",
+                "Routing under noise, σ = 0.2",
+                (Agreement(at="strongest"),),
+                "agreement",
+                advice={
+                    "unstable": "Measure how much of the accuracy is lost by switching experts.",
+                    "moderately stable": "Find the σ from which on routing changes.",
+                },
+                command="moeprobe noise-sweep {models} --attribute",
+            ),
+        ),
+        images={"severities": (0.05, 0.1, 0.2)},
+        texts=None,
+        figures=("routing",),
+    )
 
     severities: Annotated[
         Sequence[float] | None,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from moeprobe.probes.base import AGREEMENT, Agreement, Headline, Kind, Layout
+from moeprobe.probes.base import AGREEMENT, Agreement, AuditEntry, Headline, Kind, Layout, Property
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,6 +27,44 @@ class AnalyzeTrace(Kind):
     )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(at="strongest"),)
     layout: ClassVar[Layout] = Layout.OWN
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=0,
+        properties=(
+            Property(
+                "recorded",
+                "Agreement with the first recording",
+                (Agreement(at="strongest"),),
+                "agreement",
+                advice={
+                    "unstable": "Check the two recordings for shifts of layers, positions and expert numbers.",
+                    "moderately stable": "Look in which layer and at which position the tokens first differ.",
+                },
+                command="moeprobe check-trace {second} --against {first}",
+                compared=False,
+            ),
+            Property(
+                "dead",
+                "Dead experts",
+                (Headline("dead_experts"),),
+                "dead",
+                command="moeprobe analyze-trace {models} --full",
+            ),
+            Property(
+                "load",
+                "Load",
+                (Headline("load_entropy"),),
+                "load",
+                command="moeprobe analyze-trace {models} --full",
+            ),
+            Property(
+                "confidence",
+                "Confidence",
+                (Headline("gate_highest"),),
+                "confidence",
+                command="moeprobe analyze-trace {models} --full",
+            ),
+        ),
+    )
 
     @classmethod
     def says(cls, table: "DataFrame") -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moeprobe.probes.base import Agreement, Headline, Probe
+from moeprobe.probes.base import Agreement, AuditEntry, Headline, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +37,32 @@ class Confidence(Probe["Result"]):
         Headline("load_entropy"),
         Headline("dead_experts"),
         Headline("dead_experts_first"),
+    )
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=3,
+        properties=(
+            Property(
+                "dead",
+                "Dead experts",
+                (Headline("dead_experts"),),
+                "dead",
+                advice={"some": "Remove the dead experts, or train with a stronger balancing loss."},
+                command="moeprobe routes {models}",
+            ),
+            Property(
+                "load",
+                "Load",
+                (Headline("load_entropy"),),
+                "load",
+                advice={
+                    "uneven": "Train with a stronger balancing loss, or give the experts more capacity.",
+                    "slightly uneven": "Check that no token is dropped at the capacity of your server.",
+                },
+                command="moeprobe confidence {models} --capacity trained --full",
+            ),
+            Property("confidence", "Confidence", (Headline("gate_highest"),), "confidence"),
+        ),
+        figures=("confidence",),
     )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

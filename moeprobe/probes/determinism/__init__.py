@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +34,25 @@ class Determinism(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.BY_VIEW
     joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=6,
+        properties=(
+            Property(
+                "batch",
+                "Depends on the batch",
+                (Agreement(),),
+                "repeated",
+                advice={
+                    "yes": "Serve it with fixed batches, or find the operation that mixes inputs.",
+                    "near ties only": "Only near ties change; expect as much between any two servers.",
+                },
+                command="moeprobe determinism {models} --batches 1,8,32 --repeats 3",
+            ),
+        ),
+        images={"batches": (1,)},
+        texts={"batches": (1,)},
+        most_images=200,
+    )
 
     batches: Annotated[Sequence[int], Arg("Comma-separated batch sizes to try besides --batch-size.")] = (
         1,

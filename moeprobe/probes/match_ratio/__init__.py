@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Probe, Views
+from moeprobe.probes.base import (
+    AGREEMENT,
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Probe,
+    Property,
+    Views,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +34,39 @@ class MatchRatio(Probe["Result"]):
     title: ClassVar[str] = "Match of corresponding patches"
     analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "load", "unserved", "dropped", "buffer_fill")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(),)
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=1,
+        properties=(
+            Property(
+                "crops",
+                "Routing under crops",
+                (Agreement(),),
+                "agreement",
+                text_title="Routing under dropped tokens",
+                advice={
+                    "unstable": "Train with Pairwise Router Consistency (objective prc), or use fewer experts.",
+                    "moderately stable": "Compare it with the reference values, and with another training seed.",
+                    "collapsed": "Mend the collapse first: a router with one choice is stable for no good reason.",
+                },
+                command="moeprobe match-ratio {models} --view prc_crops",
+            ),
+            Property(
+                "collapse",
+                "Collapsed",
+                (Agreement(),),
+                "collapse",
+                companion="by chance",
+                advice={
+                    "collapsed": "Train with a stronger balancing loss: all tokens make the same choice.",
+                    "nearly": "Look at the load of each expert, and train with a stronger balancing loss.",
+                },
+                command="moeprobe confidence {models} --full",
+                compared=False,
+            ),
+        ),
+        texts={"view": "token_dropout"},
+        figures=("match-ratio",),
+    )
     views: ClassVar[Views] = Views.PAIRS
 
     view: Annotated[

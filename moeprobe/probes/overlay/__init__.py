@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import OUT_OF_FIGURES, Arg, Layout, Probe, Views
+from moeprobe.probes.base import OUT_OF_FIGURES, Arg, AuditEntry, Layout, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult  # noqa: F401  # named in the class
@@ -35,6 +35,9 @@ class Overlay(Probe["OverlayResult"]):
     option_help: ClassVar[Mapping[str, str]] = {"out": OUT_OF_FIGURES}
     ends_with: ClassVar[str] = "drawing"
     resumes: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=5, images={"severity": 0.2}, texts=None, figures=("overlay",)
+    )
 
     images: Annotated[
         Sequence[str], Arg("Names of images of the data set, comma-separated.", in_request=False)

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
+from moeprobe.probes.base import (
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Layout,
+    Panel,
+    Probe,
+    Property,
+    Rule,
+)
 from moeprobe.routing.parts import PARTS
 from moeprobe.runtime.catalog import unknown
 
@@ -49,6 +59,27 @@ class Precision(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.BY_VIEW
     joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=7,
+        properties=(
+            Property(
+                "precision",
+                "Parts that may be quantized",
+                (Agreement(),),
+                "quantized",
+                rule=Rule.VARIANTS,
+                advice={
+                    "fair": "Leave the parts out that are not listed, or check them on more images.",
+                    "poor": "Quantize nothing without checking the output on more images.",
+                },
+                command="moeprobe precision {models}",
+            ),
+        ),
+        images={"formats": ("bf16", "int8")},
+        texts={"formats": ("bf16", "int8")},
+        most_images=200,
+        figures=("precision",),
+    )
 
     parts: Annotated[
         Sequence[str], Arg(f"Comma-separated parts whose weights are rounded: {', '.join(PARTS)}.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Probe
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,6 +46,26 @@ class Routes(Probe["RoutesResult"]):
         Headline("load_entropy"),
         Headline("dead_experts"),
         Headline("dead_experts_first"),
+    )
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=8,
+        properties=(
+            Property(
+                "routes",
+                "Experts specialize by",
+                (
+                    Headline("class_information", noun="class"),
+                    Headline("position_information", noun="position"),
+                    Headline("color_information", noun="color"),
+                ),
+                "information",
+                rule=Rule.HIGHEST,
+                command="moeprobe routes {models}",
+                compared=False,
+            ),
+        ),
+        images={"count": 1},
+        figures=("sheet",),
     )
 
     images: Annotated[

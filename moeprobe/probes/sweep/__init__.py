@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Probe, Views
+from moeprobe.probes.base import (
+    AGREEMENT,
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Layout,
+    Probe,
+    Property,
+    Views,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,6 +91,21 @@ class Sweep(AlongSeverity):
     """
 
     name: ClassVar[str] = "sweep"
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=2,
+        properties=(
+            Property(
+                "noise",
+                "Routing under noise on the embeddings",
+                (Agreement(at="strongest"),),
+                "agreement",
+                command="moeprobe sweep {models} --view typos",
+            ),
+        ),
+        images=None,
+        texts={"view": "embedding_noise", "severities": (0.05, 0.1, 0.2)},
+        figures=("routing",),
+    )
 
     view: Annotated[
         str,

@@ -52,9 +52,9 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
     if run.table is None:
         return []
     collected = []
-    for headline in _resolve(declared, run.table):
-        values = _select(run.table, headline.which)
-        severity = _severity(values, headline.at)
+    for headline in resolve_headlines(declared, run.table):
+        values = select_rows(run.table, headline.which)
+        severity = severity_of(values, headline.at)
         first_layers = values.groupby("checkpoint", sort=False)["layer"].first()
         for layer in dict.fromkeys(first_layers):
             names = set(first_layers.index[first_layers == layer])
@@ -66,7 +66,7 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
     return list({(item.which, item.layer, item.severity): item for item in collected}.values())
 
 
-def _resolve(declared: Sequence[Headline | Agreement], table: pd.DataFrame) -> list[Headline]:
+def resolve_headlines(declared: Sequence[Headline | Agreement], table: pd.DataFrame) -> list[Headline]:
     """Return the headlines with their metrics and nouns, which of agreement depend on the checkpoints."""
     return [
         headline
@@ -98,7 +98,8 @@ def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> He
     return Headline(f"{metric}{KAPPA}", null, at=declared.at, companions=companions, noun=noun)
 
 
-def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
+def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
+    """Return the rows of ordinary tokens, or of the output, about a metric and null: of several draws their pool."""
     keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
     if "draw" in table:
         # Of several draws the rows of all together, which have no number: missing in memory, empty in a CSV.
@@ -106,8 +107,8 @@ def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
     return table[keep]
 
 
-def _severity(table: pd.DataFrame, at: str) -> float | None:
-    """Return the severity that is meant; None where the run has none."""
+def severity_of(table: pd.DataFrame, at: str) -> float | None:
+    """Return the severity that a headline means; None where the run has none."""
     steps = table["severity"].dropna()
     if steps.empty:
         return None
@@ -120,7 +121,7 @@ def _rows(
     """Return the rows of these checkpoints; of a comparison those between them."""
     if table is None:
         return []
-    here = _select(table, which)
+    here = select_rows(table, which)
     here = here[here["layer"] == layer]
     if severity is not None:
         here = here[here["severity"] == severity]

@@ -14,6 +14,8 @@ from functools import cached_property
 from importlib import resources
 from urllib.parse import quote
 
+from jinja2 import Environment
+
 from moeprobe import __version__
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
@@ -82,7 +84,7 @@ class Section:
         """Each CSV: (its name in the run, the name to save it by, its address)."""
         plain = _plain(self.run.label)
         return [
-            (name, f"{plain}-{name}", _address(content, "text/csv;charset=utf-8"))
+            (name, f"{plain}-{name}", data_address(content, "text/csv;charset=utf-8"))
             for name, content in self.run.files.items()
         ]
 
@@ -107,28 +109,34 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 def html(parts: Sequence[Section]) -> str:
     """Return the page."""
-    style, script = (_template_text(name) for name in ("report.css", "report.js"))
+    style, script = (template_text(name) for name in ("report.css", "report.js"))
     templates = environment("moeprobe.studies.report", autoescape=True)
-    templates.filters["address"] = lambda picture: _address(picture.content, picture.media)
+    templates.filters["address"] = lambda picture: data_address(picture.content, picture.media)
     templates.filters["alternative"] = alternative
     return templates.get_template("report.html.jinja").render(
         **_context(parts),
         style=style,
         script=script,
-        style_hash=_policy_hash(style),
-        script_hash=_policy_hash(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
     )
 
 
 def markdown_text(parts: Sequence[Section]) -> str:
     """Return the report as Markdown; its pictures and tables are in ``report-files`` next to it."""
-    templates = environment("moeprobe.studies.report", autoescape=False)
-    # What is put in is escaped unless it says that it is Markdown already: forgetting it leaves plain text.
-    templates.finalize = lambda given: given if isinstance(given, _Markdown) else markdown(str(given))
-    templates.filters["code"] = _code
-    templates.filters["link"] = lambda path: _Markdown(quote(path))
+    templates = markdown_environment("moeprobe.studies.report")
     templates.filters["alternative"] = alternative
     return templates.get_template("report.md.jinja").render(**_context(parts))
+
+
+def markdown_environment(package: str) -> Environment:
+    """Return the templates of a package whose text is Markdown."""
+    templates = environment(package, autoescape=False)
+    # What is put in is escaped unless it says that it is Markdown already: forgetting it leaves plain text.
+    templates.finalize = lambda text: text if isinstance(text, _Markdown) else markdown(str(text))
+    templates.filters["code"] = _code
+    templates.filters["link"] = lambda path: _Markdown(quote(path))
+    return templates
 
 
 def _context(parts: Sequence[Section]) -> dict[str, object]:
@@ -150,16 +158,18 @@ def _context(parts: Sequence[Section]) -> dict[str, object]:
     }
 
 
-def _template_text(name: str) -> str:
+def template_text(name: str) -> str:
+    """Return a file of the report's templates, e.g. its style."""
     return resources.files("moeprobe.studies.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _policy_hash(text: str) -> str:
+def policy_hash(text: str) -> str:
     """Return a Content-Security-Policy source that allows exactly this text between its tags."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _address(content: bytes, media: str) -> str:
+def data_address(content: bytes, media: str) -> str:
+    """Return an address that holds a file itself."""
     return f"data:{media};base64,{base64.b64encode(content).decode()}"
 
 

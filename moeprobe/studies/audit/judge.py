@@ -1,0 +1,221 @@
+"""From the table of a run to the verdicts on its properties, model by model, each by all MoE layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import IMAGE, modality_of
+from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.metrics.registry import find
+from moeprobe.probes.base import CLEAN, Headline, Property, Rule
+from moeprobe.results.headlines.collected import resolve_headlines, select_rows, severity_of
+from moeprobe.results.headlines.declared import Which
+from moeprobe.results.numbers import number
+from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.studies.audit.scales import SCALES, Scale
+
+Row = dict[str, Any]
+# A row per property and model, or per property and pair of models (those with a ``reference``).
+COLUMNS = [
+    "property", "title", "checkpoint", "reference", "verdict", "grade", "judgement", "symbol", "metric", "null", "view",
+    "severity", "layer", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "of_layers",
+    "first_layer", "first_value", "first_low", "first_high", "beside", "advice", "command", "run",
+]  # fmt: skip
+COLLAPSED = "collapsed"
+# No match is collapsed by a load that merely leans to one side.
+_EVERYTHING = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class PropertyNumbers:
+    """A property with the numbers that it is judged by.
+
+    Attributes:
+        property: its declaration.
+        headlines: its numbers, resolved for the routers of the run.
+        rows: those of the deciding number: every layer, and every variant, of every model.
+    """
+
+    property: Property
+    headlines: list[Headline]
+    rows: pd.DataFrame
+
+    @property
+    def which(self) -> Which:
+        """Metric and null of the deciding number."""
+        first = self.rows.iloc[0]
+        return str(first["metric"]), str(first["null"])
+
+
+def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | None:
+    """Return the numbers of a property in a table; None where nothing of it was measured."""
+    if item.companion and not tokens_choose(agreement_of(table)):
+        return None  # chance of gates that are merely even is high, too
+    headlines = resolve_headlines(item.numbers, table)
+    rows = pd.concat([_rows(table, which, deciding) for which, deciding in _deciding(item, headlines)])
+    return None if rows.empty else PropertyNumbers(item, headlines, rows)
+
+
+def _deciding(item: Property, headlines: Sequence[Headline]) -> list[tuple[Which, Headline]]:
+    """Return the numbers that decide: with several experts per token κ of their set, which is what processes it."""
+    if item.rule is Rule.HIGHEST:
+        return [(headline.which, headline) for headline in headlines]
+    sets = [headline for headline in headlines if headline.beside and headline.null == "pooled"]
+    headline = (sets or list(headlines))[0]
+    if not item.companion:
+        return [(headline.which, headline)]
+    return [(which, headline) for noun, which in headline.companions if noun == item.companion]
+
+
+def _rows(table: pd.DataFrame, which: Which, headline: Headline) -> pd.DataFrame:
+    rows = select_rows(table, which)
+    rows = rows[~rows["view"].isin(FLOORS)]
+    if rows["view"].nunique() > 1:
+        rows = rows[rows["view"] != CLEAN]  # of a run in several ways, what they are compared with
+    severity = severity_of(rows, headline.at)
+    return rows if severity is None else rows[rows["severity"] == severity]
+
+
+def verdicts(
+    numbers: PropertyNumbers, table: pd.DataFrame, *, run: str, classes: int | None, command: str
+) -> list[Row]:
+    """Return the verdict on each model, as rows with ``COLUMNS``.
+
+    Args:
+        numbers: the property with its numbers.
+        table: of the run.
+        run: folder of the run.
+        classes: of the data; None where they have no labels.
+        command: what gives more.
+    """
+    return [
+        _verdict(numbers, table, str(name), rows)
+        | {"run": run, "command": command, "reference": "", "judgement": ""}
+        | _advice(numbers.property, SCALES[numbers.property.scale], rows, classes)
+        for name, rows in numbers.rows.groupby("checkpoint", sort=False)
+    ]
+
+
+def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
+    """Return what one model's number is, where it is worst and in the first layer."""
+    item, scale = numbers.property, SCALES[numbers.property.scale]
+    worst, first = worst_row(rows, scale), rows.iloc[0]
+    if item.rule is Rule.HIGHEST:
+        worst = _highest(rows)
+    keys = ["metric", "null", "view", "severity", "layer", "value", "ci_low", "ci_high", "images", "trials"]
+    title = item.text_title if item.text_title and modality_of(table["tokens"]) is not IMAGE else item.title
+    shares = table[(table["metric"] == "expert_share") & (table["layer"] == worst["layer"])]
+    return {
+        "property": item.name,
+        "title": title,
+        "checkpoint": name,
+        "symbol": scale.symbol,
+        **{key: worst[key] for key in keys},
+        "experts": int(shares[shares["checkpoint"] == name]["expert"].nunique()),
+        "layers": int(rows["layer"].nunique()) if worst["layer"] else 0,
+        "of_layers": "first" if item.rule is Rule.HIGHEST else "worst" if scale.best else "lowest",
+        "first_layer": first["layer"],
+        "first_value": first["value"],
+        "first_low": first["ci_low"],
+        "first_high": first["ci_high"],
+        "beside": _beside(numbers, table, name, worst),
+    }
+
+
+def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
+    """Return the row whose number is worst; a router that has collapsed is worse than any number."""
+    collapsed = rows[rows["flag"] == COLLAPSED]
+    if len(collapsed):
+        return collapsed.iloc[0]
+    values = rows["value"].astype(float)
+    if values.isna().all():
+        return rows.iloc[0]
+    return rows.loc[values.idxmax() if scale.best == "lowest" else values.idxmin()]
+
+
+def _highest(rows: pd.DataFrame) -> pd.Series:
+    first = rows[rows["layer"] == rows["layer"].iloc[0]]
+    return first.loc[first["value"].astype(float).idxmax()]
+
+
+def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | None) -> Row:
+    """Return the verdict in words, its grade, and what to do next."""
+    if item.rule is Rule.HIGHEST:
+        return _named_by_highest(item, scale, rows)
+    if item.rule is Rule.VARIANTS:
+        return _named_by_variants(item, scale, rows)
+    worst, unit = worst_row(rows, scale), 1 / classes if scale.of_chance and classes else 1.0
+    if worst["flag"] == COLLAPSED:
+        return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
+    bands = bands_of(worst, scale, unit=unit)
+    if not bands:
+        return {"verdict": "no verdict", "grade": "", "advice": ""}
+    words = [scale.words[band] for band in bands]
+    # Of two bands the worse one says what to do.
+    advice = next((item.advice[word] for word in reversed(words) if word in item.advice), "")
+    return {"verdict": scale.word(bands), "grade": scale.grade(bands), "advice": advice}
+
+
+def bands_of(row: pd.Series, scale: Scale, *, unit: float = 1.0) -> list[int]:
+    """Return the bands of a number, by its interval or, without one, by itself; none where there is no number."""
+    value, low, high = (float(row[key]) for key in ("value", "ci_low", "ci_high"))
+    if value != value:
+        return []
+    form = find(str(row["metric"]))
+    # A count of experts is what these inputs show, and no share of them.
+    if low != low or form.metric.unit == "whole" or (form.kind == "chance" and value > _EVERYTHING):
+        low = high = value
+    return scale.bands(low, high, unit=unit)
+
+
+def _named_by_highest(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
+    """Return the name of the highest number, with every other one whose interval overlaps it."""
+    highest = _highest(rows)
+    nouns = {headline.metric: headline.noun for headline in item.numbers if isinstance(headline, Headline)}
+    first = rows[(rows["layer"] == highest["layer"]) & (rows["value"] >= scale.edges[0])]
+    level = highest["ci_low"] if highest["ci_low"] == highest["ci_low"] else highest["value"]
+    upper = first["ci_high"].fillna(first["value"])
+    names = [nouns[metric] for metric in first.loc[upper >= level, "metric"]]
+    verdict = " or ".join(dict.fromkeys(names)) or scale.words[0]
+    return {"verdict": verdict, "grade": "", "advice": item.advice.get(verdict, "")}
+
+
+def _named_by_variants(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
+    """Return the variants that are in the best band, grouped by the last word of their names."""
+    best = scale.words[-1 if scale.best == "highest" else 0]
+    safe: dict[str, list[str]] = {}
+    grades = []
+    for view, of_view in rows.groupby("view", sort=False):
+        part, _, form = str(view).rpartition(" ")
+        bands = bands_of(worst_row(of_view, scale), scale)
+        grades.append(scale.grade(bands) if bands else "poor")
+        safe.setdefault(form, [])
+        if grades[-1] == "good":
+            safe[form].append(part or form)
+    numbers = {form: sum(str(view).endswith(f" {form}") for view in rows["view"].unique()) for form in safe}
+    texts = [
+        f"{form} {'all' if len(parts) == numbers[form] else ', '.join(parts) or 'none'}"
+        for form, parts in safe.items()
+    ]
+    grade = "good" if set(grades) == {"good"} else "poor" if "good" not in grades else "fair"
+    return {"verdict": f"{best}: {'; '.join(texts)}", "grade": grade, "advice": item.advice.get(grade, "")}
+
+
+def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.Series) -> str:
+    """Return the other numbers of the property in the worst layer, in a few words."""
+    parts = []
+    for headline in numbers.headlines:
+        if headline.which == numbers.which and numbers.property.rule is not Rule.HIGHEST:
+            continue
+        if numbers.property.companion or (headline.metric, headline.null) == (worst["metric"], worst["null"]):
+            continue
+        rows = select_rows(table, headline.which)
+        rows = rows[(rows["checkpoint"] == name) & (rows["layer"] == worst["layer"])]
+        rows = rows[rows["view"] == worst["view"]]
+        if worst["severity"] == worst["severity"]:
+            rows = rows[rows["severity"] == worst["severity"]]
+        if len(rows):
+            parts.append(f"{headline.noun} {number(rows.iloc[0]['value'])}")
+    return ", ".join(parts)

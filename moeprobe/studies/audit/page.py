@@ -1,0 +1,181 @@
+"""The page of an audit: ``audit.html``, which needs nothing but itself, and the same as ``audit.md``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from moeprobe import __version__
+from moeprobe.inputs.modality import Modality
+from moeprobe.probes.base import AuditEntry, audit_entry
+from moeprobe.probes.registry import kinds
+from moeprobe.results.layouts.cells import Cell, Table, counts, value
+from moeprobe.results.layouts.page import environment
+from moeprobe.studies.audit.judge import property_numbers
+from moeprobe.studies.audit.result import AuditContent
+from moeprobe.studies.audit.sentences import (
+    PropertyLine,
+    difference_text,
+    lines_of,
+    location,
+    modality_of_audit,
+    references,
+    sentence,
+    short_references,
+    summary,
+    value_text,
+)
+from moeprobe.studies.report.pictures import Picture, read_pictures
+from moeprobe.studies.report.render import (
+    data_address,
+    markdown_environment,
+    policy_hash,
+    template_text,
+)
+
+HTML, MARKDOWN = "audit.html", "audit.md"
+_HERE = "moeprobe.studies.audit"
+
+
+@dataclass(frozen=True)
+class RunFigure:
+    """A figure of a run on the page."""
+
+    run: str
+    picture: Picture
+
+    @property
+    def path(self) -> str:
+        """Its path relative to the page."""
+        return f"{self.run}/figures/{self.picture.name}"
+
+    @property
+    def alternative(self) -> str:
+        """What it shows, for those who do not see it."""
+        return f"Figure {self.picture.stem} of {self.run}. Its numbers are in {self.run}/table.csv."
+
+
+def page_html(result: AuditContent) -> str:
+    """Return the page."""
+    style = template_text("report.css") + resources.files(_HERE).joinpath("templates", "audit.css").read_text(
+        encoding="utf-8"
+    )
+    templates = environment(_HERE, autoescape=True)
+    templates.filters["address"] = lambda figure: data_address(figure.picture.content, figure.picture.media)
+    return templates.get_template("audit.html.jinja").render(
+        **_context(result), style=style, style_hash=policy_hash(style)
+    )
+
+
+def page_markdown(result: AuditContent) -> str:
+    """Return the page as Markdown; its figures are those in the folders of the runs."""
+    return markdown_environment(_HERE).get_template("audit.md.jinja").render(**_context(result))
+
+
+def _context(result: AuditContent) -> dict[str, object]:
+    lines, modality = lines_of(result.verdicts), modality_of_audit(result.sidecar)
+    models = result.models
+    figures = _figures(result)
+    seen_runs: set[str] = set()
+    sections = []
+    for line in lines:
+        of_run = [] if line.run in seen_runs else figures.get(line.run, [])
+        seen_runs.add(line.run)
+        sections.append(
+            {
+                "line": line,
+                "sentences": [(row["checkpoint"], sentence(row, modality)) for row in line.values],
+                "difference": "" if line.difference is None else sentence(line.difference, modality),
+                "references": references(line),
+                "short_references": short_references(line),
+                "table": _table(result, line, modality),
+                "figures": of_run,
+            }
+        )
+    return {
+        "title": f"Audit of {' and '.join(models)}",
+        "models": models,
+        "scope": _scope(result, modality),
+        "summary": summary(lines, models),
+        "sections": sections,
+        "value_text": value_text,
+        "difference_text": difference_text,
+        "location": location,
+        "other_figures": [figure for name in figures if name not in seen_runs for figure in figures[name]],
+        "left_out": sorted(result.left_out.items()),
+        "sidecar": result.sidecar,
+        "folders": result.sidecar["folders"],
+        "version": __version__,
+    }
+
+
+def _scope(result: AuditContent, modality: Modality) -> str:
+    """Return what was run on how much."""
+    request, images = result.sidecar["request"], result.sidecar["images"]
+    sizes = sorted(set(images.values()))
+    size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+    data = f" of {request['data']} {request['split']}" if "data" in request else ""
+    seconds = result.sidecar["wall_seconds"]
+    runs = len(result.sidecar["folders"])
+    return (
+        f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
+        f"Intervals [low, high] are 95 % over {modality.plural}; those of differences hold for all layers at once."
+    )
+
+
+def _figures(result: AuditContent) -> dict[str, list[RunFigure]]:
+    """Return the figures that the page shows, by run."""
+    if result.folder is None:
+        return {}
+    declared = _entries()
+    figures: dict[str, list[RunFigure]] = {}
+    for run in result.sidecar["folders"]:
+        entry = declared.get(run)
+        if entry is None or not entry.figures:
+            continue
+        pictures = read_pictures(Path(result.folder) / run, without=set(), animated=True)
+        figures[run] = [
+            RunFigure(run, picture)
+            for picture in pictures
+            if any(picture.stem.startswith(name) for name in entry.figures)
+        ]
+    return figures
+
+
+def _entries() -> dict[str, AuditEntry | None]:
+    """Return how each kind of run joins an audit, by the name of its folder."""
+    return {kind.name: audit_entry(kind) for kind in kinds()}
+
+
+def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Table | None:
+    """Return the numbers of a property in every layer; None where there is one number alone."""
+    run = result.runs.get(line.run)
+    entry = _entries().get(line.run)
+    items = [item for item in entry.properties if item.name == line.name] if entry else []
+    numbers = property_numbers(items[0], run.table) if items and run is not None else None
+    if numbers is None or run is None or len(numbers.rows) <= len(line.values):
+        return None
+    rows = numbers.rows
+    keys = [key for key in ("metric", "layer", "view") if rows[key].nunique() > 1]
+    body = [
+        [
+            *(Cell(str(row["checkpoint"])) for _ in range(rows["checkpoint"].nunique() > 1)),
+            *(Cell(str(row[key])) for key in keys),
+            value(row),
+            counts([row["images"]]),
+            counts([row["trials"]]),
+        ]
+        for row in rows.to_dict("records")
+    ]
+    columns = [*(["model"] if rows["checkpoint"].nunique() > 1 else []), *keys, "value [low, high]"]
+    return Table("All numbers", [*columns, modality.plural, "tokens"], body, folded=True)
+
+
+def next_steps(lines: Sequence[PropertyLine]) -> list[str]:
+    """Return what to do next, the worst properties first, each with its command."""
+    order = {"poor": 0, "fair": 1}
+    ranked = sorted(
+        (line for line in lines if line.advice),
+        key=lambda line: min(order.get(str(row["grade"]), 2) for row in line.values),
+    )
+    return [f"{line.title}: {' '.join(line.advice)} {line.command}" for line in ranked]

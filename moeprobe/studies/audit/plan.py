@@ -1,0 +1,217 @@
+"""What an audit runs, and on how many images, so that it fits into the minutes that there are."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.modality import IMAGE
+from moeprobe.probes import registry
+from moeprobe.probes.base import AuditEntry, Probe, audit_entry
+from moeprobe.probes.engine import run as engine
+from moeprobe.probes.engine.layers import chosen_layers
+from moeprobe.probes.engine.options import Options
+from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.files import is_file, read_json, write_json
+
+# Images per batch of the timing, which runs two batches of every probe.
+_TIMED_BATCH = 4
+# Seconds of statistics and figures per forward pass, layer and model, and the same for each image: on one CPU core.
+_SECONDS, _SECONDS_OF_IMAGE = 0.25, 0.0003
+# Fewer images give no interval; with fewer than the second number the last probes are left out instead.
+_FEWEST, _ENOUGH = 20, 100
+_SIZES = (20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500, 10_000)
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class AuditStep:
+    """A probe of an audit, and its cost.
+
+    Attributes:
+        probe: with its parameters.
+        entry: how it joins the audit.
+        images: of the run.
+        passes: forward passes per image and model.
+        seconds: estimated, statistics and figures included.
+    """
+
+    probe: Probe[Any]
+    entry: AuditEntry
+    images: int
+    passes: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """The command, and the folder of the run."""
+        return self.probe.name
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """What an audit runs.
+
+    Attributes:
+        steps: in the order in which they run.
+        left_out: probe -> why it is not run, in a sentence.
+        available: images of the data, or as many as were allowed.
+        minutes: how long it may take.
+    """
+
+    steps: tuple[AuditStep, ...]
+    left_out: Mapping[str, str]
+    available: int
+    minutes: float
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of all steps."""
+        return sum(step.seconds for step in self.steps)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A probe with its costs: seconds of the statistics, and seconds per image."""
+
+    probe: Probe[Any]
+    entry: AuditEntry
+    passes: int
+    images: int
+    fixed: float
+    per_image: float
+
+    def seconds(self, images: int) -> float:
+        return self.fixed + self.per_image * self.size(images)
+
+    def size(self, images: int) -> int:
+        return min(images, self.images, self.entry.most_images or images)
+
+
+def joining(names: Sequence[str] | None) -> list[tuple[type[Probe[Any]], AuditEntry]]:
+    """Return the probes that join an audit, in their order; ``names`` chooses some of them.
+
+    Raises:
+        UserError: there is no such probe.
+    """
+    entries = [(kind, entry) for kind in registry.probes() if (entry := audit_entry(kind)) is not None]
+    by_name = {kind.name: kind for kind, _ in entries}
+    for name in names or ():
+        if name not in by_name:
+            raise UserError(unknown("probe of an audit", name, by_name))
+    selected = [item for item in entries if names is None or item[0].name in names]
+    return sorted(selected, key=lambda item: (item[1].order, item[0].name))
+
+
+def make_plan(
+    models: Sequence[Checkpoint],
+    *,
+    data: str,
+    minutes: float,
+    options: Options,
+    probes: Sequence[str] | None = None,
+) -> AuditPlan:
+    """Return what fits into the time, by running a few images through every probe; nothing is written.
+
+    Raises:
+        UserError: nothing can be run; the reason is that of the first probe.
+    """
+    timed: list[_Timed] = []
+    left_out: dict[str, str] = {}
+    reasons: list[UserError] = []
+    for kind, entry in joining(probes):
+        try:
+            timed.append(_time(kind, entry, models, data=data, options=options))
+        except UserError as error:
+            left_out[kind.name] = f"{error}"
+            reasons.append(error)
+    if not any(item.entry.properties for item in timed):
+        raise reasons[0]
+    judged = {item.name for probe in timed for item in probe.entry.properties}
+    for kind, entry in joining(probes):
+        # Another probe judges the same of what these models read.
+        if entry.properties and judged.issuperset(item.name for item in entry.properties):
+            left_out.pop(kind.name, None)
+    budget, available = 60 * minutes, max(item.images for item in timed)
+    sizes = [size for size in _SIZES if size < available] + [available]
+    while len(timed) > 1 and _total(timed, min(available, _ENOUGH)) > budget:
+        dropped = timed.pop()
+        seconds = dropped.seconds(min(available, _ENOUGH))
+        left_out[dropped.probe.name] = (
+            f"takes about {seconds:,.0f} s more than the {minutes:g} minutes allow; add --minutes {_longer(minutes)}."
+        )
+    images = max((size for size in sizes if _total(timed, size) <= budget), default=min(_FEWEST, available))
+    steps = tuple(
+        AuditStep(item.probe, item.entry, item.size(images), item.passes, item.seconds(images))
+        for item in timed
+    )
+    return AuditPlan(steps, left_out, available, minutes)
+
+
+def _total(timed: Sequence[_Timed], images: int) -> float:
+    return sum(item.seconds(images) for item in timed)
+
+
+def _longer(minutes: float) -> str:
+    return f"{2 * minutes:g}"
+
+
+def _time(
+    kind: type[Probe[Any]],
+    entry: AuditEntry,
+    models: Sequence[Checkpoint],
+    *,
+    data: str,
+    options: Options,
+) -> _Timed:
+    """Return the costs of a probe, measured on a few images; raises ``UserError`` where it does not apply."""
+    modality = models[0].framing.modality
+    fields = entry.images if modality is IMAGE else entry.texts
+    if fields is None:
+        raise UserError(f"{kind.name} does not apply to models that read {modality.plural}.")
+    if options.out is None and not kind.printed:
+        raise UserError(f"{kind.name} draws pictures only, which need a folder: add --out.")
+    probe = kind(**fields)
+    batch = max(_TIMED_BATCH, options.group_images)
+    sample = dataclasses.replace(options, batch_size=batch, out=None, overwrite=False)
+    plan = engine.plan(probe, models, data=data, options=sample)
+    layers = max(len(chosen_layers(model.model.layer_names, options.layers)) for model in models)
+    pieces = plan.passes * max(layers, 1) * len(models)
+    return _Timed(
+        probe,
+        entry,
+        plan.passes,
+        plan.images,
+        _SECONDS * pieces,
+        plan.seconds / plan.images + _SECONDS_OF_IMAGE * pieces,
+    )
+
+
+def write_plan(folder: Path, plan: AuditPlan) -> None:
+    """Write the sizes of a plan, so that an interrupted audit goes on with the same."""
+    steps = [
+        {"probe": step.name, "images": step.images, "passes": step.passes, "seconds": step.seconds}
+        for step in plan.steps
+    ]
+    write_json(folder / PLAN, {"steps": steps, "left_out": dict(plan.left_out), "available": plan.available})
+
+
+def read_plan(folder: Path, *, modality: str, minutes: float) -> AuditPlan | None:
+    """Read the plan of an interrupted audit; None where there is none, or its probes are not there any more."""
+    if not is_file(folder / PLAN):
+        return None
+    content = read_json(folder / PLAN)
+    kinds = {kind.name: (kind, entry) for kind, entry in joining(None)}
+    steps = []
+    for step in content["steps"]:
+        if step["probe"] not in kinds:
+            return None
+        kind, entry = kinds[step["probe"]]
+        fields = entry.images if modality == IMAGE.name else entry.texts
+        steps.append(
+            AuditStep(kind(**(fields or {})), entry, step["images"], step["passes"], step["seconds"])
+        )
+    return AuditPlan(tuple(steps), content["left_out"], content["available"], minutes)

@@ -1,0 +1,96 @@
+"""An audit of recorded routing, without the model: is the recording sound, how is the load, do two recordings agree?"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from moeprobe.adapters.base import Model
+from moeprobe.errors import FinishedError, UserError
+from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.analyze_trace.measure import analyze_trace
+from moeprobe.probes.engine.options import Options
+from moeprobe.recordings.check_trace import CheckedTrace, check_trace
+from moeprobe.results.finished import read_result
+from moeprobe.results.folder import Result
+from moeprobe.runtime.progress import Progress
+from moeprobe.studies.audit.judge import COLUMNS, Row
+
+RECORDED = AnalyzeTrace.name
+_SUFFIX = ".parquet"
+_TEXTS = ("reference", "judgement", "symbol", "metric", "null", "view", "of_layers")
+_WITHOUT_MODEL = "Recorded routing has no model to run again."
+
+
+def is_recorded(sources: Sequence[Model]) -> bool:
+    """Whether what is audited are files of recorded routing.
+
+    Raises:
+        UserError: some are and some are not.
+    """
+    are_recordings = [isinstance(source, str | Path) and str(source).endswith(_SUFFIX) for source in sources]
+    if any(are_recordings) and not all(are_recordings):
+        raise UserError("One is a recording and one a model; audit two recordings, or two models.")
+    return all(are_recordings)
+
+
+def check_recordings(paths: Sequence[Path], *, data: str | None) -> None:
+    """Raise ``UserError`` where data are named, which a recording has already, or one file twice."""
+    if data is not None:
+        raise UserError("A recording has its own inputs; leave --data out.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"{paths[0]} was named twice; give another recording.")
+
+
+def audit_recordings(
+    paths: Sequence[Path], *, options: Options, watcher: Progress
+) -> tuple[Result, list[Row], dict[str, str]]:
+    """Return what was measured of recordings, the verdicts on whether they are sound, and what was left out."""
+    checked = [check_trace(path, watcher=watcher) for path in paths]
+    out = None if options.out is None else options.out / RECORDED
+    of_run = Options(
+        layers=options.layers, seed=options.seed, out=out, figures=options.figures, svg=options.svg,
+        command=options.command,
+    )  # fmt: skip
+    try:
+        result = analyze_trace(list(paths), options=of_run, watcher=watcher)
+    except FinishedError as error:
+        result = read_result(error.folder)
+    names = list(dict.fromkeys(result.table["checkpoint"]))
+    # Recordings of one model are told from each other by their views; the faulty one speaks for both.
+    if len(names) < len(checked):
+        checked.sort(key=lambda trace: trace.sound)
+    rows = [_recording_row(name, trace) for name, trace in zip(names, checked, strict=False)]
+    left_out = {
+        "crops, noise, precision, batches": _WITHOUT_MODEL,
+        "accuracy": "A recording holds choices of experts, and no answers.",
+    }
+    if len(paths) == 1:
+        left_out["agreement"] = "There is one recording; add another of the same inputs."
+    return result, rows, left_out
+
+
+def _recording_row(name: str, trace: CheckedTrace) -> Row:
+    """Return the verdict on a recording as a row with ``COLUMNS``."""
+    faults = [finding for finding in trace.findings if finding.fault]
+    notes = [finding.name for finding in trace.findings if not finding.fault]
+    verdict = ", ".join(finding.name for finding in faults) or "no known fault"
+    row: Row = {column: "" if column in _TEXTS else math.nan for column in COLUMNS}
+    return row | {
+        "property": "recording",
+        "title": "Faults of the recording",
+        "checkpoint": name,
+        "verdict": verdict,
+        "grade": "poor" if faults else "good",
+        "layer": "",
+        "images": trace.inputs,
+        "trials": trace.inputs,
+        "experts": 0,
+        "layers": 0,
+        "first_layer": "",
+        "beside": f"notes: {', '.join(notes)}" if notes else "",
+        "advice": "Mend the capture first: the numbers below are about it, not about routers."
+        if faults
+        else "",
+        "command": f"moeprobe check-trace {trace.path}",
+        "run": RECORDED,
+    }

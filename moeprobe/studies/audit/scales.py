@@ -1,0 +1,99 @@
+"""The reference values of an audit: from which value on a number counts as good, and what known routers reach.
+
+This is the only place that holds them; the docs cite it. An interval decides and not the point: one that reaches into
+two bands is called by both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The bands of a number.
+
+    Attributes:
+        symbol: what the number is called before its value.
+        edges: where one band ends and the next begins, growing.
+        words: of each band, from the lowest values to the highest.
+        best: which end is good: "highest", "lowest", or "" where neither is.
+        of_chance: whether edges are multiples of 1 / classes.
+    """
+
+    symbol: str
+    edges: tuple[float, ...]
+    words: tuple[str, ...]
+    best: str = "highest"
+    of_chance: bool = False
+
+    def bands(self, low: float, high: float, *, unit: float = 1.0) -> list[int]:
+        """Return the bands that an interval reaches into, the best of them first."""
+        ends = sorted((self._band(low, unit), self._band(high, unit)), reverse=self.best != "lowest")
+        return list(dict.fromkeys(ends))
+
+    def _band(self, value: float, unit: float) -> int:
+        return sum(value >= edge * unit for edge in self.edges)
+
+    def word(self, bands: Sequence[int]) -> str:
+        """Return what bands are called, e.g. "stable to moderately stable"."""
+        return " to ".join(self.words[band] for band in bands)
+
+    def grade(self, bands: Sequence[int]) -> str:
+        """Return "good", "fair" or "poor" by the worst band; "" where no end is good."""
+        if not self.best:
+            return ""
+        worst = min(bands) if self.best == "highest" else len(self.edges) - max(bands)
+        return "poor" if worst == 0 else "good" if worst == len(self.edges) else "fair"
+
+
+# κ of what processes a token: the chance-corrected match of its set of experts.
+SCALES: Mapping[str, Scale] = MappingProxyType(
+    {
+        "agreement": Scale("κ", (0.5, 0.8), ("unstable", "moderately stable", "stable")),
+        # The same routing again: what is lost here is arithmetic, and no property of the input.
+        "repeated": Scale("κ", (0.8, 0.98), ("yes", "near ties only", "no")),
+        "quantized": Scale("κ", (0.95, 0.98), ("changes routing", "small changes", "safe")),
+        # The match that chance alone reaches: 1 where one choice takes all tokens.
+        "collapse": Scale("chance", (0.8, 0.98), ("no", "nearly", "collapsed"), best="lowest"),
+        "dead": Scale("experts", (0.5,), ("none", "some"), best="lowest"),
+        "load": Scale("entropy", (0.7, 0.95), ("uneven", "slightly uneven", "even")),
+        "confidence": Scale("highest gate", (0.4, 0.7), ("low", "medium", "high"), best=""),
+        "information": Scale("information", (0.05,), ("nothing", "something"), best=""),
+        "accuracy": Scale("accuracy", (1.0,), ("at chance", "above chance"), of_chance=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What known routers reach in a property, by a metric.
+
+    Attributes:
+        property: its name.
+        metric: in the column ``metric``.
+        values: router -> value, in the first MoE layer.
+    """
+
+    property: str
+    metric: str
+    values: Mapping[str, float]
+
+
+# Where the values below are from. ``hash`` is the mean of three training seeds.
+MEASURED = "digits, 8 experts, k = 2, first MoE layer, 360 test images"
+_HASH, _VMOE, _PRC = "hash router", "V-MoE", "V-MoE + PRC"
+REFERENCES = (
+    Reference("crops", "top1_match_kappa", {_HASH: 0.08, _VMOE: 0.41, _PRC: 0.53}),
+    Reference("crops", "top2_set_match_kappa", {_HASH: 0.09, _VMOE: 0.31, _PRC: 0.36}),
+    Reference("noise", "top1_match_kappa", {_HASH: 0.20, _VMOE: 0.68, _PRC: 0.81}),
+    Reference("noise", "top2_set_match_kappa", {_HASH: 0.21, _VMOE: 0.64, _PRC: 0.64}),
+)
+
+
+def reference_values(property_name: str, metric: str) -> Mapping[str, float]:
+    """Return what known routers reach; empty where none was measured."""
+    for reference in REFERENCES:
+        if (reference.property, reference.metric) == (property_name, metric):
+            return reference.values
+    return {}

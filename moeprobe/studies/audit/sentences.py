@@ -1,0 +1,180 @@
+"""Verdicts in words, the same on the screen and on the page."""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
+from moeprobe.results.numbers import decimals_of, end, number
+from moeprobe.studies.audit.scales import MEASURED, reference_values
+
+Row = Mapping[Hashable, Any]
+_MODALITIES = {modality.name: modality for modality in (IMAGE, TEXT, REQUEST)}
+
+
+@dataclass(frozen=True)
+class PropertyLine:
+    """A property as it is shown: what is said of each model, and which of two is better.
+
+    Attributes:
+        name: of the property.
+        title: of the property.
+        values: the verdict on each model.
+        difference: that on the second model minus the first; None with one model.
+    """
+
+    name: str
+    title: str
+    values: list[Row]
+    difference: Row | None
+
+    @property
+    def judgement(self) -> str:
+        """Which of two models is better; empty with one model, or where they are not compared."""
+        return "" if self.difference is None else str(self.difference["judgement"])
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do next, once each."""
+        return list(dict.fromkeys(row["advice"] for row in self.values if row["advice"]))
+
+    @property
+    def command(self) -> str:
+        """The command that gives more."""
+        return str(self.values[0]["command"])
+
+    @property
+    def run(self) -> str:
+        """The folder of its run."""
+        return str(self.values[0]["run"])
+
+
+def lines_of(verdicts: pd.DataFrame) -> list[PropertyLine]:
+    """Return a line per property, in their order."""
+    lines = []
+    for name, rows in verdicts.groupby("property", sort=False):
+        records = rows.to_dict("records")
+        values = [row for row in records if not row["reference"]]
+        differences = [row for row in records if row["reference"]]
+        title = str(values[0]["title"])
+        lines.append(PropertyLine(str(name), title, values, differences[0] if differences else None))
+    return lines
+
+
+def value_text(row: Row, *, signed: bool = False) -> str:
+    """Return a value with its interval, e.g. ``κ 0.27 [0.25, 0.28]``; of counts of experts, of how many."""
+    if row["value"] != row["value"]:
+        return ""
+    if row["experts"] and row["metric"] == "dead_experts" and not signed:
+        return f"{number(row['value'], decimals=0)} of {row['experts']:.0f}"
+    ends = {
+        "value": row["value"],
+        "ci_low": row["ci_low"],
+        "ci_high": row["ci_high"],
+        "metric": row["metric"],
+    }
+    decimals = decimals_of(ends)
+    text = number(row["value"], signed=signed, decimals=decimals)
+    name = "" if signed else row["symbol"]
+    return f"{name} {text} {interval_text(row, signed=signed, decimals=decimals)}".strip()
+
+
+def short_value(row: Row) -> str:
+    """Return a value without its interval, in brackets; empty where there is none."""
+    bare = {**row, "ci_low": math.nan, "ci_high": math.nan}
+    return "" if row["value"] != row["value"] else f"({value_text(bare)})"
+
+
+def difference_text(row: Row) -> str:
+    """Return a difference with its interval; empty where every image gives the same."""
+    return "" if row["value"] == row["ci_low"] == row["ci_high"] == 0 else value_text(row, signed=True)
+
+
+def interval_text(row: Row, *, signed: bool = False, decimals: int = 3) -> str:
+    """Return ``[low, high]``; empty without an interval."""
+    if row["ci_low"] != row["ci_low"]:
+        return ""
+    ends = (end(row[name], signed=signed, decimals=decimals) for name in ("ci_low", "ci_high"))
+    return f"[{', '.join(ends)}]"
+
+
+def location(row: Row) -> str:
+    """Return where a number is from, e.g. ``blocks.3, the worst of 2 layers``."""
+    if not row["layer"]:
+        return ""
+    if row["layers"] <= 1:
+        return str(row["layer"])
+    return f"{row['layer']}, {row['of_layers']} of {row['layers']:.0f}"
+
+
+def denominator(row: Row, modality: Modality) -> str:
+    """Return on how much a number rests, e.g. ``360 images, 5,520 patches``."""
+    images = modality.format_count(int(row["images"]))
+    if not row["layer"] or row["images"] == row["trials"]:
+        return images
+    return f"{images}, {row['trials']:,.0f} {modality.tokens}"
+
+
+def modality_of_audit(sidecar: Mapping[str, Any]) -> Modality:
+    """Return what the models of an audit read."""
+    return _MODALITIES.get(str(sidecar.get("modality")), IMAGE)
+
+
+def sentence(row: Row, modality: Modality) -> str:
+    """Return all that is known of a verdict, for the page."""
+    if row["property"] == "recording":
+        return f"{modality.format_count(int(row['images']))} recorded. {row['beside']}".strip()
+    if row["verdict"] == "collapsed" and row["value"] != row["value"]:
+        text = f"Every token makes the same choice in {row['layer']}, so κ does not exist"
+    else:
+        text = value_text(row, signed=bool(row["reference"]))
+    variant = f", {row['view']}" if row["view"] and row["property"] in ("precision", "batch") else ""
+    where = f" in {location(row)}{variant}" if row["layer"] and "in " + str(row["layer"]) not in text else ""
+    where = where + " layers" if row["layer"] and row["layers"] > 1 and not variant else where
+    parts = [f"{text}{where} ({denominator(row, modality)})."]
+    first = {"value": row["first_value"], "ci_low": row["first_low"], "ci_high": row["first_high"]}
+    if row["layers"] > 1 and row["first_layer"] != row["layer"] and not math.isnan(first["value"]):
+        of_first = value_text({**row, **first}, signed=bool(row["reference"]))
+        parts.append(f"First MoE layer, {row['first_layer']}: {of_first}.")
+    if row["beside"]:
+        parts.append(f"Beside it: {row['beside']}.")
+    return " ".join(parts)
+
+
+def references(line: PropertyLine) -> str:
+    """Return what known routers reach in a property; empty where nothing was measured."""
+    values = reference_values(line.name, str(line.values[0]["metric"]))
+    if not values:
+        return ""
+    return f"Reference values ({MEASURED}): {short_references(line)}."
+
+
+def short_references(line: PropertyLine) -> str:
+    """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``."""
+    values = reference_values(line.name, str(line.values[0]["metric"]))
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+
+
+def summary(lines: list[PropertyLine], models: list[str]) -> str:
+    """Return what an audit comes to in one sentence or two."""
+    if len(models) == 2:
+        better = [line.title.lower() for line in lines if line.judgement.startswith("better")]
+        worse = [line.title.lower() for line in lines if line.judgement.startswith("worse")]
+        same = sum(line.judgement in ("the same", "no significant difference") for line in lines)
+        parts = [
+            f"better in {', '.join(better)}" if better else "",
+            f"worse in {', '.join(worse)}" if worse else "",
+        ]
+        outcome = "; ".join(part for part in parts if part) or "neither better nor worse"
+        remaining = f"; no significant difference in {same} of {len(lines)} properties" if same else ""
+        return f"{models[1]} against {models[0]}: {outcome}{remaining}."
+    poor = [line for line in lines if any(row["grade"] == "poor" for row in line.values)]
+    fair = [line for line in lines if any(row["grade"] == "fair" for row in line.values)]
+    good = sum(all(row["grade"] == "good" for row in line.values) for line in lines)
+    texts = [f"{line.title.lower()}: {line.values[0]['verdict']}" for line in (poor or fair)]
+    if not texts:
+        return f"Nothing to mend: {good} of {len(lines)} properties are good."
+    return f"Needs attention: {'; '.join(texts)}. Good: {good} of {len(lines)} properties."

@@ -1,0 +1,202 @@
+"""The audit: its verdicts on models whose truth is known, its plan, its folder and its page."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
+from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.studies.audit import scales
+from moeprobe.studies.audit.differences import NO_DIFFERENCE, SAME
+from moeprobe.studies.audit.sentences import lines_of
+from tests.commands import refused, run
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "checkpoints" / "reference" / "digits-baseline-k2-seed0"
+# One layer of few images, and no noise floors: what is tested are the verdicts.
+FEW: dict[str, Any] = {"limit": 20, "layers": "blocks.1", "data": "digits", "figures": False}
+QUICK = ("match-ratio", "confidence")
+
+
+def verdict(result: api.AuditResult, name: str, *, reference: bool = False) -> str:
+    """The verdict on a property of the last model, or of the pair."""
+    rows = result.verdicts[result.verdicts["property"] == name]
+    rows = rows[(rows["reference"] != "") == reference]
+    return str(rows["judgement" if reference else "verdict"].iloc[-1])
+
+
+def collapsed_model() -> api.Checkpoint:
+    """A model whose router gives every token the same gates, so that all choose the first experts."""
+    model = api.load_model(MODEL)
+    for weight in model.model.weights():  # type: ignore[attr-defined]
+        if weight.part == "router":
+            weight.parameter.data.zero_()
+    return dataclasses.replace(model, name="collapsed")
+
+
+def test_a_collapsed_router_is_called_so() -> None:
+    result = api.audit([api.load_model(MODEL), collapsed_model()], probes=QUICK, **FEW)
+    assert verdict(result, "crops") == "collapsed"
+    assert verdict(result, "collapse") == "collapsed"
+    assert verdict(result, "crops", reference=True).startswith("worse (collapsed")
+    assert verdict(result, "dead") == "some"
+    dead = result.verdicts[(result.verdicts["property"] == "dead") & (result.verdicts["reference"] == "")]
+    assert list(dead["value"]) == [0, 6] and list(dead["experts"]) == [8, 8]
+    # The other model is none of that.
+    first = result.verdicts[result.verdicts["checkpoint"] == result.models[0]].set_index("property")
+    assert first.loc["collapse", "verdict"] == "no" and first.loc["dead", "verdict"] == "none"
+
+
+def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
+    model = api.load_model(MODEL)
+    copy = dataclasses.replace(api.load_model(MODEL), name="copy")
+    result = api.audit([model, copy], probes=QUICK, **FEW)
+    differences = result.verdicts[result.verdicts["reference"] != ""]
+    assert {"crops", "dead", "load"} <= set(differences["property"])
+    assert set(differences["judgement"]) <= {SAME, NO_DIFFERENCE}
+
+
+def test_a_plan_says_what_would_run_and_fits_the_time() -> None:
+    wide = api.plan_audit(MODEL, probes=("match-ratio", "confidence"), **FEW)
+    assert [step.name for step in wide.steps] == ["match-ratio", "confidence"]
+    assert {step.images for step in wide.steps} == {20} and wide.seconds < 60 * wide.minutes
+    narrow = api.plan_audit(MODEL, minutes=0.001, probes=("match-ratio", "confidence"), **FEW)
+    assert [step.name for step in narrow.steps] == ["match-ratio"]
+    assert "--minutes" in narrow.left_out["confidence"]
+    printed = run("audit", MODEL, "--data", "digits", "--limit", 24, "--probes", "confidence", "--dry-run")
+    assert printed.exit_code == 0, printed.output
+    assert (
+        "confidence: 24 images x 1 forward passes" in printed.output
+        and "Nothing was written" in printed.output
+    )
+
+
+def test_a_folder_holds_the_page_and_a_finished_audit_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "audit"
+    arguments = (
+        "audit", MODEL, "--data", "digits", "--limit", 24, "--layers", "blocks.1", "--probes", "match-ratio,eval",
+        "--out", out,
+    )  # fmt: skip
+    first = run(*arguments)
+    assert first.exit_code == 0, first.output
+    assert "Routing under crops" in first.output and "audit.html" in first.output
+    assert len(first.output.splitlines()) < 25
+    page = (out / "audit.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in page and "<script" not in page and not re.search(r'(src|href)="http', page)
+    assert "hash router 0.09" in page, "the reference values stand beside the number"
+    assert "data:image/png" in page
+    text = (out / "audit.md").read_text(encoding="utf-8")
+    assert (
+        "match-ratio/figures/match-ratio.png" in text
+        and (out / "match-ratio/figures/match-ratio.png").is_file()
+    )
+    # Nothing is run again, and the same is printed.
+    monkeypatch.setattr("moeprobe.studies.audit.run.engine.run", _unwanted)
+    monkeypatch.setattr("moeprobe.studies.audit.run.make_plan", _unwanted)
+    again = run(*arguments)
+    assert again.exit_code == 0 and again.output == first.output
+    # An interrupted audit goes on with the runs that are finished.
+    (out / "table.json").unlink()
+    (out / "audit.html").unlink()
+    monkeypatch.undo()
+    before = (out / "match-ratio" / "table.json").stat().st_mtime_ns
+    content = json.loads(run(*arguments, "--json").output)
+    assert {row["property"] for row in content["verdicts"]} == {"crops", "collapse", "accuracy"}
+    assert (out / "audit.html").is_file()
+    assert (out / "match-ratio" / "table.json").stat().st_mtime_ns == before
+
+
+def _unwanted(*_: object, **__: object) -> None:
+    raise AssertionError("nothing is to be run")
+
+
+def test_recorded_routing_is_audited_without_its_model(tmp_path: Path) -> None:
+    record = {"data": "digits", "limit": 20, "layers": "blocks.1"}
+    api.record(MODEL, out=tmp_path / "a", view="gaussian_noise", severities=(0, 0.1), **record)
+    traces = sorted((tmp_path / "a").rglob("*.parquet"))
+    alone = api.audit(traces[0])
+    assert verdict(alone, "recording") == "no known fault" and verdict(alone, "dead") == "none"
+    assert "recorded" not in set(alone.verdicts["property"]) and "accuracy" in alone.left_out
+    pair = api.audit(traces[:2], out=tmp_path / "audit")
+    recorded = pair.verdicts.set_index("property").loc["recorded"]
+    assert 0 < recorded["value"] < 1 and recorded["ci_low"] < recorded["value"] < recorded["ci_high"]
+    assert "analyze-trace" in (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    again = api.audit(traces[:2], out=tmp_path / "audit")
+    pd.testing.assert_frame_equal(again.verdicts, pair.verdicts, check_dtype=False)
+
+
+def test_a_probe_joins_by_its_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Toy(Probe[Any]):
+        """How sure are toys?"""
+
+        name: ClassVar[str] = "toy"
+        title: ClassVar[str] = "Toys"
+        analyses: ClassVar[tuple[str, ...]] = ("confidence",)
+        audit: ClassVar[AuditEntry | None] = AuditEntry(
+            order=9, properties=(Property("toys", "Toys", (Headline("gate_highest"),), "confidence"),)
+        )
+
+    monkeypatch.setattr("moeprobe.probes.registry.probes", lambda: [MatchRatio, Toy])
+    monkeypatch.setattr("moeprobe.probes.registry.kinds", lambda: [MatchRatio, Toy])
+    result = api.audit(MODEL, probes=("toy",), **FEW)
+    assert lines_of(result.verdicts)[0].title == "Toys"
+    assert verdict(result, "toys") in ("low", "medium", "high", "medium to low", "low to medium")
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    assert "one model, or of two" in refused("audit", MODEL, MODEL, MODEL)
+    assert "--minutes takes" in refused("audit", MODEL, "--minutes", 0)
+    assert "probe of an audit" in refused("audit", MODEL, "--probes", "crops", "--data", "digits")
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match="audit two recordings"):
+        api.audit([tmp_path / "a.parquet", MODEL])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word", "grade"),
+    [
+        (0.85, 0.95, "stable", "good"),
+        (0.75, 0.95, "stable to moderately stable", "fair"),
+        (0.55, 0.6, "moderately stable", "fair"),
+        (0.3, 0.55, "moderately stable to unstable", "poor"),
+        (0.1, 0.2, "unstable", "poor"),
+    ],
+)
+def test_an_interval_decides_and_not_the_point(low: float, high: float, word: str, grade: str) -> None:
+    scale = scales.SCALES["agreement"]
+    bands = scale.bands(low, high)
+    assert (scale.word(bands), scale.grade(bands)) == (word, grade)
+
+
+def test_scales_have_a_word_per_band() -> None:
+    for name, scale in scales.SCALES.items():
+        assert len(scale.words) == len(scale.edges) + 1, name
+        assert list(scale.edges) == sorted(scale.edges), name
+
+
+def test_reference_values_are_those_of_the_committed_reports() -> None:
+    """Of V-MoE with and without PRC; those of the hash router are means of three seeds in reports/routers/digits."""
+    names = {"V-MoE": "digits-baseline-k2-seed0", "V-MoE + PRC": "digits-prc-k2-seed0"}
+    for reference in scales.REFERENCES:
+        run_name = {"crops": "match-ratio", "noise": "noise-sweep"}[reference.property]
+        table = pd.read_csv(ROOT / "reports" / "digits" / run_name / "table.csv", keep_default_na=False)
+        rows = table[
+            (table["metric"] == reference.metric) & (table["null"] == "pooled") & (table["tokens"] == "patch")
+        ]
+        rows = rows[rows["layer"] == "blocks.1"]
+        if reference.property == "noise":
+            rows = rows[rows["severity"].astype(str) == "0.2"]
+        values = rows.set_index("checkpoint")["value"]
+        for model, checkpoint in names.items():
+            assert abs(values[checkpoint] - reference.values[model]) <= 0.0051, (reference, model)
