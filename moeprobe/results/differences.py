@@ -218,7 +218,11 @@ def _collapsed(values: CellValues, name: Name) -> bool:
     if find(name[0]).metric.collapsed_at_zero:
         return number.point < _EVEN
     kappa = _kappa(values, name) or number
-    return any(np.isnan(replicates.point) and replicates.trials > 0 for replicates in (number, kappa))
+    # Without a value a share of a mismatch has not collapsed: the mismatch is rounding.
+    return any(
+        np.isnan(replicates.point) and replicates.trials > 0 and replicates.undefined == "collapsed"
+        for replicates in (number, kappa)
+    )
 
 
 def _has_interval(values: CellValues, name: Name) -> bool:

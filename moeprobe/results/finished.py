@@ -14,6 +14,7 @@ import pyarrow as pa
 from moeprobe.errors import UserError
 from moeprobe.results import stored
 from moeprobe.results.columns import NUMBERS, WHOLE
+from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.folder import Result
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import check_names, read_sidecar
@@ -115,7 +116,7 @@ def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
     if missing := {"checkpoint", "layer", "metric", "value"} - set(table):
         raise UserError(f"{path} lacks {', '.join(sorted(missing))}; run the probe again with --overwrite.")
     check_names(path, table, sidecar)
-    return table
+    return with_present_names(table, sidecar)
 
 
 def check_no_shard(path: Path) -> None:

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe import __version__
+from moeprobe.results.sums import FORMAT
 
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
 
 
 def provenance() -> dict[str, Any]:
-    """Return versions of what computes, the platform, and the commit of a checkout."""
+    """Return versions of what computes, the format of sums and tables, the platform, and the commit of a checkout."""
     versions = {"moeprobe": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         versions[package] = metadata.version(package)
     return {
         "versions": versions,
+        "format": FORMAT,
         "platform": f"{platform.system()} {platform.machine()}",
         "git_commit": _git_commit(),
     }

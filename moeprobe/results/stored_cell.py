@@ -29,6 +29,8 @@ _OPEN = 16
 _CONSTANT = ("label", EXPERTS)
 # Sums of how often experts are chosen.
 _LOADS = {"load", "balance"}
+# Ends the name of a column that says: a load is of first choices alone.
+_OF_FIRST = "_of_first"
 
 
 class DamagedSumsError(UserError, ValueError):
@@ -176,8 +178,12 @@ class StoredCell:
         return self.chunks[: len(self.chunks) // self.draws]
 
     def _parts(self) -> Iterator[tuple[list[str], Arrays]]:
-        """Yield names and columns, chunk by chunk."""
-        each = len(self._first_draw())
+        """Yield names and columns, chunk by chunk.
+
+        Raises:
+            DamagedSumsError: draws are of different images, or the loads of chunks count different choices.
+        """
+        each, marks = len(self._first_draw()), set[frozenset[str]]()
         for number in range(each):
             decoded = [self._decoded(self.chunks[draw * each + number]) for draw in range(self.draws)]
             names, first = decoded[0]
@@ -185,6 +191,12 @@ class StoredCell:
                 raise DamagedSumsError(
                     f"The random draws of {self.checkpoint} are of different images; run the probe again with "
                     "--overwrite."
+                )
+            marks |= {_marks(part) for _, part in decoded}
+            if len(marks) > 1:
+                raise DamagedSumsError(
+                    f"Some parts of {self.checkpoint} count all choices as load, others the first; run the probe "
+                    "again with --overwrite."
                 )
             if self.draws == 1:
                 yield names, first
@@ -209,8 +221,12 @@ class StoredCell:
         for name in _LOADS & columns.keys():
             # Runs from before all choices were counted have the first alone.
             if (self.cell.top_k or 0) > 1 and not columns.keys() & {f"{name}_any", f"{name}_of_sets"}:
-                columns[f"{name}_of_first"] = np.ones(table.num_rows, dtype=bool)
+                columns[f"{name}{_OF_FIRST}"] = np.ones(table.num_rows, dtype=bool)
         return table["image_id"].to_pylist(), columns
+
+
+def _marks(columns: Arrays) -> frozenset[str]:
+    return frozenset(name for name in columns if name.endswith(_OF_FIRST))
 
 
 def in_order(names: Sequence[str]) -> NDArray[np.int64]:

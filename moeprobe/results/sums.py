@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+# Of the sums and tables of a run. 1 (or none): metrics of load count first choices; 2: they count all K choices.
+FORMAT = 2
+
 
 @dataclass(frozen=True, eq=False)
 class Cell:

@@ -27,6 +27,11 @@ def harmless(text: str) -> str:
     return _STEERING.sub(lambda match: _escaped(match[0]), text)
 
 
+def harmless_json(text: str) -> str:
+    """Return JSON that says the same with its own escapes in place of what would steer a terminal."""
+    return _STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 

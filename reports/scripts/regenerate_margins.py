@@ -154,7 +154,7 @@ def by_decile(margin: Margins, flipped: Changed) -> list[dict[str, float]]:
     count, hits = members.sum(1), (members & flipped[..., None]).sum(1)
     shares = [Share(hits[:, one].astype(float), count[:, one].astype(float)) for one in range(DECILES + 1)]
     numbers = [of_all(share, share.denominator) for share in shares]
-    effect = float(np.nanmean([one.effect for one in numbers]))
+    effect = float(np.nanmean([one.effect for one in numbers[1:]]))
     times = _resamples(len(margin))
     resampled = (times @ hits) / (times @ count)
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)

@@ -416,6 +416,14 @@ def test_no_kernel_that_a_configuration_names_is_fetched(
         assert getattr(model.model.config, kind) == getattr(clean.model.config, kind)
 
 
+def test_weights_that_are_no_safetensors_limit_no_layers(folder: Path, tmp_path: Path) -> None:
+    model = copied(folder, tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(UserError, match="safetensors") as caught:
+        open.load_model(f"hf:{model}")
+    assert "num_hidden_layers" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

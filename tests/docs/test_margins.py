@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
+from moeprobe.metrics.stats.linearized import of_all
+from moeprobe.metrics.stats.replicates import Replicates, with_observations
+from moeprobe.metrics.stats.statistic import Share
 from reports.scripts import regenerate_margins
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,27 @@ def test_deciles_are_of_the_margin() -> None:
     assert [row["value"] for row in rows[1:3]] == [1, 1] and rows[10]["value"] == 0
     assert all(row["ci_low"] <= row["value"] <= row["ci_high"] for row in rows)
     assert rows[10]["ci_low"] == 0 and 0 < rows[10]["ci_high"] < 0.1, "no flip is seen, and some may be"
+
+
+def test_the_design_effect_is_that_of_the_deciles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All patches together, the first row, are no decile."""
+    script = regenerate_margins
+    effects: list[float] = []
+
+    def observe(replicates: Replicates, effect: float) -> Replicates:
+        effects.append(effect)
+        return with_observations(replicates, effect)
+
+    monkeypatch.setattr(script, "with_observations", observe)
+    margin = np.random.default_rng(0).random((40, 16))
+    # Whole images flip in the first decile.
+    flipped = (margin < 0.1) & (np.arange(40) < 20)[:, None]
+    rows = script.by_decile(margin, flipped)
+    assert [row["value"] for row in rows[2:]] == [0] * 9
+    place = np.argsort(np.argsort(margin, axis=None)).reshape(margin.shape) * 10 // margin.size
+    count, hits = (place == 0).sum(1), ((place == 0) & flipped).sum(1)
+    share = Share(hits.astype(float), count.astype(float))
+    assert effects == pytest.approx([of_all(share, share.denominator).effect] * 9)
 
 
 def test_flips_are_what_the_sweep_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from moeprobe.metrics.analyses.confidence import Confidence
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.linearized import of_all
 from moeprobe.routing.record import LayerRouting
 from tests.routing.routings import aligned, routing
 
@@ -141,3 +143,18 @@ def test_it_applies_where_gates_are_a_distribution() -> None:
     assert Confidence().applies(routing())
     assert not Confidence().applies(dataclasses.replace(routing(), gates_sum_to_one=False))
     assert not Confidence().applies(routing(num_experts=1, top_k=1))
+
+
+def test_a_selection_margin_of_scores_may_be_above_1_and_so_may_its_interval() -> None:
+    margins = np.random.default_rng(0).uniform(2, 6, 40)
+    columns = {
+        "tokens_counted": np.full(40, 1), "selection_margins_counted": np.full(40, 1),
+        "gate_highest": np.full(40, 0.5), "selection_margin": margins,
+    }  # fmt: skip
+    estimators = {metric.name: metric for metric in Confidence().estimators(columns, aligned=True)}
+    margin = estimators["selection_margin"]
+    (resampled,) = Bootstrap(40, seed=0).replicate([(margin.statistic, margin.trials)])
+    for replicates in (resampled, of_all(margin.statistic, margin.trials)):
+        found = replicates.interval()
+        assert found.value == pytest.approx(margins.mean())
+        assert 1 < found.low < found.value < found.high < 6 and found.method != "score"

@@ -297,11 +297,12 @@ def test_part_files_of_other_masks_or_another_version_are_not_used(
         and not after.table().equals(before.table())
     )
     assert len(begun) == 3
-    monkeypatch.setattr(loop, "__version__", "another")
-    assert (
-        run(asked, checkpoint(), parts=tmp_path / "parts")[0].table().equals(after.table())
-        and len(begun) == 4
-    )
+    for number, name in enumerate(("__version__", "FORMAT"), start=4):
+        monkeypatch.setattr(loop, name, "another")
+        assert (
+            run(asked, checkpoint(), parts=tmp_path / "parts")[0].table().equals(after.table())
+            and len(begun) == number
+        )
 
 
 def test_part_files_that_fit_are_not_computed_again(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Verdicts on made-up sums whose truth is known."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from moeprobe.cli.front.comparison import failures, footing, tables
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.load import Load
 from moeprobe.metrics.analyses.match import Match
+from moeprobe.metrics.analyses.mismatch import Mismatch, Scores
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Difference, Judged
@@ -67,6 +70,7 @@ def compare(
     names: list[str] | None = None,
     margin: float = 0.02,
     together: str | None = None,
+    analyses: Sequence[Any] = ANALYSES,
 ) -> pd.DataFrame:
     parts = []
     for checkpoint, placed in found.items():
@@ -79,7 +83,7 @@ def compare(
     first, *others = found
     return differences.compare(
         of_table(concatenate(parts)),
-        analyses=ANALYSES,
+        analyses=analyses,
         run_info=ABOUT,
         selected_pairs=[(other, first) for other in others],
         margin=margin,
@@ -430,3 +434,21 @@ def test_the_footing_speaks_of_what_was_read() -> None:
         said = footing(Comparison(table.assign(tokens=tokens), table[:0], table[:0], about))
         assert f"100 {units} of text:lines.txt test" in said
         assert f"resamples of {units}" in said and others not in said
+
+
+def test_a_mismatch_that_is_rounding_has_not_collapsed() -> None:
+    """Of one checkpoint there is no share of the mismatch that is routing, of the other there is."""
+
+    def columns(mismatch: float) -> Columns:
+        random = np.random.default_rng(0)
+        moved = torch.from_numpy(mismatch * random.uniform(0.5, 1.5, (40, 8)))
+        scores = Scores(torch.zeros(40, 8), moved, moved / 2)
+        return {name: values.numpy() for name, values in Mismatch().sums(scores).items()}
+
+    replayed = Cell("", "", 0, "replayed", float("nan"), 0, "")
+    values = {"a": {replayed: columns(0.1)}, "b": {replayed: columns(1e-9)}}
+    table = compare(values, analyses=(Mismatch(),))
+    share = only(table, metric="mismatch_routing_share")
+    assert (share["verdict"], share["flag"], share["collapsed"]) == ("no mismatch", "no_mismatch", "")
+    assert "collapsed" not in sentence(table, metric="mismatch_routing_share")
+    assert only(table, metric="mismatch")["verdict"] == "lower"

@@ -1,6 +1,7 @@
 """No name out of a file steers the terminal of whoever reads a table, a progress bar or a report."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import Screen
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.page import fragment
@@ -59,3 +61,18 @@ def test_a_command_prints_the_name_of_a_checkpoint(tmp_path: Path) -> None:
     result = run("eval", named, "--limit", 4, "--batch-size", 4)
     assert result.exit_code == 0, result.output
     assert "\x1b]" not in result.output and r"a\x1b]0;owned\x07b" in result.output
+
+
+@pytest.mark.parametrize("name", [*STEERING, "l\ud800m", "κ 数字 é\u202f2"])
+def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({name: [name]})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {name: [name]}
+    assert harmless(printed) == printed
+    assert name not in STEERING or name not in printed
+    assert "κ" not in name or "κ 数字 é" in printed, "letters of any language stay"
+
+
+def test_no_command_prints_json_otherwise() -> None:
+    for path in (Path(__file__).parents[2] / "moeprobe" / "cli").rglob("*.py"):
+        assert path.name == "json_output.py" or "json.dumps(" not in path.read_text(encoding="utf-8"), path

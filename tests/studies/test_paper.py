@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.studies.paper.numbers import dead
-from moeprobe.studies.paper.run import PROBES
+from moeprobe.studies.paper.run import PROBES, Job, run_once
 from moeprobe.studies.paper.tables import markdown, published
 from tests.commands import Trained, refused, run
+from tests.studies.report.making import write_run
 
 FOLDERS = {
     "match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "s-matrix", "discontinuity", "overlay",
@@ -215,3 +216,24 @@ def test_the_published_values_are_complete() -> None:
 def test_an_expert_with_less_than_a_tenth_of_an_even_share_is_dead() -> None:
     load = pd.DataFrame({"expert": [0, 1, 2, 3], "share": [0.951, 0.0, 0.024, 0.025]})
     assert dead(load) == [1, 2]
+
+
+@pytest.mark.parametrize(("number", "calls"), [(None, [False, True]), (1, [False, True]), (2, [False])])
+def test_a_probe_of_an_earlier_format_is_repeated(
+    tmp_path: Path, number: int | None, calls: list[bool]
+) -> None:
+    """Its table would lack the load of all choices."""
+    path = write_run(tmp_path / "confidence", "confidence", **({} if number is None else {"format": number}))
+    done: list[bool] = []
+
+    def probe(options: api.Options) -> str:
+        done.append(options.overwrite)
+        if options.overwrite:
+            return "repeated"
+        raise FinishedError("It is finished.", path)
+
+    job = Job([], ("a", "b"), "digits", api.Options(), labeled=True, replayable=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "hashed", True)
+        assert run_once(job, probe, path) == ("repeated" if len(calls) == 2 else None)
+    assert done == calls

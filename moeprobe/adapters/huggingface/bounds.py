@@ -72,12 +72,15 @@ def _check(name: str, value: Any, *, maximum: int, least: int) -> None:
         )
 
 
-def count_tensors(folder: Path) -> int:
-    """Return how many tensors the weights of a folder hold."""
+def count_tensors(folder: Path) -> int | None:
+    """Return how many tensors the weights of a folder hold; None where it has none in safetensors."""
     from safetensors import safe_open
 
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        return None
     count = 0
-    for path in folder.glob("*.safetensors"):
+    for path in files:
         with safe_open(path, framework="pt") as file:
             count += len(file.keys())
     return count

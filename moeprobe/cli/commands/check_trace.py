@@ -31,9 +31,9 @@ def check_trace(
 
     Example: `moeprobe check-trace traces/served.parquet --against traces/again.parquet`
     """
-    import json as json_module
     from dataclasses import asdict
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.recordings.check_trace import check_trace
 
@@ -42,7 +42,7 @@ def check_trace(
     if json:
         content = asdict(checked) | {"path": str(checked.path), "sound": checked.sound}
         content["file"] = content.pop("path")
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
     else:
         screen = console()
         layers = checked.layers

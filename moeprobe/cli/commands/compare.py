@@ -106,10 +106,10 @@ def compare(
 def _show(
     comparison: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool
 ) -> None:
-    import json
     from pathlib import Path
 
     from moeprobe.cli.front.comparison import failures, footing, tables
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_files, print_warnings, records
     from moeprobe.results.layouts.verdicts import sentences
 
@@ -121,7 +121,7 @@ def _show(
             "sidecar": comparison.sidecar,
             "out": None if out is None else str(out),
         }
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):

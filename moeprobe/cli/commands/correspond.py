@@ -60,9 +60,9 @@ def correspond(
 
     Example: `moeprobe correspond checkpoints/demo-prc --view random_crop --out reports/correspond`
     """
-    import json as json_module
-
     from rich.table import Table
+
+    from moeprobe.cli.front.json_output import print_json
 
     check_checkpoints([] if checkpoint is None else [checkpoint])
     check_data(data, split=split)
@@ -94,7 +94,7 @@ def correspond(
         )
     if json:
         content = {"pairs": records(result.table), "files": [str(path) for path in result.files]}
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     strength = "" if severity is None else f" at {severity:g}"
     table = Table(title=f"Corresponding patches, {view}{strength}", title_justify="left")

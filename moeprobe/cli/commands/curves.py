@@ -45,8 +45,7 @@ def curves(
 
     Example: `moeprobe curves reports/routers/digits --by model.top_k --out reports/curves`
     """
-    import json as json_module
-
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.studies.curves import curves as make
 
@@ -58,7 +57,7 @@ def curves(
             "table": records(result.table),
             "files": [str(path) for path in result.files],
         }
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     screen.print(_table(result, metric=metric))

@@ -10,16 +10,15 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
     Example: `moeprobe doctor`
     """
-    import json as json_module
-
     from rich.text import Text
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.runtime.doctor import examine
 
     findings = examine()
     if json:
-        print(json_module.dumps([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings]))
+        print_json([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings])
         return
     screen = console()
     colors = {"ok": "green", "note": "yellow", "wrong": "red"}

@@ -22,12 +22,12 @@ def explain(
 
     Example: `moeprobe explain top1_match_kappa`
     """
-    import json as json_module
     from dataclasses import asdict
 
     from rich.text import Text
 
     from moeprobe.cli.front.glossary import explanations, names
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.errors import UserError
     from moeprobe.runtime.catalog import did_you_mean
@@ -41,7 +41,7 @@ def explain(
             "plug-ins and metrics, moeprobe --help commands."
         )
     if json:
-        print(json_module.dumps([asdict(explanation) for explanation in explained], ensure_ascii=False))
+        print_json([asdict(explanation) for explanation in explained])
         return
     screen = console()
     for number, explanation in enumerate(explained):

@@ -49,10 +49,10 @@ def import_routed_experts(
 
     Example: `moeprobe import routed-experts responses.jsonl traces/served.parquet --model-config config.json`
     """
-    import json as json_module
     from dataclasses import asdict
 
     from moeprobe.cli.commands.check_trace import said
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.recordings.import_experts import import_routed_experts
 
@@ -71,7 +71,7 @@ def import_routed_experts(
     if json:
         content = asdict(imported) | {"path": str(imported.path)}
         content["file"], content["bytes"] = content.pop("path"), content.pop("nbytes")
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     layers = imported.layers
     what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"

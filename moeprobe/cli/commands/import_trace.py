@@ -28,10 +28,10 @@ def import_trace(
 
     Example: `moeprobe import trace routing.jsonl traces/monday.parquet --num-experts 64`
     """
-    import json as json_module
     from dataclasses import asdict
 
     from moeprobe.cli.commands.check_trace import said
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.recordings.import_log import import_trace
 
@@ -49,7 +49,7 @@ def import_trace(
             "findings": [asdict(finding) for finding in imported.findings],
             "unordered": imported.unordered,
         }
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     screen.print(

@@ -29,10 +29,9 @@ def inspect(
 
     Example: `moeprobe inspect checkpoints/demo-prc`
     """
-    import json as json_module
-
     from rich.table import Table
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     check_checkpoints([checkpoint])
@@ -40,7 +39,7 @@ def inspect(
 
     inspection = inspect_checkpoint(checkpoint)
     if json:
-        print(json_module.dumps(inspection, ensure_ascii=False))
+        print_json(inspection)
         return
     screen = console()
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -31,14 +31,13 @@ def listing(
 
     Example: `moeprobe list views`
     """
-    import json as json_module
-
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.errors import UserError
     from moeprobe.runtime import catalog
 
     if not kind:
         if json:
-            print(json_module.dumps([*KINDS]))
+            print_json([*KINDS])
         else:
             _print({f"moeprobe list {name}": description for name, description in KINDS.items()})
         return
@@ -49,7 +48,7 @@ def listing(
         return
     descriptions = _find(kind)
     if json:
-        print(json_module.dumps(descriptions, ensure_ascii=False))
+        print_json(descriptions)
         return
     _print(descriptions)
 
@@ -71,16 +70,16 @@ def _print(descriptions: dict[str, str]) -> None:
 def _print_keys(*, as_json: bool) -> None:
     """Print the keys of configurations of trainings: type, default, meaning."""
     import dataclasses
-    import json
 
     from rich.table import Table
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.models.keys import list_keys
 
     keys = list_keys()
     if as_json:
-        print(json.dumps([dataclasses.asdict(key) for key in keys], ensure_ascii=False))
+        print_json([dataclasses.asdict(key) for key in keys])
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("key", "type", "default", "meaning"):

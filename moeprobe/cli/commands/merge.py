@@ -1,6 +1,5 @@
 """``moeprobe merge``."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from moeprobe.cli.front.early import check_folder
 from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.probes.engine.options import Options
 
@@ -51,7 +51,10 @@ def merge(
     if dry_run:
         summary = {"shards": len(shards.paths), "images": shards.images, "probe": shards.probe.name}
         text = f"{len(shards.paths)} shards of {shards.probe.name} with {shards.images:,} images: complete."
-        print(json.dumps(summary) if as_json else f"{text} Nothing was written.")
+        if as_json:
+            print_json(summary)
+        else:
+            print(f"{text} Nothing was written.")
         return
     merging.check_destination(shards, out)
     check_folder(out, overwrite=overwrite)

@@ -51,9 +51,8 @@ def paper(
     if not common.dry_run:
         check_folder(options.out, overwrite=options.overwrite)
     preflight(MatchRatio(), checkpoints, data=data, options=options)
-    import json
-
     from moeprobe import api
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console, print_files, print_warnings, records
 
     if common.dry_run:
@@ -72,7 +71,7 @@ def paper(
         )
     if common.json:
         content = {"table": records(result.table), "load": records(result.load), "sidecar": result.sidecar}
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     _show(result)
@@ -93,12 +92,12 @@ def paper(
 
 def _print_plan(plan: "PaperPlan", *, pairs: int, as_json: bool) -> None:
     import dataclasses
-    import json
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:
-        print(json.dumps(dataclasses.asdict(plan)))
+        print_json(dataclasses.asdict(plan))
         return
     screen = console()
     for name, part in plan.parts.items():

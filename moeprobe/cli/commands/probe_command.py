@@ -1,13 +1,13 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from moeprobe.cli.front.early import check_arguments, check_folder
 from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.options import (
     Checkpoints,
     Common,
@@ -159,7 +159,7 @@ def _measure_shard(
         measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
     sidecar = measured.sidecar
     if common.json:
-        print(json.dumps({"sidecar": sidecar, "out": str(measured.path)}, ensure_ascii=False))
+        print_json({"sidecar": sidecar, "out": str(measured.path)})
         return
     console().print(
         f"Shard {shard}: {sidecar['images']:,} of {sidecar['images_of_run']:,} images measured, in {measured.path}. "

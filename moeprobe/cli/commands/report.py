@@ -30,8 +30,7 @@ def report(
 
     Example: `moeprobe report reports/demo/match-ratio reports/demo/eval --out reports/my-report`
     """
-    import json as json_module
-
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.studies.report import report as make
     from moeprobe.studies.report.summary import headline_table
@@ -40,7 +39,7 @@ def report(
     if json:
         files = [str(path) for path in document.files]
         content = {"headlines": records(document.headlines), "files": files}
-        print(json_module.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     headlines = headline_table(document.runs)

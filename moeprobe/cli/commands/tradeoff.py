@@ -92,14 +92,13 @@ def tradeoff(
 
 
 def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
-    import json
-
     from rich.table import Table
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:
-        print(json.dumps(dataclasses.asdict(plan)))
+        print_json(dataclasses.asdict(plan))
         return
     table = Table(title="Cells", title_justify="left", title_style="bold")
     table.add_column("cell", no_wrap=True)
@@ -119,9 +118,9 @@ def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
 
 
 def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
-    import json
     from collections import Counter
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.cli.front.tables import fit
 
@@ -132,7 +131,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
             "sidecar": result.sidecar,
             "out": str(result.out),
         }
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen = console()
     for dataset, rows in result.table.groupby("dataset", sort=False):

@@ -107,15 +107,14 @@ def _train_together(config: "TrainConfig", folder: Path | None, *, as_json: bool
 
 def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> None:
     """Train the stages of a pipeline and print what came of each."""
-    import json
-
     from moeprobe import api
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.training_progress import Live
 
     with Live(stages.name) as live:
         summary = api.train_pipeline(stages, begin=live.named, **options)
     if as_json:
-        print(json.dumps(summary))
+        print_json(summary)
         return
     for stage_summary in summary["stages"].values():
         print_summary(stage_summary)
@@ -123,13 +122,12 @@ def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> Non
 
 def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     """Print the results of a run and its folder."""
-    import json
-
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.cli.front.training_progress import validation
 
     if as_json:
-        print(json.dumps(summary))
+        print_json(summary)
         return
     screen = console()
     best = next(f" (best {value:.3f})" for key, value in summary.items() if key.startswith("best_val_"))

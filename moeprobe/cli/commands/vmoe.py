@@ -103,20 +103,14 @@ def export_vmoe(
 
     Example: `moeprobe export vmoe checkpoints/demo-prc exported/demo-prc --shards 4`
     """
-    import json as json_module
-
     from moeprobe import api
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     exported = api.export_vmoe(checkpoint, prefix, shards=shards, overwrite=overwrite)
     files = [str(file) for file in exported.files]
     if json:
-        print(
-            json_module.dumps(
-                {"files": files, "parameters": exported.parameters, "bytes": exported.nbytes},
-                ensure_ascii=False,
-            )
-        )
+        print_json({"files": files, "parameters": exported.parameters, "bytes": exported.nbytes})
         return
     screen = console()
     screen.print(
@@ -130,8 +124,8 @@ def export_vmoe(
 
 def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     import dataclasses
-    import json
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     sizes, model = imported.sizes, imported.model
@@ -145,7 +139,7 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
             "classes": imported.classes,
             "ignored": imported.ignored,
         }
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     layers = ", ".join(f"blocks.{layer}" for layer in sizes.layers)
     head = f"pre-logits of width {sizes.pre_logits}" if sizes.pre_logits else "without pre-logits"
@@ -274,8 +268,8 @@ def import_swin_moe(
 
 def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
     import dataclasses
-    import json
 
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     sizes, model, folder = imported.sizes, imported.model, imported.folder
@@ -289,7 +283,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
             "model": model.model_dump(),
             "classes": imported.classes,
         }
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
     renormalized = model.router is not None and model.router.parameters["renormalise"]

@@ -1,8 +1,8 @@
 """The cost of a run, as ``--dry-run`` prints it."""
 
 import dataclasses
-import json
 
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import console
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.engine.work import Plan
@@ -11,7 +11,7 @@ from moeprobe.probes.engine.work import Plan
 def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
     """Print the cost of a run ``before`` its last step; ``least``: the number of passes is a lower bound."""
     if as_json:
-        print(json.dumps(dataclasses.asdict(plan)))
+        print_json(dataclasses.asdict(plan))
         return
     bound = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes

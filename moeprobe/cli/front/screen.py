@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.runtime import progress
@@ -93,16 +94,13 @@ def print_result(
     """Print the tables of a result and the folder of its files, or everything as JSON."""
     if as_json:
         comparison = result.comparison
-        print(
-            json.dumps(
-                {
-                    "table": records(result.table),
-                    "comparison": None if comparison is None else records(comparison),
-                    "sidecar": result.sidecar,
-                    "out": None if out is None else str(out),
-                },
-                ensure_ascii=False,
-            )
+        print_json(
+            {
+                "table": records(result.table),
+                "comparison": None if comparison is None else records(comparison),
+                "sidecar": result.sidecar,
+                "out": None if out is None else str(out),
+            }
         )
         return
     screen = console()

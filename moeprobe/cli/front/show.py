@@ -1,6 +1,5 @@
 """What a probe found, printed as its layout says."""
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from moeprobe.cli.front import summary_output, tables
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import console, print_result, print_warnings
 from moeprobe.cli.front.show_overlay import print_overlays
 from moeprobe.probes.base import Layout, Probe
@@ -63,7 +63,7 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
             "bytes": result.nbytes,
             "sidecar": result.sidecar,
         }
-        print(json.dumps(content))
+        print_json(content)
         return
     screen = console()
     rows = result.images * sum(len(layers) for layers in result.layers.values())

@@ -1,11 +1,11 @@
 """Overlays on the screen: how many patches changed their expert."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import console, print_files, print_warnings, records
 from moeprobe.cli.front.tables import fit
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
     """Print the changed patches and the files, or the patches as JSON."""
     if as_json:
-        print(json.dumps({"patches": records(result.table), "files": [str(path) for path in result.files]}))
+        print_json({"patches": records(result.table), "files": [str(path) for path in result.files]})
         return
     screen = console()
     request = result.sidecar["request"]

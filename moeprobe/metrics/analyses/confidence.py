@@ -6,7 +6,8 @@ entropy it gives no numbers, but says that routers trained for consistency by di
 higher one than routers trained with PRC (III-B).
 
 The margin between the first two gates says when the first choice changes. When the *set* of K experts changes
-is said by the selection margin: the K-th less the (K + 1)-th of the scores that the choice is read off.
+is said by the selection margin: the K-th less the (K + 1)-th of the scores that the choice is read off. Softmax routers
+choose by their gates, so theirs are margins of gates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +103,10 @@ class Confidence(LayerAnalysis):
             # Without every gate there is no entropy and no selection margin, nor in runs from before they were summed.
             if metric.name in columns:
                 trials = columns[denominators.get(metric.name, "tokens_counted")]
-                share = Share(columns[metric.name].astype(np.float64), trials.astype(np.float64))
-                metrics.append(metric.raw(share, trials))
+                # Scores, unlike gates, may be above 1, and so may their margins.
+                mean = Ratio if metric is SELECTION_MARGIN else Share
+                sums = columns[metric.name].astype(np.float64)
+                metrics.append(metric.raw(mean(sums, trials.astype(np.float64)), trials))
         return metrics
 
 

@@ -30,7 +30,7 @@ from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes, ImageRange, Shard, image_ranges
 from moeprobe.results.stored import SumsStore, concat, has_columns, of_file, of_table, write
 from moeprobe.results.stored_cell import in_order
-from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.sums import FORMAT, Accumulator, Cell
 from moeprobe.results.tables import image_table, read_note
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.files import Scratch, is_there, shown
@@ -151,6 +151,7 @@ def _identity(spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int]) -> di
         "images": hashlib.sha256(names.encode()).hexdigest(),
         "masks": spec.dataset.mask_hash(block),
         "moeprobe": __version__,
+        "format": FORMAT,
         "group_images": checkpoint.model.group_images,
     }
 

@@ -27,8 +27,10 @@ from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
+from moeprobe.results.earlier_format import is_earlier
 from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import of_file
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
@@ -138,8 +140,10 @@ def run_once(job: Job, run: Callable[[Options], T], out: Path | None) -> T | Non
     options = dataclasses.replace(job.options, out=out, overwrite=False)
     try:
         return run(options)
-    except FinishedError:
-        return None if job.hashed else run(dataclasses.replace(options, overwrite=True))
+    except FinishedError as error:
+        # A table of before lacks the load of all choices.
+        reusable = job.hashed and not is_earlier(read_sidecar(error.folder))
+        return None if reusable else run(dataclasses.replace(options, overwrite=True))
 
 
 def limited(options: Options, max_images: int) -> Options:

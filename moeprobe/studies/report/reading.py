@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
+from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.finished import check_no_shard
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.packed import find_run
@@ -106,7 +107,9 @@ def _read(path: Path, label: str) -> Run:
         name: files[name]
         for name in sorted(files, key=lambda n: (n != "table.csv", n != "comparison.csv", n))
     }
-    csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
+    csvs = {
+        name: with_present_names(_read_csv(path / name, content), sidecar) for name, content in files.items()
+    }
     frames = read_frames(path, sidecar)
     frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
