@@ -27,7 +27,7 @@ PRESENT = {
 
 
 def rows(top_k: int, metrics: tuple[str, ...] = EARLIER) -> list[dict[str, Any]]:
-    about = {"group": "", "router": "softmax", "view": "clean", "top_k": top_k}
+    about: dict[str, Any] = {"group": "", "router": "softmax", "view": "clean", "top_k": top_k}
     return [row("a", ("blocks.1", "patch", name, ""), (0.5, 0.4, 0.6), **about) for name in metrics]
 
 

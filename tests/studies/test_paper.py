@@ -223,7 +223,8 @@ def test_a_probe_of_an_earlier_format_is_repeated(
     tmp_path: Path, number: int | None, calls: list[bool]
 ) -> None:
     """Its table would lack the load of all choices."""
-    path = write_run(tmp_path / "confidence", "confidence", **({} if number is None else {"format": number}))
+    about: dict[str, Any] = {} if number is None else {"format": number}
+    path = write_run(tmp_path / "confidence", "confidence", **about)
     done: list[bool] = []
 
     def probe(options: api.Options) -> str:
