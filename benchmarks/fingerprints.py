@@ -49,7 +49,7 @@ COMMANDS: dict[str, list[str]] = {
     "precision": ["--formats", "int8"],
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
-    "trace": [],
+    "trace record": [],
     "correspond": [],
 }
 # Options that are wrong, or have a wrong value, for any command that knows them.
@@ -98,11 +98,11 @@ def fingerprints(commands: list[str]) -> dict[str, str]:
         root = Path(folder)
         for name in commands:
             extra = COMMANDS[name] if "--limit" in COMMANDS[name] else [*COMMANDS[name], "--limit", "24"]
-            of_two = [name, *models[:2], *extra]
+            of_two = [*name.split(), *models[:2], *extra]
             hashes |= _outcome(f"{name} --out", [*of_two, "--out", str(root / name)], root)
             hashes |= {f"{name}: {path}": text for path, text in _files(root / name)}
-            if name not in ("trace", "overlay"):
-                hashes |= _outcome(f"{name} --json", [name, models[2], *extra, "--json"], root)
+            if name not in ("trace record", "overlay"):
+                hashes |= _outcome(f"{name} --json", [*name.split(), models[2], *extra, "--json"], root)
         if "match-ratio" in commands:
             given = ["compare", str(root / "match-ratio"), "--out", str(root / "compare")]
             hashes |= _outcome("compare", given, root) | {
@@ -126,21 +126,27 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 def wrong_inputs(model: str) -> Iterator[list[str]]:
     """Yield command lines that must be refused: of each command those of ``WRONG`` whose option it knows."""
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in _commands():
         known = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
         for options in WRONG:
             if options[0] in known or options[0] == "--no-such-option":
-                yield [name, model, *options]
-        yield [name, "no/such/folder"]
+                yield [*name.split(), model, *options]
+        yield [*name.split(), "no/such/folder"]
 
 
 def _helps() -> Iterator[tuple[str, str]]:
     runner = CliRunner()
     yield "moeprobe", runner.invoke(app, ["--help"]).output
+    for name, _ in _commands():
+        yield name, runner.invoke(app, [*name.split(), "--help"]).output
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    """Yield the commands as they are typed, and the groups."""
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        yield name, runner.invoke(app, [name, "--help"]).output
-        for inner in getattr(command, "commands", ()):
-            yield f"{name} {inner}", runner.invoke(app, [name, inner, "--help"]).output
+        yield name, command
+        for inner, inner_command in getattr(command, "commands", {}).items():
+            yield f"{name} {inner}", inner_command
 
 
 def _outcome(what: str, arguments: list[str], root: Path) -> dict[str, str]:

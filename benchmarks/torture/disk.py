@@ -36,7 +36,7 @@ _TRAINING = (
     "steps=2", "epochs=null", "batch_size=8", "evaluate_every=2", "schedule.warmup_steps=1", "data.workers=0",
 )  # fmt: skip
 _SHARDS = ("confidence", "own", "--limit", "16", "--batch-size", "8")
-_TRACE = ("trace", "own", "--view", "gaussian_noise", "--severities", "0.1", *_FEW)
+_TRACE = ("trace", "record", "own", "--view", "gaussian_noise", "--severities", "0.1", *_FEW)
 
 
 def _job(name: str, *line: str, before: Sequence[Line] = (), timed: tuple[str, ...] = ()) -> Job:
@@ -81,7 +81,8 @@ JOBS = (
     _job("trace", *_TRACE),
     _job(
         "analyze-trace",
-        "analyze-trace",
+        "trace",
+        "analyze",
         "traces/own/clean.parquet",
         "traces/own/gaussian_noise-0.1.parquet",
         before=[(*_TRACE, "--out", "traces")],

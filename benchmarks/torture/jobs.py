@@ -108,7 +108,7 @@ JOBS = {
         Job("merge", ("merge", "shard1", "shard2", "--out", "out"), ("out",), _measure_shards),
         Job(
             "trace",
-            ("trace", CHECKPOINTS[0], "--view", "gaussian_noise", "--limit", "100", "--out", "out"),
+            ("trace", "record", CHECKPOINTS[0], "--view", "gaussian_noise", "--limit", "100", "--out", "out"),
             ("out",),
             blocks=1,
         ),

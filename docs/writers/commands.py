@@ -12,11 +12,13 @@ from writers.markdown import code, docstring, first_sentence, page, table
 
 # The page of each heading of ``--help``, and its title.
 PAGES = {
+    Panel.START: ("start", "Commands to start with"),
     Panel.PROBES: ("probes", "Probe commands"),
-    Panel.STRESS: ("stress", "Probe commands of attacks, precision and batches"),
+    Panel.COMPARE: ("compare", "Commands that compare and report"),
+    Panel.TRAIN: ("train", "Commands for training"),
+    Panel.STRESS: ("stress", "Stress tests"),
     Panel.TRACES: ("traces", "Commands for recorded routing"),
-    Panel.STUDIES: ("studies", "Commands for training and several runs"),
-    Panel.FILES: ("files", "Commands for checkpoints and help"),
+    Panel.FILES: ("files", "Checkpoints of other programs"),
 }
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10

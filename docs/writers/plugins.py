@@ -43,7 +43,7 @@ def pages() -> dict[str, str]:
         "## Adapters\n\nThey make a model traceable: our own, other programs', and `py:` and `hf:` "
         "([Your own model](../guide/own-model.md), [Language models](../guide/language-models.md)).",
         table(["adapter", "of what"], described(catalog.ADAPTERS)),
-        "## Readers\n\n`moeprobe import routed-experts --reader NAME`: what servers return, see "
+        "## Readers\n\n`moeprobe trace import --reader NAME`: what servers return, see "
         "[Recorded routing](../guide/recorded-routing.md#what-a-server-answers).",
         table(["reader", "what it reads"], described(catalog.READERS)),
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from moeprobe import __version__
 from moeprobe.cli.commands import (
@@ -22,8 +21,7 @@ from moeprobe.cli.commands import (
     doctor,
     drift,
     explain,
-    import_experts,
-    import_trace,
+    import_routing,
     inspect,
     listing,
     merge,
@@ -37,6 +35,8 @@ from moeprobe.cli.commands import (
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
 from moeprobe.cli.front.finished import print_finished
+from moeprobe.cli.front.groups import NamingGroup, TraceGroup
+from moeprobe.cli.front.help import EPILOG, Command
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
@@ -47,7 +47,7 @@ from moeprobe.runtime.signals.ending import Ending
 INTERRUPTED = 130
 
 
-class Group(TyperGroup):
+class Group(NamingGroup):
     """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -103,6 +103,7 @@ app = typer.Typer(
     name="moeprobe",
     cls=Group,
     help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -147,50 +148,78 @@ def _options(
 _probes = registry.probes()
 # What no probe is, under its heading; in each heading the probes come first.
 _others: dict[Panel, dict[str, Callable[..., None]]] = {
-    Panel.STUDIES: {
-        "audit": audit.audit,
+    Panel.START: {
         "demo": demo.demo,
-        "train": train.train,
-        "tradeoff": tradeoff.tradeoff,
-        "curves": curves.curves,
-        "compare": compare.compare,
-        "paper": paper.paper,
-        "report": report.report,
-        "merge": merge.merge,
+        "audit": audit.audit,
+        "doctor": doctor.doctor,
+        "explain": explain.explain,
+        "inspect": inspect.inspect,
+        "list": listing.listing,
     },
     Panel.PROBES: {"correspond": correspond.correspond},
+    Panel.COMPARE: {
+        "compare": compare.compare,
+        "report": report.report,
+        "paper": paper.paper,
+        "merge": merge.merge,
+    },
+    Panel.TRAIN: {"train": train.train, "tradeoff": tradeoff.tradeoff, "curves": curves.curves},
     Panel.STRESS: {},
     Panel.TRACES: {
-        "analyze-trace": analyze_trace.analyze_trace,
-        "drift": drift.drift,
-        "mismatch": mismatch.mismatch,
-        "check-trace": check_trace.check_trace,
+        "trace import": import_routing.import_routing,
+        "trace check": check_trace.check_trace,
+        "trace analyze": analyze_trace.analyze_trace,
+        "trace drift": drift.drift,
+        "trace mismatch": mismatch.mismatch,
     },
-    Panel.FILES: {"inspect": inspect.inspect, "list": listing.listing, "doctor": doctor.doctor},
+    Panel.FILES: {
+        "import vmoe": vmoe.import_vmoe,
+        "import swin-moe": vmoe.import_swin_moe,
+        "export vmoe": vmoe.export_vmoe,
+    },
 }
+_groups = {
+    "trace": typer.Typer(
+        cls=TraceGroup,
+        no_args_is_help=True,
+        help="Record which experts tokens choose, or import what a server chose; check and compare it.",
+    ),
+    "import": typer.Typer(
+        cls=NamingGroup,
+        no_args_is_help=True,
+        help="Convert another program's checkpoint to one of moeprobe.",
+    ),
+    "export": typer.Typer(
+        cls=NamingGroup, no_args_is_help=True, help="Write a checkpoint in another program's format."
+    ),
+}
+_panels = {"trace": Panel.TRACES, "import": Panel.FILES, "export": Panel.FILES}
+# Options are names to be explained.
+_settings = {"explain": {"ignore_unknown_options": True}}
+
+
+def _register(name: str, command: Callable[..., None], panel: Panel) -> None:
+    """Make a function a command; the first word of two is its group."""
+    group, _, inner = name.partition(" ")
+    parent, word = (_groups[group], inner) if inner and group in _groups else (app, name)
+    parent.command(
+        word, cls=Command, rich_help_panel=panel, epilog=EPILOG, context_settings=_settings.get(name)
+    )(command)
+
+
 for _panel in Panel:
     for _probe in _probes:
         if panel_of(_probe) is _panel:
-            app.command(_probe.name, rich_help_panel=_panel)(probe_command(_probe))
+            _register(_probe.name, probe_command(_probe), _panel)
     for _name, _command in _others[_panel].items():
-        app.command(_name, rich_help_panel=_panel)(_command)
-# Options are names to be explained.
-app.command("explain", rich_help_panel=Panel.FILES, context_settings={"ignore_unknown_options": True})(
-    explain.explain
-)
-importing = typer.Typer(
-    no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
-)
-importing.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.import_vmoe)
-importing.command("swin-moe", rich_help_panel=Panel.FILES)(vmoe.import_swin_moe)
-importing.command("trace", rich_help_panel=Panel.TRACES)(import_trace.import_trace)
-importing.command("routed-experts", rich_help_panel=Panel.TRACES)(import_experts.import_routed_experts)
-app.add_typer(importing, name="import", rich_help_panel=Panel.FILES)
-exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint in another program's format.")
-exporting.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.export_vmoe)
-app.add_typer(exporting, name="export", rich_help_panel=Panel.FILES)
+        _register(_name, _command, _panel)
+for _name, _group in _groups.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_panels[_name])
 _names = Counter(command.name for command in app.registered_commands)
-_names.update(group.name for group in app.registered_groups)
+_names.update(_groups.keys())
+_names.update(
+    f"{_name} {command.name}" for _name, _group in _groups.items() for command in _group.registered_commands
+)
 for _probe in _probes:
     if _names[_probe.name] > 1:
         raise UserError(

@@ -79,11 +79,13 @@ class Layout(enum.Enum):
 class Panel(enum.StrEnum):
     """Under which heading ``--help`` and the reference list a command."""
 
-    STUDIES = "Training and several runs"
+    START = "Start here"
     PROBES = "Probes"
-    STRESS = "Probes of attacks, precision and batches"
+    COMPARE = "Compare and report"
+    TRAIN = "Train"
+    STRESS = "Stress tests"
     TRACES = "Recorded routing"
-    FILES = "Checkpoints and help"
+    FILES = "Checkpoints of other programs"
 
 
 def panel_of(kind: "type[Probe[Any]]") -> Panel:

@@ -121,10 +121,11 @@ def comparable_kind(name: str | None) -> "type[Probe[Result]]":
     """Return the class of ``to_compare``, by its name alone."""
     name = name or USUAL
     if name not in comparable():
-        if name in [kind.name for kind in kinds() if kind.headlines]:
+        of_files = next((kind for kind in kinds() if kind.headlines and name in (kind.name, kind.kind)), None)
+        if of_files is not None:
             raise UserError(
-                f"{name} does not probe checkpoints: run it, moeprobe {name} ... --out FOLDER, and compare the run: "
-                "moeprobe compare FOLDER."
+                f"{name} does not probe checkpoints: run it, moeprobe {of_files.name} ... --out FOLDER, and compare "
+                "the run: moeprobe compare FOLDER."
             )
         raise UserError(unknown("probe", name, comparable()))
     return named(name)

@@ -47,7 +47,7 @@ def check_trace(
     """
     trace, watcher = TraceFile(Path(path)), progress_of(watcher)
     check = CaptureCheck()
-    watcher.start("check-trace", trace.num_rows)
+    watcher.start("trace check", trace.num_rows)
     for rows in trace.row_groups():
         check.add(rows)
         watcher.advance(rows.num_rows)

@@ -168,6 +168,8 @@ def _fields(line: bytes) -> dict[str, Any]:
         raise Fault("its lists or objects are nested too deeply") from None
     if not isinstance(fields, dict):
         raise Fault('one object per line is due, such as {"id": …, "layer": …, "experts": …}')
+    if "layer" not in fields and "experts" not in fields:
+        raise Fault("it has neither layer nor experts; a server's responses need --model-config config.json")
     for name in fields:
         if name not in _KNOWN:
             raise Fault(unknown("field", name, _KNOWN).rstrip("."))

@@ -329,7 +329,7 @@ def open_file(path: Path) -> pq.ParquetFile:
     except UNREADABLE as error:
         if path.suffix == ".jsonl":
             raise UserError(
-                f"{path} is a log; make a trace of it: moeprobe import trace {path} DST."
+                f"{path} is a log; make a trace of it: moeprobe trace import {path} DST."
             ) from None
         raise checks.damaged(path) from error
 
@@ -343,7 +343,7 @@ def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
     text = (schema.metadata or {}).get(KEY)
     if text is None:
         raise UserError(
-            f"{path} is a Parquet file, but no routing trace of moeprobe; record one: moeprobe trace."
+            f"{path} is a Parquet file, but no routing trace of moeprobe; record one: moeprobe trace record."
         )
     try:
         metadata = json.loads(text)

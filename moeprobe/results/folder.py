@@ -19,6 +19,7 @@ import pyarrow as pa
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
+from moeprobe.results.naming import with_names
 from moeprobe.results.run_family import RUN, family_of, read_request
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
@@ -62,11 +63,12 @@ class Result:
 
     def summary(self) -> pd.DataFrame:
         """Return the leading metrics, a line per layer and metric; a notebook shows it for the result."""
-        return showing.as_frame(summary(self.table, self.comparison))
+        renamed = with_names(self)
+        return showing.as_frame(summary(renamed.table, renamed.comparison))
 
     def plot(self) -> showing.Figures:
         """Return the figures of this result by name; nothing is written."""
-        return showing.Figures(self.drawing(self))
+        return showing.Figures(self.drawing(with_names(self)))
 
     def __repr__(self) -> str:
         kind = self.sidecar.get("request", {}).get("kind", "")
@@ -80,7 +82,8 @@ class Result:
         request = self.sidecar.get("request", {})
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
-        return fragment(caption, [summary(self.table, self.comparison)])
+        renamed = with_names(self)
+        return fragment(caption, [summary(renamed.table, renamed.comparison)])
 
     def _checkpoints(self) -> str:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))

@@ -49,6 +49,18 @@ TERMS = (
         also=("κ",),
     ),
     Term(
+        "stable",
+        "A router is more stable than another if its choices change less when the input does: its κ is higher in the "
+        "same view, at the same severity. Read κ together with load and accuracy: a collapsed router never changes.",
+        also=("robust", "stability", "robustness"),
+    ),
+    Term(
+        "gate",
+        "How much a router wants an expert for a token, as a share of all experts, such as a softmax of its scores. "
+        "The outputs of the chosen experts are weighted by it.",
+        also=("gates", "router weight"),
+    ),
+    Term(
         "prefix tokens",
         f"Tokens in front of the input's own: {IMAGE.prefix} and registers in image models, {TEXT.prefix} in "
         "language models. They have rows of their own in tables (prefix in the column tokens).",
@@ -58,6 +70,13 @@ TERMS = (
         "severity",
         "How strongly a view perturbs, in the view's own unit, such as σ of the noise. The first severity of a view "
         "changes nothing, and all severities share one random draw.",
+        page="concepts/perturbations.md",
+    ),
+    Term(
+        "noise",
+        "Random numbers added to every pixel and channel: the view gaussian_noise, which noise-sweep and sweep "
+        "measure. The severity is its standard deviation σ, where pixels are in [0, 1].",
+        also=("sigma", "σ"),
         page="concepts/perturbations.md",
     ),
     Term(

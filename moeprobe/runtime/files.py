@@ -253,6 +253,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Weights that need the program that wrote them.
+_OF_OTHERS = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".npz", ".msgpack", ".h5", ".onnx")
+
+
 def find_checkpoint(source: str | Path) -> Path:
     """Return the safetensors file that a path to a file or a run folder means.
 
@@ -260,6 +264,11 @@ def find_checkpoint(source: str | Path) -> Path:
         UserError: there is nothing there.
     """
     path = Path(source)
+    if path.suffix in _OF_OTHERS and not is_folder(path):
+        raise UserError(
+            f"{path} is a file of another program: give the model as py:module:factory@settings.yaml, or convert it "
+            "with moeprobe import."
+        )
     if is_folder(path):
         if not is_file(path / LAST):
             raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")

@@ -19,6 +19,7 @@ from moeprobe.probes.registry import comparable_kind, to_compare
 from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, output_folder
+from moeprobe.results.naming import choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, heading, one_line
@@ -47,11 +48,25 @@ class Comparison:
     failures: pd.DataFrame
     sidecar: dict[str, Any]
 
+    def with_names(self) -> "Comparison":
+        """Return the comparison with checkpoints as they are called on the screen and in figures."""
+        names = names_in(self.sidecar)
+        if not names:
+            return self
+        table = rename_table(self.table, names)
+        return Comparison(
+            table,
+            differences.sentences(table),
+            rename_table(self.failures, names),
+            rename_sidecar(self.sidecar, names),
+        )
+
     def plot(self) -> Figures:
         """Return the forest plot; nothing is written."""
         from moeprobe.results.figures.forest import draw
 
-        return Figures(forest=draw(self.table, colors=self.sidecar["colours"]))
+        renamed = self.with_names()
+        return Figures(forest=draw(renamed.table, colors=renamed.sidecar["colours"]))
 
     def __repr__(self) -> str:
         return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
@@ -60,12 +75,13 @@ class Comparison:
         from moeprobe.results.layouts.page import fragment
         from moeprobe.results.layouts.verdicts import sentences, tables
 
+        renamed = self.with_names()
         extra = self.sidecar["fail_if_worse"]
         rests = heading(self.sidecar["request"]["probe"], self.table)
         return fragment(
             f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()",
-            tables(self.table, extra=extra),
-            sentences=sentences(self.verdicts, self.table, extra=extra),
+            tables(renamed.table, extra=extra),
+            sentences=sentences(renamed.verdicts, renamed.table, extra=extra),
         )
 
 
@@ -129,12 +145,14 @@ def compare(
     if fail_if_worse is not None:
         check_metric(fail_if_worse, gathered.sample())
     _check_two(gathered.outline().checkpoints)
+    choose_names(options.names, [*gathered.outline().checkpoints])
     request = _request(gathered.outline(), margin)
     if fail_if_worse is not None:
         request["judged_together"] = fail_if_worse
 
     def find(folder: OutputFolder | None) -> Comparison:
         measured = gathered.measure(watcher)
+        names = choose_names(options.names, [*measured.checkpoints])
         table = _differences(
             measured, margin=margin, together=fail_if_worse, options=options, watcher=watcher
         )
@@ -150,6 +168,7 @@ def compare(
             "fail_if_worse": fail_if_worse,
             "fail_unless_no_worse_than": allowed,
             "failures": len(failures),
+            **names,
             "wall_seconds": time.perf_counter() - started,
         } | provenance()
         result = Comparison(table, sentences, failures, sidecar)

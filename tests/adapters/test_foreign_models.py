@@ -36,7 +36,7 @@ def hooked():
 def opened():
     return hooked().checkpoint("theirs")
 
-def broken():
+def break_words():
     raise ValueError("no weights at hand.\\nAsk for them.")
 
 def number():

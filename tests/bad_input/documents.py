@@ -176,7 +176,7 @@ def trace(folder: Path) -> Document:
     from moeprobe.recordings.format import KEY
     from moeprobe.recordings.reading import TraceFile
 
-    assert run("trace", CHECKPOINT, "--limit", 4, "--out", folder / "trace").exit_code == 0
+    assert run("trace", "record", CHECKPOINT, "--limit", 4, "--out", folder / "trace").exit_code == 0
     [recorded] = (folder / "trace").rglob("clean.parquet")
     table = pq.read_table(recorded)
 

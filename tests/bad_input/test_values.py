@@ -38,7 +38,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 PROBES = (
     "confidence", "match-ratio", "contagion", "discontinuity", "eval", "fewshot", "noise-sweep", "overlay", "routes",
-    "s-matrix", "sweep", "trace",
+    "s-matrix", "sweep", "trace record",
 )  # fmt: skip
 FEW = PROBES[:1]
 NEEDED = {"sweep": ("--view", "gaussian_noise")}
@@ -55,7 +55,7 @@ OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("overlay", "--count"): ("x", "", "0", "-1"),
     ("overlay", "--severity"): ("x", "", "-1", "nan"),
     ("overlay", "--file"): ("nowhere.png", ""),
-    ("trace", "--tokens"): ("nowhere.jsonl", ""),
+    ("trace record", "--tokens"): ("nowhere.jsonl", ""),
     ("routes", "--count"): ("x", "", "0", "-1"),
 }
 
@@ -75,7 +75,14 @@ def refused_at_least(kinds: Iterator[tuple[str, ...]], folder: Path) -> int:
     refused = 0
     wrong: list[tuple[object, ...]] = []
     for probe, option, value in kinds:
-        typed = (probe, CHECKPOINT, *NEEDED.get(probe, ()), f"{option}={value}", "--out", folder / "out")
+        typed = (
+            *probe.split(),
+            CHECKPOINT,
+            *NEEDED.get(probe, ()),
+            f"{option}={value}",
+            "--out",
+            folder / "out",
+        )
         result = run(*typed, "--dry-run")
         if result.exit_code == 2 and "Traceback" not in result.output and result.stderr.strip():
             refused += 1

@@ -13,11 +13,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from moeprobe.cli.app import app
 from moeprobe.cli.commands import listing
 from moeprobe.cli.commands.compare import FAILED
 from moeprobe.results.folder import OutputFolder
 from tests.commands import Trained, refused, run
+from tests.docs.pages import COMMANDS
 
 # The command line -> what its sentence says.
 REFUSALS = {
@@ -26,8 +26,9 @@ REFUSALS = {
     "confidence photos": "photos is not the folder of a checkpoint: it has no last.safetensors.",
     "overlay cat.png --out x": "cat.png is an image, not a checkpoint; give it as: --file cat.png.",
     "compare runs/demo-prc runs/demo-prc --probe match": "Did you mean 'match-ratio'?",
-    "compare runs/demo-prc runs/demo-prc --probe analyze-trace": "moeprobe analyze-trace ... --out FOLDER",
+    "compare runs/demo-prc runs/demo-prc --probe analyze-trace": "moeprobe trace analyze ... --out FOLDER",
     "compare runs/demo-prc nosuch": "There is no checkpoint 'nosuch'",
+    "inspect resnet50.pth": "give the model as py:module:factory@settings.yaml, or convert it with moeprobe import.",
     "inspect nosuch": "There is no checkpoint 'nosuch'",
     "correspond nosuch --out x": "There is no checkpoint 'nosuch'",
     "match-ratio runs/demo-prc --data digts": "There is no data set 'digts'. Did you mean 'digits'?",
@@ -50,8 +51,8 @@ REFUSALS = {
     "train --config digits-prc model.router=sofmax": "Did you mean 'softmax_token_choice'?",
     "train --config digits-prc view=nosuch": "There is no view 'nosuch'",
     "train --config digits-prc objective=pcr": "Did you mean 'prc'?",
-    "analyze-trace nosuch.parquet": "nosuch.parquet",
-    "import trace nosuch.jsonl x.parquet": "There is no log nosuch.jsonl.",
+    "trace analyze nosuch.parquet": "nosuch.parquet",
+    "trace import nosuch.jsonl x.parquet": "There is no log nosuch.jsonl.",
     "report nosuch": "nosuch",
     "confidence runs/demo-prc --out photos/full": "photos/full is not empty and not a folder of moeprobe",
     "fewshot runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
@@ -101,15 +102,15 @@ OF_A_CHECKPOINT = {
 # What lists plug-ins reads what they say of themselves, and imports none; help is no reason to either.
 LIGHT = (
     *(f"list {kind}" for kind in listing.KINDS),
-    *(f"{command.name} --help" for command in app.registered_commands),
+    *(f"{command} --help" for command in COMMANDS),
     *(f"explain {name}" for name in ("churn_kappa", "sim_low", "few_images", "pooled")),
+    "trace --help",
     "import --help",
     "export --help",
 )
 _RUN = """
 import json, sys
 from typer.testing import CliRunner
-from moeprobe.cli.app import app
 from moeprobe.cli.commands.compare import FAILED
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())
@@ -223,7 +224,7 @@ def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: 
     (tmp_path / "last.safetensors").write_bytes(b"")
     lines = [
         "--help",
-        *(f"{command.name} --help" for command in app.registered_commands),
+        *(f"{command} --help" for command in COMMANDS),
         *(f"list {kind}" for kind in ("", *listing.KINDS) if kind != "metrics"),
         "match-ratio last.safetensors --view randomcrop",
         "compare last.safetensors last.safetensors --view randomcrop",

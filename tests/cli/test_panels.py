@@ -6,17 +6,20 @@ import pytest
 from typer.main import get_command
 
 from moeprobe.cli.app import app
+from moeprobe.cli.front.help import PANELS
+from moeprobe.cli.front.options import CommonOptions
 from moeprobe.probes.base import Panel, panel_of
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.registry import probes
-from tests.commands import run
+from tests.commands import refused, run
+from tests.docs.pages import COMMANDS
 
-COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+TOP: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 
 
 def test_every_command_has_a_heading_and_those_of_a_group_have_too() -> None:
-    inner = [one for group in ("import", "export") for one in COMMANDS[group].commands.values()]
-    assert {one.rich_help_panel for one in (*COMMANDS.values(), *inner)} == set(Panel)
+    for commands in (TOP, COMMANDS):
+        assert {command.rich_help_panel for command in commands.values()} == set(Panel)
 
 
 def test_a_probe_is_under_its_own_heading() -> None:
@@ -32,10 +35,51 @@ def test_the_help_shows_the_headings_each_once_and_the_commonest_first() -> None
     headings = [
         line.strip("╭─╮ ") for line in text.splitlines() if line.startswith("╭") and "Options" not in line
     ]
-    assert headings == [Panel.STUDIES, Panel.PROBES, Panel.STRESS, Panel.TRACES, Panel.FILES]
-    assert text.index(" demo ") < text.index(" match-ratio ") < text.index(" doctor ")
+    assert headings == [*Panel]
+    assert text.index(" demo ") < text.index(" doctor ") < text.index(" match-ratio ") < text.index(" train ")
 
 
 @pytest.mark.parametrize("panel", ["My own probes", 0])
 def test_a_plug_in_that_names_no_heading_is_among_the_probes(panel: object) -> None:
     assert panel_of(type("Mine", (NoiseSweep,), {"panel": panel, "name": "mine"})) is Panel.PROBES
+
+
+@pytest.mark.parametrize(
+    ("typed", "today"),
+    [
+        ("analyze-trace a.parquet", "trace analyze"),
+        ("check-trace a.parquet", "trace check"),
+        ("drift a.parquet b.parquet", "trace drift"),
+        ("mismatch hf:model --tokens x", "trace mismatch"),
+        ("import trace log.jsonl a.parquet", "trace import"),
+        ("import routed-experts r.jsonl a.parquet", "trace import"),
+        ("trace checkpoints/demo-prc --out traces", "trace record checkpoints/demo-prc"),
+    ],
+)
+def test_an_earlier_name_is_answered_with_the_command_of_today(typed: str, today: str) -> None:
+    assert f"moeprobe {today} ..." in refused(*typed.split())
+    assert "command" in run("explain", *today.split()[:2]).output
+
+
+def test_a_mistyped_command_of_a_group_is_no_model() -> None:
+    assert "Did you mean 'analyze'?" in run("trace", "anlyze", "a.parquet").output
+
+
+def test_options_of_a_probe_stand_under_headings_after_its_own() -> None:
+    text = run("match-ratio", "--help").output
+    headings = [f"─ {name} ─" for name in ("Arguments", "Options", *PANELS)]
+    assert sorted(headings, key=text.index) == headings
+    assert (
+        text.index("─ Options ─") < text.index(" --view ") < text.index("─ Data ─") < text.index(" --limit ")
+    )
+    assert "<bool>" not in text and "<str>" not in text and "docs/index.md" in text
+
+
+def test_a_command_with_few_options_has_one_list() -> None:
+    text = run("trace", "check", "--help").output
+    assert "─ Options ─" in text and "─ Output ─" not in text
+
+
+def test_every_shared_option_has_a_heading() -> None:
+    shared = {parameter.name for parameter in CommonOptions().parameters()}
+    assert shared <= {name for names in PANELS.values() for name in names}

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.table import Table
 
-from moeprobe.cli.front import summary_output
+from moeprobe.cli.front import summary_output, tables
 from moeprobe.results.folder import Result
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
@@ -73,8 +73,11 @@ def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
     (verdict, more) = words(short)
     assert "In blocks.1, the first MoE layer" in verdict and "is higher in" in verdict
     assert "--full" in more
+    assert f"κ over all {layers} MoE layers: difference +0.100 (blocks.1) to +0.100" in verdict
+    assert verdict.endswith(f"higher in {layers}.")
     (table,) = [part for part in short if isinstance(part, Table)]
-    assert table.row_count == layers and "pairs without weights" not in cells(short)
+    # Of each layer a line per checkpoint and one of their difference.
+    assert table.row_count == 3 * layers and "pairs without weights" not in cells(short)
     full = summary_output.side_by_side(match(layers), title="t", full=True)
     assert words(full) == [verdict] and cells(full).count("top-2 match") == 2 * layers
     assert "pairs without weights" in cells(full)
@@ -175,10 +178,10 @@ def test_without_headlines_everything_is_shown() -> None:
 @pytest.mark.parametrize(
     "command",
     ["match-ratio", "s-matrix", "confidence", "sweep", "noise-sweep", "contagion", "discontinuity", "compare",
-     "analyze-trace"],
+     "trace analyze"],
 )  # fmt: skip
 def test_help_names_full(command: str) -> None:
-    assert "--full" in run(command, "--help").output
+    assert "--full" in run(*command.split(), "--help").output
 
 
 def test_single_values_without_a_comparison() -> None:
@@ -220,4 +223,62 @@ def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | No
     assert "is higher in b" in first
     assert "show no significant difference in κ of top-2 match, any order" in sets
     assert "show no significant difference in κ of top-2 match, any order, within image" in within
-    assert "κ of top-2 match, any order" in cells(shown)
+    assert "top-2 match, any order" in cells(shown) and "within image" in cells(shown)
+
+
+def test_match_chance_and_kappa_stand_side_by_side_in_each_layer() -> None:
+    (table,) = [
+        part
+        for part in summary_output.side_by_side(match(2), title="t", full=False)
+        if isinstance(part, Table)
+    ]
+    columns = {str(column.header): [*column.cells] for column in table.columns}
+    assert [*columns] == ["layer", "metric", "checkpoint", "match", "chance", "κ", "κ, within image"]
+    assert columns["layer"] == ["blocks.1", "", "", "blocks.3", "", ""]
+    assert columns["checkpoint"] == ["a", "b", "difference"] * 2
+    assert columns["match"][:3] == ["0.400 [0.380, 0.420]", "0.500 [0.480, 0.520]", "+0.100 [+0.080, +0.120]"]
+    # Chance is read beside its match; how sure it is, and how far two chances differ, is in the table's file.
+    assert columns["chance"][:3] == ["0.400", "0.500", ""]
+
+
+def layered(values: Mapping[str, float], metric: str = "top1_match_kappa") -> str:
+    """What is said of one checkpoint whose layers have these values."""
+    numbers = {
+        (layer, "patch", metric, "pooled" if "kappa" in metric else "", None): (
+            value,
+            value - 0.1,
+            value + 0.1,
+        )
+        for layer, value in values.items()
+    }
+    found = result("match-ratio" if "kappa" in metric else "confidence", numbers)
+    alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
+    return words(summary_output.side_by_side(alone, title="t", full=False))[0]
+
+
+def test_a_headline_names_the_worst_layer_and_the_first() -> None:
+    said = layered({"blocks.1": 0.6, "blocks.3": 0.2, "blocks.5": 0.7})
+    assert said.startswith("In blocks.1, the first MoE layer")
+    assert "κ over all 3 MoE layers: a 0.200 (blocks.3, the worst) to 0.700 (blocks.5)." in said
+    assert "over all" not in layered({"blocks.1": 0.6})
+
+
+def test_a_headline_counts_the_layers_in_which_nothing_differs() -> None:
+    found = match(3)
+    differences = found.comparison
+    assert differences is not None
+    for layer, value in (("blocks.3", 0.0), ("blocks.5", -0.1)):
+        here = differences["layer"] == layer
+        for column, at in (("value", value), ("ci_low", value - 0.02), ("ci_high", value + 0.02)):
+            differences.loc[here, column] = at
+    (verdict, _) = words(summary_output.side_by_side(found, title="t", full=False))
+    assert (
+        "difference -0.100 (blocks.5) to +0.100 (blocks.1), higher in 1, lower in 1, no significant difference in 1."
+        in verdict
+    )
+
+
+def test_a_long_name_is_broken_after_a_hyphen() -> None:
+    assert tables.break_words("digits-prc-k2-seed0", 12) == "digits-prc-\nk2-seed0"
+    assert tables.break_words("match of digits-prc-k2-seed0", 12) == "match of digits-prc-\nk2-seed0"
+    assert tables.break_words("short", 12) == "short" and tables.break_words("x" * 20, 12) == "x" * 20

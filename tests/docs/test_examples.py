@@ -102,12 +102,14 @@ def test_the_responses_of_the_page_are_imported(tmp_path: Path, monkeypatch: pyt
     *_, response, config = blocks("json", RECORDED)
     Path("responses.jsonl").write_text(json.dumps(json.loads(response)))
     Path("config.json").write_text(config)
-    command = next(one for one in documented_commands("guide") if one[0] == "import routed-experts")
+    command = next(
+        one for one in documented_commands("guide") if one[0] == "trace import" and "--model-config" in one
+    )
     result = run(*command[0].split(), *command[1:])
     assert result.exit_code == 0, result.output
     assert "1 requests, 2 layers (layers.1 to layers.2): 3 tokens" in result.output
     assert "1 tokens are -1 (or 255" in result.output
-    assert run("analyze-trace", "traces/served.parquet").exit_code == 0
+    assert run("trace", "analyze", "traces/served.parquet").exit_code == 0
 
 
 def test_every_setting_of_a_model_of_ones_own_is_explained() -> None:

@@ -39,7 +39,7 @@ def test_what_a_row_names_exists(rows: list[dict[str, str]]) -> None:
         for before, quoted in re.findall(r"((?:data )?\w+)? ?`([^`]+)`", row["how"]):
             words = quoted.split()
             if words[0] == "moeprobe":
-                command = " ".join(words[1:3]) if words[1] in ("import", "list") else words[1]
+                command = " ".join(words[1:3]) if words[1] in ("trace", "import", "list") else words[1]
                 assert command in COMMANDS or words[1] == "list", row
             elif words[0] == "make":
                 assert f"\n{words[1]}:" in makefile, row

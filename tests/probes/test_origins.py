@@ -37,7 +37,7 @@ def test_overlay_correspond_and_trace_say_whose_images_they_are(
     for command in ("overlay", "correspond"):
         result = run(command, "checkpoints/prc", "--count", 1, "--out", tmp_path / command)
         assert "Images of folder:photos" in result.output, result.output
-    result = run("trace", "checkpoints/prc", "--limit", 2, "--out", tmp_path / "traces")
+    result = run("trace", "record", "checkpoints/prc", "--limit", 2, "--out", tmp_path / "traces")
     assert "2 images of folder:photos, " in result.output
 
 

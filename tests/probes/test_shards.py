@@ -84,7 +84,7 @@ def test_a_shard_that_does_not_exist_is_refused(text: str, trained: Trained) -> 
 
 
 def test_every_probe_is_tried_or_refuses() -> None:
-    assert set(PROBES) | {"overlay", "trace"} == {probe.name for probe in registry.probes()}
+    assert set(PROBES) | {"overlay", "trace record"} == {probe.name for probe in registry.probes()}
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_a_killed_merge_leaves_nothing_half_written_and_goes_on(
 
 
 def test_what_is_done_by_one_process_says_so(trained: Trained, tmp_path: Path) -> None:
-    for command in ("overlay", "trace"):
-        asked = [command, trained["prc"], "--shard", "1/2", "--out", tmp_path / command]
+    for command in ("overlay", "trace record"):
+        asked = [*command.split(), trained["prc"], "--shard", "1/2", "--out", tmp_path / command]
         assert "is done by one process" in refused(*asked)
         assert not (tmp_path / command).exists()
     assert "name it, e.g. --out reports/eval-1-of-2" in refused("eval", trained["prc"], "--shard", "1/2")

@@ -15,7 +15,7 @@ ONE = serving.DEEPSEEK | {"num_experts_per_tok": 1}
 
 def command(folder: Path, *responses: Any, config: dict[str, Any] | None = None) -> tuple[Any, ...]:
     path, model = serving.write(folder, *responses, config=config)
-    return ("import", "routed-experts", path, folder / "t.parquet", "--model-config", model)
+    return ("trace", "import", path, folder / "t.parquet", "--model-config", model)
 
 
 def said(folder: Path, *responses: Any, config: dict[str, Any] | None = None) -> str:

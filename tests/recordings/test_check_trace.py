@@ -242,21 +242,21 @@ def test_physical_ids_within_the_range_are_found_by_the_overlap(tmp_path: Path) 
 
 def test_the_command_returns_a_status(tmp_path: Path) -> None:
     good, bad = saved(tmp_path / "good.parquet", requests()), saved(tmp_path / "bad.parquet", requests() * 0)
-    result = run("check-trace", good, "--against", good)
+    result = run("trace", "check", good, "--against", good)
     assert result.exit_code == 0
     assert "6 inputs, 4 layers (layers.0 to layers.3)." in result.output
     assert "Overlap of the choices in 6 of 6 common inputs: 1.000" in result.output
     assert "No fault of capture is known that looks like this." in result.output
-    result = run("check-trace", bad)
+    result = run("trace", "check", bad)
     assert (
         result.exit_code == 3 and "Fault, all zero: Every expert is 0: known as an all-zero" in result.output
     )
-    said = json.loads(run("check-trace", bad, "--json").stdout)
+    said = json.loads(run("trace", "check", bad, "--json").stdout)
     assert said["sound"] is False and said["findings"][0]["name"] == "all zero"
-    assert "There is no trace" in refused("check-trace", tmp_path / "none.parquet")
+    assert "There is no trace" in refused("trace", "check", tmp_path / "none.parquet")
     stranger = saved(tmp_path / "stranger.parquet", requests(), experts=9)
     assert "differ in their numbers of experts or choices" in refused(
-        "check-trace", good, "--against", stranger
+        "trace", "check", good, "--against", stranger
     )
 
 
@@ -274,17 +274,17 @@ def test_imports_run_it(tmp_path: Path) -> None:
     log, trace = tmp_path / "log.jsonl", tmp_path / "t.parquet"
     line = {"id": "r", "layer": "l", "num_experts": 8, "experts": [[0]] * 9}
     log.write_text(json.dumps(line))
-    assert "every expert is 0: known as an all-zero capture" in refused("import", "trace", log, trace)
+    assert "every expert is 0: known as an all-zero capture" in refused("trace", "import", log, trace)
     log.write_text(json.dumps(line | {"experts": [[-1]] * 9}))
-    assert "no token has an expert: known as an all -1 capture" in refused("import", "trace", log, trace)
+    assert "no token has an expert: known as an all -1 capture" in refused("trace", "import", log, trace)
     assert not trace.exists()
     log.write_text(
         "\n".join(json.dumps(line | {"layer": layer, "experts": [[1], [2], [0]] * 9}) for layer in "lm")
     )
-    result = run("import", "trace", log, trace)
+    result = run("trace", "import", log, trace)
     assert result.exit_code == 0 and "Fault, layers alike: l, m hold the same choices" in result.output
     ids = routing(rows=30)
     ids[:, 2] = ids[:, 1]
     path, model = serving.write(tmp_path, {"id": "r", "routed_experts": serving.nemo(ids)})
-    result = run("import", "routed-experts", path, trace, "--model-config", model, "--overwrite")
+    result = run("trace", "import", path, trace, "--model-config", model, "--overwrite")
     assert result.exit_code == 0 and "Fault, layers alike: layers.2, layers.3 hold the same" in result.output

@@ -154,7 +154,7 @@ def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_],
     ids = recorded()
     analyzed(tmp_path, ids, flipped(ids, differing))
     out = tmp_path / "out"
-    result = run("analyze-trace", tmp_path / "one.parquet", tmp_path / "other.parquet", "--out", out)
+    result = run("trace", "analyze", tmp_path / "one.parquet", tmp_path / "other.parquet", "--out", out)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "of the pairs of token and layer" in said and "affected in at least one layer" in said

@@ -78,14 +78,14 @@ def test_checkpoints_that_read_images_drift_too(tmp_path: Path) -> None:
         model = api.wrap(Hooks(zoo.vit(seed=step), **zoo.VIT), name=f"step-{step}")
         api.record([model], data="digits", limit=24, out=tmp_path / "t", overwrite=True)
         paths.append((tmp_path / "t" / f"step-{step}").rename(tmp_path / f"step-{step}") / "clean.parquet")
-    result = run("drift", *paths)
+    result = run("trace", "drift", *paths)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "From the first checkpoint to step-10" in said and "pairs of token and layer" not in said
 
 
 def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> None:
-    result = run("drift", *series, "--out", tmp_path / "d")
+    result = run("trace", "drift", *series, "--out", tmp_path / "d")
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "the routing moved most in layers.1: κ 0." in said
@@ -93,14 +93,14 @@ def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> No
     assert "The experts differ in 0.300" in said and "half of that is reached at step-200/tokens" in said
     assert names_in(tmp_path / "d") >= {"table.csv", "images.parquet", "figures", "run.json"}
     assert (tmp_path / "d" / "figures" / "drift.png").stat().st_size > 5000
-    two = run("drift", series[0], series[-1]).output
+    two = run("trace", "drift", series[0], series[-1]).output
     assert "The experts differ in" in " ".join(two.split()) and "half of that" not in two
     report = run("report", tmp_path / "d", "--out", tmp_path / "page")
     assert report.exit_code == 0, report.output
     assert "Drift of routing" in (tmp_path / "page" / "report.md").read_text()
-    assert "Name at least two traces" in refused("drift", series[0])
-    assert "There is no" in refused("drift", series[0], tmp_path / "none.parquet")
-    assert "was named twice" in refused("drift", series[0], series[0], "--out", tmp_path / "e")
+    assert "Name at least two traces" in refused("trace", "drift", series[0])
+    assert "There is no" in refused("trace", "drift", series[0], tmp_path / "none.parquet")
+    assert "was named twice" in refused("trace", "drift", series[0], series[0], "--out", tmp_path / "e")
     assert not (tmp_path / "e").exists()
 
 

@@ -137,7 +137,7 @@ def test_more_experts_than_before(folder: Path) -> None:
     chosen[:40, 0, 1] = 6
     (folder / "same.json").write_text(json.dumps({layer: {str(e): e for e in range(5)} for layer in LAYERS}))
     paths = trace(folder / "old.parquet", old, 5), trace(folder / "new.parquet", chosen, 8)
-    assert "say which became which: --expert-map" in refused("analyze-trace", *paths)
+    assert "say which became which: --expert-map" in refused("trace", "analyze", *paths)
     table = api.analyze_trace(paths, expert_map=folder / "same.json").table
     assert rows(table, "expert_added")["value"].tolist() == pytest.approx([0.1, 0])
     assert rows(table, "choice_differs")["value"].tolist() == [0, 0]
@@ -147,7 +147,7 @@ def test_the_command_and_its_refusals(folder: Path) -> None:
     old = routing(rows=400, layers=2, top_k=2)
     paths = trace(folder / "old.parquet", old, 8), trace(folder / "new.parquet", new_choices(old), NEW)
     result = run(
-        "analyze-trace", *paths, "--expert-map", folder / "map.json", "--out", folder / "r", "--full"
+        "trace", "analyze", *paths, "--expert-map", folder / "map.json", "--out", folder / "r", "--full"
     )
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
@@ -174,5 +174,5 @@ def test_the_command_and_its_refusals(folder: Path) -> None:
     assert "lacks layer layers.1" in refusal({"layers.0": MAP})
     assert "maps layer blocks.9" in refusal({"layers.0": MAP, "layers.1": MAP, "blocks.9": MAP})
     assert "maps no experts" in refusal([]) and "it is not JSON" in refusal("{")
-    lacking = refused("analyze-trace", *paths, "--expert-map", folder / "none.json", "--out", folder / "s")
+    lacking = refused("trace", "analyze", *paths, "--expert-map", folder / "none.json", "--out", folder / "s")
     assert "none.json" in lacking and not (folder / "s").exists()

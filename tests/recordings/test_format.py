@@ -306,7 +306,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         TraceFile(tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_text("{}")
-    with pytest.raises(UserError, match="is a log; make a trace of it: moeprobe import trace"):
+    with pytest.raises(UserError, match="is a log; make a trace of it: moeprobe trace import"):
         TraceFile(log)
 
 

@@ -120,7 +120,9 @@ def test_the_load_is_that_of_the_tokens_and_there_is_no_match(tmp_path: Path) ->
         assert len(one) and np.allclose(one, other)
     changed = routing(1, rows=60)
     imported(tmp_path, stat(tmp_path / "s.pt", changed), "other.parquet")
-    result = run("analyze-trace", tmp_path / "t.parquet", tmp_path / "other.parquet", "--out", tmp_path / "r")
+    result = run(
+        "trace", "analyze", tmp_path / "t.parquet", tmp_path / "other.parquet", "--out", tmp_path / "r"
+    )
     assert result.exit_code == 0, result.output
     assert "no match, no chance, no κ" in " ".join(result.output.split())
     compared = run("compare", tmp_path / "r")
@@ -138,8 +140,8 @@ def test_command_says_what_there_is(tmp_path: Path) -> None:
     path = csv(tmp_path / "moe_trace.csv", routing())
     (tmp_path / "config.json").write_text(json.dumps(serving.DEEPSEEK))
     command = (
+        "trace",
         "import",
-        "routed-experts",
         path,
         tmp_path / "t.parquet",
         "--model-config",
@@ -147,10 +149,10 @@ def test_command_says_what_there_is(tmp_path: Path) -> None:
     )
     said = " ".join(run(*command).output.split())
     assert "104 choices" in said and "the load of the experts alone, and no match" in said
-    assert "It holds counts of choices and no tokens" in run("check-trace", tmp_path / "t.parquet").output
+    assert "It holds counts of choices and no tokens" in run("trace", "check", tmp_path / "t.parquet").output
     assert check_trace(tmp_path / "t.parquet").sound
     assert "leave --against out" in refused(
-        "check-trace", tmp_path / "t.parquet", "--against", tmp_path / "t.parquet"
+        "trace", "check", tmp_path / "t.parquet", "--against", tmp_path / "t.parquet"
     )
 
 

@@ -108,7 +108,7 @@ def test_both_are_split(tmp_path: Path) -> None:
     share = table.loc["mismatch_routing_share"]
     assert 0 < share["ci_low"] < share["value"] < share["ci_high"] < 1
     result = run(
-        "mismatch", f"hf:{folder}/model", "--tokens", folder / "responses.jsonl", "--routing",
+        "trace", "mismatch", f"hf:{folder}/model", "--tokens", folder / "responses.jsonl", "--routing",
         folder / "served.parquet", "--out", folder / "r",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -118,7 +118,7 @@ def test_both_are_split(tmp_path: Path) -> None:
     assert (folder / "r" / "figures" / "mismatch.png").read_bytes()[:4] == b"\x89PNG"
     written = pd.read_csv(folder / "r" / "table.csv").set_index("metric")["value"]
     assert np.allclose(written, table["value"][written.index])
-    command = ("mismatch", f"hf:{folder}/model", "--tokens", folder / "responses.jsonl", "--routing")
+    command = ("trace", "mismatch", f"hf:{folder}/model", "--tokens", folder / "responses.jsonl", "--routing")
     assert "There is no trace" in refused(*command, folder / "none.parquet")
     assert "holds no gates of layers.0" in refused(*command, folder / "served.parquet", "--gates", "replayed")
     assert "recomputed or replayed" in refused(*command, folder / "served.parquet", "--gates", "other")
@@ -127,7 +127,7 @@ def test_both_are_split(tmp_path: Path) -> None:
     for line in lines:
         del line["choices"][0]["logprobs"]
     bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    command = ("mismatch", f"hf:{folder}/model", "--routing", folder / "served.parquet", "--tokens")
+    command = ("trace", "mismatch", f"hf:{folder}/model", "--routing", folder / "served.parquet", "--tokens")
     assert "holds no log-probabilities of generated tokens" in refused(*command, bare)
     lines[0]["choices"][0]["logprobs"] = {"token_logprobs": [-1.0]}
     bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))

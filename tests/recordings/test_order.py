@@ -147,7 +147,7 @@ def test_scores_and_gates_may_order_differently(tmp_path: Path) -> None:
 def test_a_server_may_be_known_to_order(tmp_path: Path) -> None:
     ids = routing()
     path, model = serving.write(tmp_path, serving.vllm(ids))
-    command = ("import", "routed-experts", path, tmp_path / "t.parquet", "--model-config", model)
+    command = ("trace", "import", path, tmp_path / "t.parquet", "--model-config", model)
     assert "--ordered-by is one of gates, logits, scores; got 'luck'" in refused(
         *command, "--ordered-by", "luck"
     )

@@ -83,13 +83,11 @@ def test_the_order_of_a_tokens_experts_changes_no_number(tmp_path: Path) -> None
     for name, ids in (("clean", clean), ("other", other), ("scrambled", scrambled)):
         path, model = serving.write(tmp_path, {"id": "r", "routed_experts": serving.nemo(ids)})
         folder = tmp_path / name
-        result = run(
-            "import", "routed-experts", path, folder / "t.parquet", "--model-config", model, "--name", "m"
-        )
+        result = run("trace", "import", path, folder / "t.parquet", "--model-config", model, "--name", "m")
         assert result.exit_code == 0, result.output
         assert "Servers do not say which of a token's experts came first" in result.output
         table = run(
-            "analyze-trace", tmp_path / "clean/t.parquet", folder / "t.parquet", "--json"
+            "trace", "analyze", tmp_path / "clean/t.parquet", folder / "t.parquet", "--json"
         ) if name != "clean" else None  # fmt: skip
         if table is not None:
             rows = json.loads(table.stdout)["table"]
@@ -306,9 +304,7 @@ def test_a_fifo_is_no_file_of_responses(tmp_path: Path) -> None:
     _, model = serving.write(tmp_path, "")
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", "nosuch"):
-        said = refused(
-            "import", "routed-experts", tmp_path / name, tmp_path / "t.parquet", "--model-config", model
-        )
+        said = refused("trace", "import", tmp_path / name, tmp_path / "t.parquet", "--model-config", model)
         assert f"There is no file of responses {tmp_path / name}." in said
 
 
@@ -328,8 +324,8 @@ def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = run(
         "--plugins",
         plugin,
+        "trace",
         "import",
-        "routed-experts",
         path,
         trace,
         "--model-config",
@@ -349,7 +345,7 @@ def test_the_command(tmp_path: Path) -> None:
         json.dumps([serving.vllm(routing(1)) | {"id": "b"}, serving.vllm(routing(2)) | {"id": "c"}])
     )
     trace = tmp_path / "served.parquet"
-    command = ("import", "routed-experts", path, more, trace, "--model-config", model)
+    command = ("trace", "import", path, more, trace, "--model-config", model)
     result = run(*command)
     assert result.exit_code == 0, result.output
     assert "3 requests, 4 layers (layers.1 to layers.4): 39 tokens" in result.output

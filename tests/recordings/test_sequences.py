@@ -82,7 +82,9 @@ def written(path: Path, lines: list[dict[str, Any]]) -> Path:
 def test_server_and_model_agree_where_they_are_the_same(family: str, tmp_path: Path) -> None:
     model = saved_model(tmp_path / family, family)
     file = written(tmp_path / "responses.jsonl", responses(model, off=2))
-    result = run("trace", f"hf:{model}", "--tokens", file, "--out", tmp_path / "traces", "--batch-size", 3)
+    result = run(
+        "trace", "record", f"hf:{model}", "--tokens", file, "--out", tmp_path / "traces", "--batch-size", 3
+    )
     assert result.exit_code == 0, result.output
     assert "4 sequences of tokens" in result.output
     path = tmp_path / "traces" / family / "tokens.parquet"
@@ -110,7 +112,7 @@ def test_server_and_model_agree_where_they_are_the_same(family: str, tmp_path: P
 
 def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
     model = saved_model(tmp_path / "olmoe", "olmoe")
-    command = ("trace", f"hf:{model}", "--out", tmp_path / "t", "--tokens")
+    command = ("trace", "record", f"hf:{model}", "--out", tmp_path / "t", "--tokens")
     without = written(tmp_path / "none.jsonl", [{"id": "r", "choices": [{"text": "x"}]}])
     assert "none.jsonl holds no token ids; ask the server to return them" in refused(*command, without)
     strange = written(tmp_path / "high.jsonl", [{"id": "r", "input_ids": [1], "output_ids": [5000]}])
@@ -124,6 +126,6 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
     fine = written(tmp_path / "fine.jsonl", [{"id": "r", "input_ids": [1], "output_ids": [5]}])
     assert "leave --view and --severities out" in refused(*command, fine, "--view", "typos")
     assert "takes the place of --data" in refused(*command, fine, "--data", "digits")
-    images = refused("trace", REFERENCE, "--tokens", fine, "--out", tmp_path / "t")
+    images = refused("trace", "record", REFERENCE, "--tokens", fine, "--out", tmp_path / "t")
     assert "digits-prc-k2-seed0 reads images; leave --tokens out" in images
     assert not (tmp_path / "t").exists() or not any((tmp_path / "t").rglob("*.parquet"))

@@ -28,7 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path, out: Path, *more: object) -> Path:
-    result = run("trace", f"hf:{folder}/one", "--data", f"text:{folder}/lines.jsonl", "--out", out, *more)
+    result = run(
+        "trace", "record", f"hf:{folder}/one", "--data", f"text:{folder}/lines.jsonl", "--out", out, *more
+    )
     assert result.exit_code == 0, result.output
     return out / "one"
 
@@ -79,11 +81,11 @@ def test_traces_of_texts_are_compared_and_give_the_numbers_of_the_probe(folder: 
             metric
         )
         assert one["trials"].tolist() == other["trials"].tolist()
-    assert run("analyze-trace", *files).exit_code == 0
+    assert run("trace", "analyze", *files).exit_code == 0
 
 
 def test_screen_and_refusals(folder: Path, tmp_path: Path) -> None:
-    command = ("trace", f"hf:{folder}/one", "--out", tmp_path / "t", "--data")
+    command = ("trace", "record", f"hf:{folder}/one", "--out", tmp_path / "t", "--data")
     said = run(*command, f"text:{folder}/lines.jsonl", "--limit", 5)
     assert f"5 texts of text:{folder}/lines.jsonl" in " ".join(said.output.split()).replace("- ", "-")
     moved = refused(*command, f"text:{folder}/lines.jsonl", "--view", "typos", "--out", tmp_path / "u")

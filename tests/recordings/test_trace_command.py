@@ -1,4 +1,4 @@
-"""``trace``, ``analyze-trace`` and ``import trace`` as a user meets them."""
+"""``trace record``, ``trace analyze`` and ``trace import`` as a user meets them."""
 
 import json
 from pathlib import Path
@@ -14,26 +14,26 @@ NOISE = ("--view", "gaussian_noise", "--severities", "0.1,0.3", "--limit", 20)
 @pytest.fixture(scope="module")
 def recorded(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("recorded") / "traces"
-    result = run("trace", *trained.values(), *NOISE, "--out", out)
+    result = run("trace", "record", *trained.values(), *NOISE, "--out", out)
     assert result.exit_code == 0, result.output
     names = ("clean.parquet", "gaussian_noise-0.1.parquet", "gaussian_noise-0.3.parquet")
     files = [out / checkpoint / name for checkpoint in ("baseline", "prc") for name in names]
     assert all(str(file) in result.output and file.is_file() for file in files)
     assert "baseline: blocks.1, blocks.3" in result.output
     assert "20 images" in result.output and "per input and layer" in result.output
-    assert f"Next: moeprobe analyze-trace {files[0]} {files[1]} {files[2]}" in result.output
+    assert f"Next: moeprobe trace analyze {files[0]} {files[1]} {files[2]}" in result.output
     return out
 
 
 def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path: Path) -> None:
-    plan = run("trace", trained["prc"], *NOISE, "--out", tmp_path / "t", "--dry-run")
+    plan = run("trace", "record", trained["prc"], *NOISE, "--out", tmp_path / "t", "--dry-run")
     assert "1 checkpoint x 20 images x 3 forward passes = 60 passes" in plan.output
     assert list(tmp_path.iterdir()) == []
-    assert "Name a folder for the traces" in refused("trace", trained["prc"])
-    again = run("trace", *trained.values(), *NOISE, "--out", recorded)
+    assert "Name a folder for the traces" in refused("trace", "record", trained["prc"])
+    again = run("trace", "record", *trained.values(), *NOISE, "--out", recorded)
     assert again.exit_code == 0 and "is finished; --overwrite repeats it" in again.stderr
     assert "clean.parquet" in again.stdout
-    crop = ("trace", trained["prc"], "--view", "random_crop", "--out", tmp_path / "t")
+    crop = ("trace", "record", trained["prc"], "--view", "random_crop", "--out", tmp_path / "t")
     assert "has no severity; leave --severities out" in refused(*crop, "--severities", "1")
     found = json.loads(run(*crop, "--limit", 2, "--full-gates", "--json").stdout)
     assert [Path(file).name for file in found["files"]] == ["random_crop-1.parquet", "random_crop-2.parquet"]
@@ -44,7 +44,8 @@ def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "prc"
     result = run(
-        "analyze-trace",
+        "trace",
+        "analyze",
         *sorted((recorded / "prc").iterdir()),
         "--layers",
         "blocks.3",
@@ -69,40 +70,40 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
 def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
     files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
     out = tmp_path / "two"
-    result = run("analyze-trace", *files, "--layers", "blocks.3", "--full", "--out", out)
+    result = run("trace", "analyze", *files, "--layers", "blocks.3", "--full", "--out", out)
     assert result.exit_code == 0, result.output
     for words in ("prc clean", "prc gaussian_noise 0.3", "top-1 match", "highest gate"):
         assert words in result.output
     assert {path.stem for path in (out / "figures").iterdir()} == {"match-ratio", "confidence"}
-    alone = json.loads(run("analyze-trace", files[0], "--layers", "blocks.1", "--json").stdout)
+    alone = json.loads(run("trace", "analyze", files[0], "--layers", "blocks.1", "--json").stdout)
     assert {row["metric"] for row in alone["table"]} == {
         "gate_highest", "gate_second", "gate_rest", "gate_margin", "unserved",
         "load_entropy", "dead_experts", "expert_share", "load_entropy_first", "dead_experts_first",
         "expert_share_first", "dropped",
     }  # fmt: skip
-    assert "is a folder; name the traces in it" in refused("analyze-trace", recorded / "prc")
+    assert "is a folder; name the traces in it" in refused("trace", "analyze", recorded / "prc")
 
 
 def test_a_log_is_imported(tmp_path: Path) -> None:
     log, trace = tmp_path / "routing.jsonl", tmp_path / "traces" / "monday.parquet"
     line = {"id": "r17", "layer": "blocks.3", "experts": [[3, 5], [0, 1]], "gates": [[0.6, 0.3], [0.5, 0.4]]}
     log.write_text(json.dumps(line))
-    assert "line 1: num_experts is missing" in refused("import", "trace", log, trace)
+    assert "line 1: num_experts is missing" in refused("trace", "import", log, trace)
     assert not trace.parent.exists() or not list(trace.parent.iterdir())
-    result = run("import", "trace", log, trace, "--num-experts", 8)
+    result = run("trace", "import", log, trace, "--num-experts", 8)
     assert result.exit_code == 0, result.output
     assert "1 requests, layers blocks.3: 2 tokens in all layers" in result.output
-    assert "exists; add --overwrite" in refused("import", "trace", log, trace, "--num-experts", 8)
+    assert "exists; add --overwrite" in refused("trace", "import", log, trace, "--num-experts", 8)
     (tmp_path / "mine.parquet").write_text("mine")
-    said = refused("import", "trace", log, tmp_path / "mine.parquet", "--num-experts", 8, "--overwrite")
+    said = refused("trace", "import", log, tmp_path / "mine.parquet", "--num-experts", 8, "--overwrite")
     assert "replaces traces alone" in said and (tmp_path / "mine.parquet").read_text() == "mine"
-    assert "end its name in .parquet" in refused("import", "trace", log, tmp_path / "t", "--num-experts", 8)
-    assert "There is no log" in refused("import", "trace", tmp_path / "no.jsonl", trace, "--overwrite")
+    assert "end its name in .parquet" in refused("trace", "import", log, tmp_path / "t", "--num-experts", 8)
+    assert "There is no log" in refused("trace", "import", tmp_path / "no.jsonl", trace, "--overwrite")
     again = run(
-        "import", "trace", log, trace, "--num-experts", 8, "--overwrite", "--name", "server", "--json"
+        "trace", "import", log, trace, "--num-experts", 8, "--overwrite", "--name", "server", "--json"
     )
     assert json.loads(again.stdout)["requests"] == 1
-    table = json.loads(run("analyze-trace", trace, "--json").stdout)["table"]
+    table = json.loads(run("trace", "analyze", trace, "--json").stdout)["table"]
     assert {row["checkpoint"] for row in table} == {"server"}
     assert "not known which of a token's experts" not in result.output
     # Nothing of confidence: the gates of the other experts are not known.
@@ -114,7 +115,21 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     assert {row["metric"] for row in table} == load | {"unserved", "dropped"}
     bare = log.with_name("bare.jsonl")
     bare.write_text(json.dumps({key: value for key, value in line.items() if key != "gates"}))
-    said = run("import", "trace", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
+    said = run("trace", "import", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
     assert (
         "Neither gates nor ordered_by were logged of blocks.3, so it is not known which of a token's" in said
     )
+
+
+def test_a_log_and_responses_take_their_own_options(tmp_path: Path) -> None:
+    log, trace = tmp_path / "routing.jsonl", tmp_path / "t.parquet"
+    log.write_text(json.dumps({"id": "r", "choices": []}))
+    assert "line 1: it has neither layer nor experts; a server's responses need --model-config" in refused(
+        "trace", "import", log, trace
+    )
+    assert "A log is one file" in refused("trace", "import", log, log, trace)
+    assert "--reader is for a server's responses" in refused(
+        "trace", "import", log, trace, "--reader", "vllm"
+    )
+    model = ("--model-config", tmp_path / "config.json")
+    assert "--num-experts is for logs" in refused("trace", "import", log, trace, *model, "--num-experts", 8)

@@ -48,7 +48,7 @@ def spoiled(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("match-ratio",),
         ("contagion",),
         ("overlay", "--out", "x"),
-        ("trace", "--out", "x"),
+        ("trace", "record", "--out", "x"),
         ("discontinuity",),
     ],
 )
@@ -56,8 +56,8 @@ def test_gates_that_are_no_numbers_are_refused_with_layer_and_image(
     command: tuple[str, ...], spoiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    name, *more = command
-    said = refused(name, spoiled, *([] if name == "overlay" else ["--limit", 8]), *more)
+    images = [] if command[0] == "overlay" else ["--limit", 8]
+    said = refused(*command, spoiled, *images)
     assert "The gates of blocks.3 of spoiled are not finite (NaN or infinity) for image digits/" in said
     assert "--allow-not-finite" in said
 

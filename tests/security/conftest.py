@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "--out",
             root / "shard2",
         ),
-        ("trace", CHECKPOINT, "--limit", 4, "--out", root / "trace"),
+        ("trace", "record", CHECKPOINT, "--limit", 4, "--out", root / "trace"),
     ):
         done = run(*line)
         assert done.exit_code == 0, done.output

@@ -108,7 +108,7 @@ def _response(*, npy: bool) -> Slot:
         _put(folder / "responses.jsonl", json.dumps(response).encode())
         config = _put(folder / "config.json", json.dumps(DEEPSEEK).encode())
         out = folder / "out.parquet"
-        line: Line = ["import", "routed-experts", folder / "responses.jsonl", out, "--model-config", config]
+        line: Line = ["trace", "import", folder / "responses.jsonl", out, "--model-config", config]
         return line
 
     return slot
@@ -117,7 +117,7 @@ def _response(*, npy: bool) -> Slot:
 def _model_config(folder: Path, content: bytes, made: Made) -> Line:
     responses = _put(folder / "responses.jsonl", b"{}\n")
     config = _put(folder / "config.json", content)
-    return ["import", "routed-experts", responses, folder / "out.parquet", "--model-config", config]
+    return ["trace", "import", responses, folder / "out.parquet", "--model-config", config]
 
 
 def _weights(file: str) -> Slot:
@@ -258,12 +258,12 @@ READ: dict[str, Slot] = {
     "language model, weights": _of_hf("model.safetensors"),
     "language model, pickled": _of_hf("pytorch_model.bin", without=("model.safetensors",)),
     "language model, tokenizer": _of_hf("tokenizer.json"),
-    "trace": _file("clean.parquet", "analyze-trace"),
-    "trace to check": _file("clean.parquet", "check-trace"),
-    "log": _file("log.jsonl", "import", "trace", after=("never.parquet",)),
+    "trace": _file("clean.parquet", "trace", "analyze"),
+    "trace to check": _file("clean.parquet", "trace", "check"),
+    "log": _file("log.jsonl", "trace", "import", after=("never.parquet",)),
     "responses": lambda folder, content, made: [
+        "trace",
         "import",
-        "routed-experts",
         _put(folder / "r.jsonl", content),
         folder / "o.parquet",
         "--model-config",
@@ -273,6 +273,7 @@ READ: dict[str, Slot] = {
     "response, bytes": _response(npy=False),
     "tokens": lambda folder, content, made: [
         "trace",
+        "record",
         f"hf:{made['hf']}",
         "--tokens",
         _put(folder / "r.jsonl", content),

@@ -143,7 +143,7 @@ def test_json_that_is_deep_or_long(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     (tmp_path / "a.jsonl").write_text(json.dumps({}))
     responses, config = tmp_path / "a.jsonl", tmp_path / "a.json"
-    refused("import", "routed-experts", responses, tmp_path / "o.parquet", "--model-config", config)
+    refused("trace", "import", responses, tmp_path / "o.parquet", "--model-config", config)
 
 
 def test_yaml_whose_references_multiply(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def test_a_model_of_such_a_name(name: str, tmp_path: Path) -> None:
     settings.write_text(
         f"name: {name!r}\nimage_size: 32\nnum_prefix_tokens: 1\nmean: [0, 0, 0]\nstd: [1, 1, 1]\n"
     )
-    refused("trace", f"py:torch.nn:Identity@{settings}", "--data", "digits", "--out", tmp_path / "out")
+    refused(
+        "trace", "record", f"py:torch.nn:Identity@{settings}", "--data", "digits", "--out", tmp_path / "out"
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml"}
 
 

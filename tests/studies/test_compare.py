@@ -385,7 +385,7 @@ def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str
     assert {*registry.comparable()} <= words
     assert "remove --max-length" in refused("compare", probed["both"], "--max-length", 64)
     said = refused("compare", *trained.values(), "--probe", "analyze-trace")
-    assert "moeprobe analyze-trace ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
+    assert "moeprobe trace analyze ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
     assert "There is no probe 'overlay'" in refused("compare", *trained.values(), "--probe", "overlay")
     assert "leave --view out" in refused("compare", *trained.values(), "--probe", "eval", "--view", "affine")
     assert "Name the view of the sweep" in refused("compare", *trained.values(), "--probe", "sweep")

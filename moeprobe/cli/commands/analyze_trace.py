@@ -1,4 +1,4 @@
-"""``moeprobe analyze-trace``."""
+"""``moeprobe trace analyze``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,8 @@ def analyze_trace(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Files of moeprobe trace or import trace; the first is the reference."
+            metavar="TRACE...",
+            help="Files of moeprobe trace record or trace import; the first is the reference.",
         ),
     ],
     layers: Annotated[
@@ -43,7 +44,7 @@ def analyze_trace(
 
     Each trace but the first is compared with the first, input by input and token by token.
 
-    Example: `moeprobe analyze-trace traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
+    Example: `moeprobe trace analyze traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
     """
     check_traces(traces)
     check_folder(out, overwrite=overwrite)

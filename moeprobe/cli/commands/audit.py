@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OUT = "Folder for the page, tables and figures; default: print only."
 
 
-@with_common_options(CommonOptions(helps={"out": _OUT}))
+@with_common_options(CommonOptions(helps={"out": _OUT}, but=("names",)))
 def audit(
     models: Annotated[
         list[str],

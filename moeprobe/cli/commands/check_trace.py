@@ -1,4 +1,4 @@
-"""``moeprobe check-trace``."""
+"""``moeprobe trace check``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,9 @@ FAILED = 3
 
 
 def check_trace(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace or import.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
+    ],
     against: Annotated[
         Path | None,
         typer.Option(
@@ -29,7 +31,7 @@ def check_trace(
     duplicate experts, experts out of range, identical layers, and generated tokens that all carry the same experts;
     with --against also shifted layers or positions and renumbered experts.
 
-    Example: `moeprobe check-trace traces/served.parquet --against traces/again.parquet`
+    Example: `moeprobe trace check traces/served.parquet --against traces/again.parquet`
     """
     from dataclasses import asdict
 

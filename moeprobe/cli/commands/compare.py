@@ -123,7 +123,7 @@ def _show(
         }
         print_json(content)
         return
-    screen = console()
+    screen, comparison = console(), comparison.with_names()
     for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
     for table in tables(comparison.table, extra=fail_if_worse, full=full):

@@ -1,4 +1,4 @@
-"""``moeprobe drift``."""
+"""``moeprobe trace drift``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ def drift(
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Files of moeprobe trace or import, one per checkpoint, in the order of the training.",
+            help="Files of moeprobe trace record or import, one per checkpoint, in the order of the training.",
         ),
     ],
     layers: Annotated[
@@ -36,7 +36,8 @@ def drift(
 
     Agreement with κ and intervals in each layer, for checkpoints of one model on the same inputs.
 
-    Example: `moeprobe drift traces/step-0/clean.parquet traces/step-100/clean.parquet traces/step-200/clean.parquet`
+    Example: `moeprobe trace drift traces/step-0/clean.parquet traces/step-100/clean.parquet
+    traces/step-200/clean.parquet`
     """
     check_traces(traces)
     check_folder(out, overwrite=overwrite)

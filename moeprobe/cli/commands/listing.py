@@ -14,7 +14,7 @@ KINDS = {
     "metrics": "names of the column metric; moeprobe explain NAME says more",
     "objectives": "what a training adds to its loss: objective=NAME",
     "adapters": "they make a model readable for probes",
-    "readers": "how servers return routed experts: --reader NAME of import routed-experts",
+    "readers": "how servers return routed experts: --reader NAME of trace import",
     "models": "architectures that moeprobe train builds: model.name=NAME",
     "configs": "trainings that are ready to run: moeprobe train --config NAME",
     "pipelines": "trainings one after the other that are ready to run: moeprobe train --config NAME",

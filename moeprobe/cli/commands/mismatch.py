@@ -1,4 +1,4 @@
-"""``moeprobe mismatch``."""
+"""``moeprobe trace mismatch``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +21,7 @@ def mismatch(
             help="The server's responses, with token ids and log-probabilities of the generated tokens."
         ),
     ],
-    routing: Annotated[
-        Path, typer.Option(help="Trace of the same requests: moeprobe import routed-experts.")
-    ],
+    routing: Annotated[Path, typer.Option(help="Trace of the same requests: moeprobe trace import.")],
     gates: Annotated[
         str,
         typer.Option(
@@ -53,7 +51,7 @@ def mismatch(
     experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
     intervals over requests.
 
-    Example: `moeprobe mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
+    Example: `moeprobe trace mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
     """
     check_checkpoints([model])
     check_traces([routing])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult
 
 
-@with_common_options(CommonOptions(helps={"out": OUT_OF_FIGURES}))
+@with_common_options(CommonOptions(helps={"out": OUT_OF_FIGURES}, but=("names",)))
 def paper(
     checkpoints: Annotated[
         list[str],

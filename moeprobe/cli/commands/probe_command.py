@@ -1,7 +1,8 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
         with Bar() as bar, _kept(options.out if probe.resumes else None):
             return run(probe, checkpoints, data=data, options=options, watcher=bar)
 
-    result = _result_of(probe, compute)
+    result = _result_of(probe, compute, names=options.names)
     from moeprobe.cli.front.show import show
 
     show(probe, result, out=options.out, as_json=common.json, full=full)
@@ -124,16 +125,25 @@ def _run_together(
         ):
             return run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
 
-    result = _result_of(probe, compute)
+    result = _result_of(probe, compute, names=options.names)
     if first:
         from moeprobe.cli.front.show import show
 
         show(probe, result, out=options.out, as_json=common.json, full=full)
 
 
-def _result_of(probe: Probe[Any], compute: Callable[[], Any]) -> Any:
+def _result_of(probe: Probe[Any], compute: Callable[[], Any], *, names: Sequence[str] | None) -> Any:
     """Return what a probe finds, or what it found where it is finished, if that is a table of values."""
-    return compute() if probe.layout in _FILES else result_of(compute)
+    if probe.layout in _FILES:
+        return compute()
+    result = result_of(compute)
+    if names is None:
+        return result
+    # A finished run may have had other names, or none.
+    from moeprobe.results.naming import choose_names
+
+    entry = choose_names(names, [*result.sidecar["checkpoints"]])
+    return dataclasses.replace(result, sidecar=result.sidecar | entry)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.front.options import names as split_names
+
 if TYPE_CHECKING:
     from rich.table import Table as Screen
 
@@ -19,6 +21,10 @@ def report(
     out: Annotated[
         Path, typer.Option(help="Folder for report.html, report.md and report-files/; not inside a run.")
     ] = Path("reports/report"),
+    names: Annotated[
+        str | None,
+        typer.Option(help="What the page calls the checkpoints, comma-separated, in the order of the runs."),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing report; other files stay.")
     ] = False,
@@ -35,7 +41,7 @@ def report(
     from moeprobe.studies.report import report as make
     from moeprobe.studies.report.summary import headline_table
 
-    document = make(runs, out=out, overwrite=overwrite)
+    document = make(runs, names=split_names(names) or None, out=out, overwrite=overwrite)
     if json:
         files = [str(path) for path in document.files]
         content = {"headlines": records(document.headlines), "files": files}

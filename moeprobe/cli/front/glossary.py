@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from moeprobe.cli.front.groups import RENAMED
 from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import NULLS, MetricFamily
@@ -39,6 +40,12 @@ _CATALOGS = (
 )
 # What is made with parameters; data sets are opened.
 _MADE = ("view", "router", "objective")
+# A block, a module in it, or all layers by a number.
+_LAYER = re.compile(r"[A-Za-z_]\w*(\.\w+)*\.\d+(\.\w+)*")
+_OF_LAYERS = (
+    "Layers are called as the model's modules are, and counted from 0: blocks.1 is the second block. Tables have those "
+    "with a mixture of experts; moeprobe inspect CHECKPOINT lists them, and --layers chooses among them."
+)
 # More commands than this are counted, not named.
 _MOST_COMMANDS = 4
 
@@ -75,8 +82,7 @@ def explanations(name: str, program: Any) -> Iterator[Explanation]:
     yield from _metrics(name)
     for null, declared in NULLS.items():
         if _among(name, _called_null(null)):
-            called = {"called": registry.kappa(null)}
-            yield Explanation(null, "chance level", f"Chance is {declared.about}.", "", called)
+            yield _null(null, declared.about)
     for kind, words in _WORDS.items():
         if match := _among(name, words):
             yield Explanation(match, kind, "", words[match].replace("`", ""))
@@ -84,9 +90,15 @@ def explanations(name: str, program: Any) -> Iterator[Explanation]:
         if match := _among(name, plugins.names()):
             yield _plugin(match, plugins)
     commands = _commands(program)
+    # Commands of groups by their last word too, and by the names that they had.
+    inner = {command.split()[-1]: command for command in commands if " " in command}
     if match := _among(name, commands):
         yield _command(match, commands[match])
+    elif match := _among(name, called := inner | RENAMED):
+        yield _command(called[match], commands[called[match]])
     yield from _options(name, program)
+    if _LAYER.fullmatch(name):
+        yield Explanation(name, "name of a layer", "", _OF_LAYERS)
 
 
 def names(program: Any) -> list[str]:
@@ -126,6 +138,14 @@ def _called_null(name: str) -> tuple[str, ...]:
     labels = (registry.kappa(name, modality) for modality in (IMAGE, TEXT))
     # The κ of no further name is the one of any.
     return (name, f"{name} null", f"{name} chance", *(label for label in labels if label != "κ"))
+
+
+def _null(name: str, meaning: str) -> Explanation:
+    """Return what chance is, and how tables call the κ against it."""
+    called = registry.kappa(name)
+    facts = {"called": called} if called != "κ" else {}
+    usual = "" if facts else "It is the usual one: a κ without another name is about it."
+    return Explanation(name, "chance level", f"Chance is {meaning}.", usual, facts)
 
 
 def _metrics(query: str) -> Iterator[Explanation]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of, sources
+from moeprobe.results.naming import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
 from moeprobe.runtime.filenames import REQUEST
@@ -103,7 +104,7 @@ def print_result(
             }
         )
         return
-    screen = console()
+    screen, result = console(), with_names(result)
     for part in show(result):
         screen.print(part, soft_wrap=isinstance(part, str))
     screen.print(footing(result), style="dim", soft_wrap=True)

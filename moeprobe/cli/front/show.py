@@ -12,6 +12,7 @@ from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import console, print_result, print_warnings
 from moeprobe.cli.front.show_overlay import print_overlays
 from moeprobe.probes.base import Layout, Probe
+from moeprobe.results.naming import with_names
 
 if TYPE_CHECKING:
     from moeprobe.probes.trace.measure import Recorded
@@ -27,7 +28,7 @@ def show(probe: Probe[Any], result: Any, *, out: Path | None, as_json: bool, ful
     else:
         print_result(result, out=out, as_json=as_json, show=_tables(probe, result, full=full))
         if probe.timed and not as_json:
-            _print_rates(result)
+            _print_rates(with_names(result))
 
 
 def _tables(
@@ -80,4 +81,4 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
     )
     print_warnings(screen, result.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
-    screen.print(f"Next: moeprobe analyze-trace {' '.join(files[:views])}", soft_wrap=True)
+    screen.print(f"Next: moeprobe trace analyze {' '.join(files[:views])}", soft_wrap=True)

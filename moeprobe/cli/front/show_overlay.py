@@ -8,6 +8,7 @@ from rich.table import Table
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.cli.front.screen import console, print_files, print_warnings, records
 from moeprobe.cli.front.tables import fit
+from moeprobe.results.naming import names_in
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult
@@ -40,8 +41,10 @@ def _tables(result: "OverlayResult", view: str) -> list[Table]:
     for severity in severities:
         table.add_column(f"{severity:g}", justify="right")
     lines: dict[tuple[str, str, str], list[str]] = {}
+    names = names_in(result.sidecar)
     for item in result.overlays:
-        cells = lines.setdefault((item.layer, item.checkpoint, item.image_id), [])
+        key = (item.layer, names.get(item.checkpoint, item.checkpoint), item.image_id)
+        cells = lines.setdefault(key, [])
         cells.append(f"{item.changed.sum()} of {item.compared.sum()}")
     for line, cells in lines.items():
         table.add_row(*line, *cells)

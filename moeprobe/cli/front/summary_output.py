@@ -25,6 +25,7 @@ from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import by_view as variants
 from moeprobe.results.layouts import few_shots as layouts
+from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
 
@@ -47,9 +48,38 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     sentences = [*_verdict(run, headlines, zero), *conclusions_of(run)]
     if full or not headlines:
         return [*sentences, *tables.side_by_side(result, title=title)]
-    metrics = {headline.which for headline in headlines} - zero
-    table = tables.side_by_side(result, title=title, only=metrics) if metrics else []
-    return [*sentences, *table, _MORE]
+    agreeing = _agreeing(run, headlines)
+    metrics = {headline.which for headline in headlines if headline not in agreeing} - zero
+    parts: Printed = [*sentences, *_agreement(run, agreeing, title=title)]
+    if metrics:
+        parts += tables.side_by_side(result, title=title, only=metrics)
+    return [*parts, _MORE]
+
+
+def _agreeing(run: RunTables, headlines: list[HeadlineValues]) -> list[HeadlineValues]:
+    """Return the headlines about agreement, whose match and chance stand beside κ; none where views differ."""
+    if run.table is None or run.table["view"].nunique() > 1:
+        return []
+    return [
+        headline
+        for headline in headlines
+        if headline.severity is None and registry.find(headline.declared.metric).kind == "kappa"
+    ]
+
+
+def _agreement(run: RunTables, headlines: list[HeadlineValues], *, title: str) -> list[Table]:
+    """Return match, chance and κ of each layer side by side."""
+    if run.table is None or not headlines:
+        return []
+    layout = agreement_table(
+        run.table,
+        run.comparison,
+        list(dict.fromkeys(registry.find(headline.declared.metric).metric.name for headline in headlines)),
+        caption=title,
+        modality=run.modality,
+    )
+    stacked = console().width < _STACKED
+    return [] if layout is None else on_screen(layout, title=title, stacked=stacked)
 
 
 def few_shots(result: "Result") -> Printed:

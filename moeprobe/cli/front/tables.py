@@ -1,6 +1,7 @@
 """Result tables for the screen: the leading metrics. Every line is in table.csv."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -197,6 +198,8 @@ def text(cell: cells.Cell, *, stacked: bool, counts: bool) -> str:
 _NAME, _HEADING = 12, 8
 # Width of a column in addition to its text: a space on either side and a border.
 _AROUND = 3
+# Parts of a name, each with what ends it.
+_PARTS = re.compile(r"[^-_./]*[-_./]+|[^-_./]+")
 
 
 def fit(table: Table, *, keys: int, width: int) -> list[Table]:
@@ -236,10 +239,29 @@ def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int
     part = Table(title=table.title, title_justify=table.title_justify, title_style=table.title_style)
     for number, width in widths.items():
         column = table.columns[number]
-        part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+        header = break_words(str(column.header), width)
+        part.add_column(header, justify=column.justify, overflow="fold", width=width)
     for line, texts in enumerate(zip(*(table.columns[number].cells for number in columns), strict=True)):
-        part.add_row(*texts, end_section=table.rows[line].end_section)
+        cells = (break_words(str(text), width) for text, width in zip(texts, widths.values(), strict=True))
+        part.add_row(*cells, end_section=table.rows[line].end_section)
     return part
+
+
+def break_words(text: str, width: int) -> str:
+    """Return a text whose words are broken after a hyphen, dot or slash where they are wider than a column."""
+    return "".join(
+        word if cell_len(word) <= width else _in_lines(_PARTS.findall(word), width)
+        for word in re.split(r"(\s+)", text)
+    )
+
+
+def _in_lines(parts: list[str], width: int) -> str:
+    lines = [""]
+    for part in parts:
+        if lines[-1] and cell_len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _taken(widths: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The declaration of ``analyze-trace``: a probe of files, not of checkpoints."""
+"""The declaration of ``trace analyze``: a probe of files, not of checkpoints."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 class AnalyzeTrace(Kind):
     """Confidence, load and match of recorded routing, without the model."""
 
-    name: ClassVar[str] = "analyze-trace"
+    name: ClassVar[str] = "trace analyze"
+    kind: ClassVar[str] = "analyze-trace"
     title: ClassVar[str] = "Recorded routing"
     analyses: ClassVar[tuple[str, ...]] = (
         *AGREEMENT,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Determinism(Probe["Result"]):
-    """Does a token's routing depend on how the model is run, and not only on its input?
+    """Does routing depend on how the model is run: batch size, place in the batch, padding?
 
     Runs the same inputs again, in batches of other sizes, at another place in the batch, and texts with more padding.
-    Each is compared with the first run of the batch. Even where only the rounding of sums differs, near ties may
+    Each run is compared with the first run of the batch. Even where only the rounding of sums differs, near ties may
     change experts.
 
     Example: `moeprobe determinism checkpoints/demo-baseline checkpoints/demo-prc --batches 1,7 --repeats 2`

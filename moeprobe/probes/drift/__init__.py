@@ -1,4 +1,4 @@
-"""The declaration of ``drift``: a probe of files, not of checkpoints."""
+"""The declaration of ``trace drift``: a probe of files, not of checkpoints."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 class Drift(Kind):
     """Recorded routing of a training's checkpoints, each against the first and against the last."""
 
-    name: ClassVar[str] = "drift"
+    name: ClassVar[str] = "trace drift"
+    kind: ClassVar[str] = "drift"
     title: ClassVar[str] = "Drift of routing"
     analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "disagreement", "touched", "first_layer")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()

@@ -24,6 +24,7 @@ from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.results import plausibility, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import SumsStore, concat
@@ -51,6 +52,7 @@ class Measurement(Work[M_co], Generic[M_co]):
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
         self.check_models()
+        self._names = choose_names(options.names, [model.name for model in models])
         self.data = choose_data(data, models, files=getattr(probe, "files", ()))
         self.spec = self.make_spec()
         self.request = self.make_request()
@@ -180,6 +182,7 @@ class Measurement(Work[M_co], Generic[M_co]):
             "workers": options.workers,
             "device": str(choose_device(options.device)),
             **self._measured,
+            **self._names,
         } | provenance()
         return Result(table, comparison, sums, sidecar, self.probe.draw)
 

@@ -20,6 +20,7 @@ class Keywords(TypedDict, total=False):
 
     split: str
     layers: str | Sequence[str] | None
+    names: str | Sequence[str] | None
     limit: int | None
     seed: int
     batch_size: int
@@ -54,6 +55,13 @@ class Options:
         tuple[str, ...] | None,
         Arg(
             "MoE layers, comma-separated, e.g. blocks.3, or first, last of each model; default all.",
+            in_request=False,
+        ),
+    ] = None
+    names: Annotated[
+        tuple[str, ...] | None,
+        Arg(
+            "What to call the checkpoints on the screen and in figures and reports, comma-separated, e.g. V-MoE,PRC.",
             in_request=False,
         ),
     ] = None

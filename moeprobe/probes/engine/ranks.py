@@ -39,7 +39,7 @@ def run_together(
         UserError: what ``run`` raises, in any of the processes; or one of them is gone.
     """
     if probe.needs_folder and options.out is None:
-        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.kind}s.")
     check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
     if ranks.rank and not probe.splits:

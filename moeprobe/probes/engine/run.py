@@ -41,7 +41,7 @@ def run(
     """
     options = options or Options(**probe.defaults)
     if probe.needs_folder and options.out is None:
-        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.kind}s.")
     work = prepare(probe, models, data=data, options=options)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The declaration of ``mismatch``: a probe of one language model and what a server recorded."""
+"""The declaration of ``trace mismatch``: a probe of one language model and what a server recorded."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 class Mismatch(Kind):
     """Log-probabilities of a server against a model's own, and against the model with the server's routing."""
 
-    name: ClassVar[str] = "mismatch"
+    name: ClassVar[str] = "trace mismatch"
+    kind: ClassVar[str] = "mismatch"
     title: ClassVar[str] = "Log-probabilities of a server and of the model"
     analyses: ClassVar[tuple[str, ...]] = ("mismatch",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()

@@ -29,6 +29,7 @@ from moeprobe.probes.overlay import Overlay as OverlayProbe
 from moeprobe.probes.overlay.record import Overlay, overlay
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
+from moeprobe.results.naming import choose_names, names_in
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, one_line
@@ -146,7 +147,8 @@ class OverlayResult:
 
         Of an animation that is its strongest severity.
         """
-        return Figures(_figures(self.overlays, view=self.sidecar["request"]["view"]["name"]))
+        overlays = with_other_names(self.overlays, names_in(self.sidecar))
+        return Figures(_figures(overlays, view=self.sidecar["request"]["view"]["name"]))
 
     def __repr__(self) -> str:
         return one_line("OverlayResult", {"overlays": len(self.overlays), "files": len(self.files)})
@@ -178,6 +180,7 @@ class Drawing(Work[OverlayResult]):
                 f"An overlay shows at most {MAX_IMAGES} images; got {len(indices)}. For numbers: moeprobe sweep."
             )
         growing = tuple(sorted(spec.severities))
+        self._names = choose_names(options.names, [model.name for model in models])
         self.data = data
         self.spec = dataclasses.replace(spec, dataset=dataset, indices=indices, severities=growing)
         self.request = make_request(probe, self.spec, models, data=data, options=options) | {
@@ -196,17 +199,19 @@ class Drawing(Work[OverlayResult]):
             "checkpoints": origins.described(
                 self.models, self.spec.dataset, self.data, split=self.options.split
             ),
+            **self._names,
         }
         result = OverlayResult(overlays, overlay_table(overlays), [], sidecar)
         if folder is not None:
             if self.probe.animate:
                 sidecar["colours"] = colors([model.name for model in self.models])
+                names = names_in(sidecar)
                 files, sidecar["frames"] = _animations(
                     self.spec,
-                    overlays,
+                    with_other_names(overlays, names),
                     folder.path,
                     watcher,
-                    colors=sidecar["colours"],
+                    colors={names.get(name, name): color for name, color in sidecar["colours"].items()},
                     svg=self.options.svg,
                 )
             else:
@@ -220,6 +225,13 @@ class Drawing(Work[OverlayResult]):
     def plan(self) -> Plan:
         """Return what it would take before it draws, by running two images."""
         return time_sample(self.spec, self.models, images=2, passes=self.spec.num_passes, run=_run)
+
+
+def with_other_names(overlays: Sequence[Overlay], names: Mapping[str, str]) -> list[Overlay]:
+    """Return overlays whose checkpoints are called as on the screen and in figures."""
+    return [
+        dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in overlays
+    ]
 
 
 def _run(spec: RunSpec, model: Checkpoint) -> list[Overlay]:

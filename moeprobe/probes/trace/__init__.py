@@ -1,4 +1,4 @@
-"""The declaration of ``trace``."""
+"""The declaration of ``trace record``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,11 @@ class Trace(Probe["Recorded"]):
     texts (--data text:FILE) are recorded, or the sequences of a server's responses (--tokens), each in one pass:
     OUT/CHECKPOINT/tokens.parquet.
 
-    Example: `moeprobe trace checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`
+    Example: `moeprobe trace record checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`
     """
 
-    name: ClassVar[str] = "trace"
+    name: ClassVar[str] = "trace record"
+    kind: ClassVar[str] = "trace"
     title: ClassVar[str] = "Recorded routing"
     work: ClassVar[str] = "moeprobe.probes.trace.measure:Recording"
     panel: ClassVar[Panel] = Panel.TRACES
@@ -72,6 +73,8 @@ class Trace(Probe["Recorded"]):
         Raises:
             UserError: data and token ids are both named.
         """
+        if options.names is not None:
+            raise UserError("The files of a trace are named after the checkpoints; leave --names out.")
         if self.tokens is None:
             return super().prepare(models, data, options)
         if data is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -28,6 +28,8 @@ class HeadlineValues:
         severity: None where the run has none.
         rows: for each metric and null a row per checkpoint whose first layer this is.
         differences: for each metric and null a row per pair of them.
+        in_layers: a row per MoE layer and checkpoint; none where one layer is all.
+        differences_in_layers: a row per MoE layer and pair of them.
     """
 
     declared: Headline
@@ -35,6 +37,8 @@ class HeadlineValues:
     severity: float | None
     rows: dict[Which, list[Row]]
     differences: dict[Which, list[Row]]
+    in_layers: list[Row] = field(default_factory=list)
+    differences_in_layers: list[Row] = field(default_factory=list)
 
     @property
     def which(self) -> Which:
@@ -61,7 +65,13 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
             every = [headline.which, *(which for _, which in headline.companions)]
             rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
             differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
-            collected.append(HeadlineValues(headline, layer, severity, rows, differences))
+            in_layers, between_layers = (
+                _in_layers(side, headline.which, severity, names) if layer else []
+                for side in (run.table, run.comparison)
+            )
+            collected.append(
+                HeadlineValues(headline, layer, severity, rows, differences, in_layers, between_layers)
+            )
     # The weakest severity is the strongest where there is but one.
     return list({(item.which, item.layer, item.severity): item for item in collected}.values())
 
@@ -115,14 +125,22 @@ def severity_of(table: pd.DataFrame, at: str) -> float | None:
     return float(steps.min() if at == "weakest" else steps.max())
 
 
-def _rows(
-    table: pd.DataFrame | None, which: Which, layer: str, severity: float | None, names: set[str]
+def _in_layers(
+    table: pd.DataFrame | None, which: Which, severity: float | None, names: set[str]
 ) -> list[Row]:
-    """Return the rows of these checkpoints; of a comparison those between them."""
+    """Return the rows of these checkpoints in each of several MoE layers."""
+    rows = _rows(table, which, None, severity, names)
+    return rows if len({row["layer"] for row in rows}) > 1 else []
+
+
+def _rows(
+    table: pd.DataFrame | None, which: Which, layer: str | None, severity: float | None, names: set[str]
+) -> list[Row]:
+    """Return the rows of these checkpoints in a layer, None = each; of a comparison those between them."""
     if table is None:
         return []
     here = select_rows(table, which)
-    here = here[here["layer"] == layer]
+    here = here[here["layer"] == layer] if layer is not None else here[~here["layer"].isin(("", "all"))]
     if severity is not None:
         here = here[here["severity"] == severity]
     rows: Sequence[Row] = here.to_dict("records")

@@ -6,6 +6,7 @@ distinguished" where it does. A router that has collapsed is called collapsed: i
 
 from collections.abc import Sequence
 
+from moeprobe.metrics import registry
 from moeprobe.results.headlines.collected import HeadlineValues, Row
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.cells import counts, trials_of
@@ -40,7 +41,59 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
         for row in alone
         if row["flag"] == "collapsed"
     ]
-    return sentences
+    across = _across_layers(headline)
+    if not across:
+        return sentences
+    # With the last of the first layer, so that what is read first is about all of them.
+    return [*sentences[:-1], " ".join([*sentences[-1:], across])]
+
+
+def _across_layers(headline: HeadlineValues) -> str:
+    """Return the range of a headline over all MoE layers, with the layers at its ends; empty for a single layer."""
+    rows, differences = headline.in_layers, headline.differences_in_layers
+    pairs = dict.fromkeys((row["checkpoint"], row["reference"]) for row in differences)
+    compared = {name for pair in pairs for name in pair}
+    parts = []
+    for pair in pairs:
+        of_pair = [row for row in differences if (row["checkpoint"], row["reference"]) == pair]
+        name = "difference" if len(pairs) == 1 else f"{pair[0]} − {pair[1]}"
+        parts += [f"{name} {spread}, {_count_layers(of_pair)}" for spread in _spread(of_pair, signed=True)]
+    worst = registry.find(headline.declared.metric).direction
+    for name in dict.fromkeys(row["checkpoint"] for row in rows):
+        if name not in compared:
+            of_name = [row for row in rows if row["checkpoint"] == name]
+            parts += [f"{name} {spread}" for spread in _spread(of_name, worst=worst)]
+    if not parts:
+        return ""
+    layers = len({row["layer"] for row in rows})
+    return f"{sentence_case(headline.declared.noun)} over all {layers} MoE layers: {'; '.join(parts)}."
+
+
+def _spread(rows: Sequence[Row], *, worst: int = 0, signed: bool = False) -> list[str]:
+    """Return the lowest and the highest value with their layers, as one text; none for fewer than two values.
+
+    ``worst`` says which end is called so: 1 the lowest, -1 the highest, 0 neither.
+    """
+    ordered = sorted((row for row in rows if row["value"] == row["value"]), key=lambda row: row["value"])
+    if len(ordered) < 2:
+        return []
+    ends = []
+    for row, is_worst in ((ordered[0], worst > 0), (ordered[-1], worst < 0)):
+        size = number(row["value"], signed=signed, decimals=decimals_of(row))
+        ends.append(f"{size} ({row['layer']}{', the worst' if is_worst else ''})")
+    return [" to ".join(ends)]
+
+
+def _count_layers(rows: Sequence[Row]) -> str:
+    """Return in how many layers a difference is higher, lower, or neither."""
+    higher = sum(row["ci_low"] > 0 for row in rows)
+    lower = sum(row["ci_high"] < 0 for row in rows)
+    words = {
+        "higher in": higher,
+        "lower in": lower,
+        "no significant difference in": len(rows) - higher - lower,
+    }
+    return ", ".join(f"{text} {count}" for text, count in words.items() if count)
 
 
 def _without_trials(run: RunTables, headline: HeadlineValues) -> str:

@@ -64,12 +64,17 @@ class Document:
 
 @checked
 def report(
-    runs: str | Path | Sequence[str | Path], *, out: str | Path | None = None, overwrite: bool = False
+    runs: str | Path | Sequence[str | Path],
+    *,
+    names: str | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
 ) -> Document:
     """Put finished runs together in one report.
 
     Args:
         runs: output folders, in the order of the report.
+        names: what the page calls the checkpoints, in the order in which the runs name them; None = as the runs do.
         out: folder for ``report.html``, ``report.md`` and ``report-files/``; None = nothing is written.
         overwrite: replace a report that is there; other files of the folder are left alone.
 
@@ -79,7 +84,7 @@ def report(
     folders = [Path(run) for run in several(runs)]
     folder = None if out is None else Path(out)
     # First, since a folder that is no run is a better reason than where the report would lie.
-    read = in_one_color(read_runs(folders))
+    read = in_one_color(read_runs(folders, names=None if names is None else several(names)))
     if folder is not None:
         _check(folder, folders, overwrite=overwrite)
     parts = render.sections(read)

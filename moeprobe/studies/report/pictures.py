@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.files import is_there, read_bytes
 
 # Of a figure or a table: a page of more than that opens in no browser.
 _LIMIT = 2**30
@@ -76,6 +76,13 @@ def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / 'table.json'} names frames that cannot be read: {error!r}.") from error
     frames = {}
+    files = [file for series in names_of_frames.values() for _, file in series]
+    missing = [file for file in files if not is_there(path / file)]
+    if missing:
+        raise UserError(
+            f"{path} lacks {len(missing)} of its {len(files)} frames, such as {missing[0]}; repeat its run with "
+            "--overwrite."
+        )
     for layer, series in names_of_frames.items():
         for _, file in series:
             if Path(file).suffix not in _MEDIA:

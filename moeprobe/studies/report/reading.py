@@ -4,10 +4,11 @@ A folder may come from somebody else, so nothing it names is followed out of it,
 sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and figures can be reported.
 """
 
+import dataclasses
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
+from moeprobe.results import differences
+from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.finished import check_no_shard
 from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import check_names, read_sidecar
 from moeprobe.runtime.characters import restored
@@ -83,8 +87,12 @@ class Run(RunTables):
         return metric if isinstance(metric, str) else None
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = None) -> list[Run]:
     """Read finished runs, in the order given.
+
+    Args:
+        folders: the runs.
+        names: what their checkpoints are called, in the order in which they come; None = as each run was told.
 
     Raises:
         UserError: none is given, one is given twice, or one is not a finished run of moeprobe.
@@ -97,7 +105,12 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         if path in resolved[:number]:
             raise UserError(f"{paths[number]} is given twice; name each run once.")
     labels = shortest_ends(resolved, each=True)
-    return [_read(path, label) for path, label in zip(paths, labels, strict=True)]
+    runs = [_read(path, label) for path, label in zip(paths, labels, strict=True)]
+    if names is None:
+        return [_with_other_names(run, names_in(run.sidecar)) for run in runs]
+    checkpoints = list(dict.fromkeys(name for run in runs for name in run.checkpoints))
+    called = choose_names(names, checkpoints)[NAMES]
+    return [_with_other_names(run, called) for run in runs]
 
 
 def _read(path: Path, label: str) -> Run:
@@ -122,6 +135,26 @@ def _read(path: Path, label: str) -> Run:
         pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
     )
+
+
+def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
+    """Return a run whose checkpoints are called otherwise on the page; its files stay as they are."""
+    if not names:
+        return run
+    tables = {
+        name: rename_table(table, names)
+        for name in ("table", "comparison")
+        if (table := getattr(run, name)) is not None
+    }
+    csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}
+    sidecar = rename_sidecar(run.sidecar, names)
+    if run.kind == "compare" and "verdicts" in sidecar and "comparison" in tables:
+        sidecar["verdicts"] = differences.sentences(_numeric(tables["comparison"])).to_dict("records")
+    return dataclasses.replace(run, sidecar=sidecar, csvs=csvs, **tables)
+
+
+def _numeric(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(**{name: pd.to_numeric(table[name]) for name in NUMBERS if name in table})
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:

@@ -1,0 +1,170 @@
+"""``moeprobe trace import``: a server's log, or its responses with routed experts."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeprobe.errors import UserError
+
+if TYPE_CHECKING:
+    from moeprobe.recordings.import_experts import ImportedExperts
+    from moeprobe.recordings.import_log import ImportedTrace
+
+
+def import_routing(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Responses of a server or what a trainer saved (JSON lines, JSON or torch), with --model-config; or a "
+            "routing log, one JSON object per MoE layer of one request.",
+        ),
+    ],
+    trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
+    model_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of responses: config.json of the served model, with its number of experts and its MoE layers."
+        ),
+    ] = None,
+    num_experts: Annotated[
+        int | None, typer.Option(help="Of a log: number of experts per layer, if the log does not say.")
+    ] = None,
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of the responses (moeprobe list readers); default: recognized by their keys."
+        ),
+    ] = None,
+    ordered_by: Annotated[
+        str | None,
+        typer.Option(
+            help="What the server orders a token's experts by, if you know: gates, logits, or scores (e.g. with a "
+            "bias). Default: they are taken as sets."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Name of the requests in tables.")] = "requests",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make a routing trace from an inference server's responses with routed experts, or from a routing log.
+
+    vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM, MoE Atlas and llama.cpp
+    are recognized by their keys. Captures that no router can have produced are refused; missing data are counted and
+    named. A line of a log is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`:
+    the experts that each token chose. More is in docs/guide/recorded-routing.md.
+
+    Example: `moeprobe trace import responses.jsonl traces/served.parquet --model-config config.json`
+    """
+    if model_config is None:
+        _check_log(files, reader=reader, ordered_by=ordered_by)
+    elif num_experts is not None:
+        raise UserError("--num-experts is for logs; --model-config says it for responses: leave one out.")
+    from moeprobe.cli.front.json_output import print_json
+    from moeprobe.cli.front.screen import Bar, console
+    from moeprobe.recordings.import_experts import import_routed_experts
+    from moeprobe.recordings.import_log import import_trace
+
+    with Bar("bytes") as bar:
+        if model_config is None:
+            log = import_trace(
+                files[0],
+                trace,
+                num_experts=num_experts,
+                name=name,
+                data=data,
+                overwrite=overwrite,
+                watcher=bar,
+            )
+            content, lines = _content_of_log(log), _lines_of_log(log)
+        else:
+            experts = import_routed_experts(
+                files,
+                trace,
+                model_config=model_config,
+                reader=reader,
+                ordered_by=ordered_by,
+                name=name,
+                data=data,
+                overwrite=overwrite,
+                watcher=bar,
+            )
+            content, lines = _content_of_responses(experts), _lines_of_responses(experts)
+    if json:
+        print_json(content)
+        return
+    lines += [f"Written: {trace}", f"Next: moeprobe trace check {trace}"]
+    for line in lines:
+        console().print(line, soft_wrap=True)
+
+
+def _check_log(files: list[Path], *, reader: str | None, ordered_by: str | None) -> None:
+    """Refuse what is for responses alone."""
+    options = {"--reader": reader, "--ordered-by": ordered_by}
+    for flag in (flag for flag, value in options.items() if value is not None):
+        raise UserError(f"{flag} is for a server's responses, which need --model-config config.json too.")
+    if len(files) > 1:
+        raise UserError("A log is one file; a server's responses need --model-config config.json.")
+
+
+def _content_of_log(imported: "ImportedTrace") -> dict[str, object]:
+    return {
+        "file": str(imported.path),
+        "requests": imported.requests,
+        "layers": imported.layers,
+        "tokens": imported.tokens,
+        "bytes": imported.nbytes,
+        "findings": [asdict(finding) for finding in imported.findings],
+        "unordered": imported.unordered,
+    }
+
+
+def _lines_of_log(imported: "ImportedTrace") -> list[str]:
+    from moeprobe.cli.commands.check_trace import said
+
+    lines = [
+        f"{imported.requests:,} requests, layers {', '.join(imported.layers)}: {imported.tokens:,} tokens in all "
+        f"layers, {imported.nbytes:,} bytes.",
+        *said(imported.findings),
+    ]
+    if imported.unordered:
+        lines.append(
+            f"Neither gates nor ordered_by were logged of {', '.join(imported.unordered)}, so it is not known which of "
+            "a token's experts came first: sets of experts will be compared, without top-1 match, and the load will "
+            "count all choices."
+        )
+    return lines
+
+
+def _content_of_responses(imported: "ImportedExperts") -> dict[str, object]:
+    content = asdict(imported) | {"path": str(imported.path)}
+    content["file"], content["bytes"] = content.pop("path"), content.pop("nbytes")
+    return content
+
+
+def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
+    from moeprobe.cli.commands.check_trace import said
+
+    layers = imported.layers
+    what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"
+    lines = [
+        f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
+        f"{what}, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
+        *imported.missing,
+        *said(imported.findings),
+    ]
+    if imported.counted:
+        lines.append(
+            "Which token made a choice is not in the file: there is the load of the experts alone, and no match."
+        )
+    elif imported.unordered:
+        lines.append(
+            "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "
+            "match, and the load will count all choices."
+        )
+    return lines
