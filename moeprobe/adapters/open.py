@@ -137,9 +137,8 @@ def _checked(checkpoint: Checkpoint) -> Checkpoint:
     ordinary = name.isprintable() and name == name.strip() and not set(name) & set("/\\")
     if not name or not ordinary or name.startswith(".") or len(name.encode()) > _LONGEST_NAME:
         raise UserError(
-            f"A model cannot be called {name[:80]!r}: files are called by its name, so it must be one ordinary part of "
-            f"a path, without '/' or a leading dot, of at most {_LONGEST_NAME} bytes; name it otherwise (name: in its "
-            "settings, or its folder)."
+            f"A model cannot be called {name[:80]!r}, because its files carry this name. Choose one part of a path, "
+            f"without '/' or a leading dot, of at most {_LONGEST_NAME} bytes (name: in its settings, or its folder)."
         )
     if name.casefold() in TAKEN:
         raise UserError(f"A model cannot be called {name!r}: that is what runs call a file of their own.")

@@ -60,13 +60,13 @@ class Findings:
             return
         if self.zero_requests:
             raise UserError(
-                f"{files}: every expert is 0, which is known as an all-zero capture, of kernels that choose experts "
-                "themselves and leave the buffer empty (monolithic, fused); serve with another kernel."
+                f"{files}: every expert is 0, which is known as an all-zero capture. Kernels that choose experts "
+                "themselves leave the buffer empty (monolithic, fused); serve with another kernel."
             )
         if self.unset_requests:
             raise UserError(
-                f"{files}: every expert is -1 or the highest number of its type (255), which is known as an all -1 "
-                "capture or 255 fill, of a buffer that no layer wrote; look at the server's setting for routed experts."
+                f"{files}: every expert is -1 or the highest number of its type (255), known as an all -1 capture "
+                "or 255 fill. No layer wrote the buffer; look at the server's setting for routed experts."
             )
         if self.nulls:
             raise UserError(

@@ -59,7 +59,7 @@ def _parse(location: str | None) -> tuple[int, int]:
     cell, cells = (0, 0) if match is None else (int(match[1]), int(match[2] or _CELLS))
     if cell < 1 or cells < 2 or cell * cells > _MOST_PIXELS:
         raise UserError(
-            f"'checkerboard' takes the side of a cell in pixels, and how many cells a side has from 2 up, as in "
-            f"checkerboard:8 or checkerboard:16x14, up to {_MOST_PIXELS} pixels; got {location!r}."
+            f"'checkerboard' takes the side of a cell in pixels, and the number of cells per side (2 or more), "
+            f"{_MOST_PIXELS} pixels at most; got {location!r}. Write for example checkerboard:8 or checkerboard:16x14."
         )
     return cell, cells
