@@ -134,7 +134,7 @@ def test_what_one_side_lacks_is_left_out_and_counted(differing: NDArray[np.bool_
     )
     assert value(result.table, "pairs_differ") == pytest.approx(differing[:, : TOKENS - 3].mean())
     assert (rows(result.table, "choice_differs")["trials"] == REQUESTS * (TOKENS - 3)).all()
-    left = f"{3 * REQUESTS:,} tokens of one recorded and 0 of other recorded after those that both have"
+    left = f"beyond the shorter sequence of each pair: {3 * REQUESTS:,} of one recorded, 0 of other recorded"
     assert any(note.startswith(left) for note in result.sidecar["notes"]), result.sidecar["notes"]
 
 

@@ -157,7 +157,7 @@ def notes_of(
 ) -> list[str]:
     """Return sentences on numbers that are missing or partial.
 
-    ``left_out``: by trace, tokens of the first one and of it after those that both have.
+    ``left_out``: by trace, tokens of the first one and of it beyond the shorter sequence.
     """
     notes = [
         f"{len(trace_view.trace.ids) - len(ids):,} of the {len(trace_view.trace.ids):,} inputs of "
@@ -213,8 +213,8 @@ def notes_of(
     for label, (of_first, of_other) in left_out.items():
         if of_first or of_other:
             notes.append(
-                f"{of_first:,} tokens of {traces[0].label} and {of_other:,} of {label} after those that both have at "
-                "the beginning of their sequences"
+                f"tokens beyond the shorter sequence of each pair: {of_first:,} of {traces[0].label}, {of_other:,} of "
+                f"{label}"
             )
     long = [layer for layer in layers if most_tokens(traces, layer, ids) > LONGEST]
     if long and len(traces) > 1:

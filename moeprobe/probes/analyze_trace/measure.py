@@ -143,7 +143,7 @@ class Measuring:
     """The sums per input of every trace; of the first, alone, only on request.
 
     Attributes:
-        left_out: by trace, tokens of the first one and of it after those that both have.
+        left_out: by trace, tokens of the first one and of it beyond the shorter sequence.
     """
 
     def __init__(

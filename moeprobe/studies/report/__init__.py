@@ -103,7 +103,9 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
     check_family(folder, contents, _FAMILY)
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
-            raise UserError(f"{folder} is in the run {run}, which must not change; choose another --out.")
+            raise UserError(
+                f"{folder} is inside the run {run}, and a report does not change runs; choose another --out."
+            )
     existing = [name for name in (_HTML, _MARKDOWN, render.FILES) if is_there(folder / name)]
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
     interrupted = contents.recorded and _HTML not in existing
