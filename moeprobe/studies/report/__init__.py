@@ -104,7 +104,7 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
             raise UserError(
-                f"{folder} is inside the run {run}, and a report does not change runs; choose another --out."
+                f"{folder} is in the run {run}, which a report never changes; choose another --out."
             )
     existing = [name for name in (_HTML, _MARKDOWN, render.FILES) if is_there(folder / name)]
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
