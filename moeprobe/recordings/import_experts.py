@@ -213,7 +213,7 @@ class _Reading:
             self.findings.add(name, routing)
             if routing.anything:
                 if self.load_only:
-                    raise Fault("it holds choices, and what came before counts; import these files apart")
+                    raise Fault("it holds choices, and what came before counts; import these files separately")
                 self.load_only = False
                 tokens = sequences[number] if len(sequences) == len(captures) else None
                 yield from self._rows_of(name, routing, capture, capture.tokens or tokens)
@@ -228,7 +228,7 @@ class _Reading:
         if self._ordered_by is not None:
             raise Fault("counts of choices have no order; leave --ordered-by out")
         if self.load_only is False:
-            raise Fault("it holds counts, and what came before choices; import these files apart")
+            raise Fault("it holds counts, and what came before choices; import these files separately")
         self.load_only, self.findings.counted_choices = (
             True,
             self.findings.counted_choices + int(layer_counts.sum()),
