@@ -213,7 +213,9 @@ class _Reading:
             self.findings.add(name, routing)
             if routing.anything:
                 if self.load_only:
-                    raise Fault("it holds choices, and what came before counts; import these files separately")
+                    raise Fault(
+                        "it holds choices, and what came before counts; import these files separately"
+                    )
                 self.load_only = False
                 tokens = sequences[number] if len(sequences) == len(captures) else None
                 yield from self._rows_of(name, routing, capture, capture.tokens or tokens)
