@@ -1,6 +1,6 @@
 """Tables of runs from before metrics of load counted all K choices, under the names that their numbers have now.
 
-Such a table calls the load of first choices ``load_entropy``, which is that of all choices now.
+Such a table calls the load of first choices ``load_entropy``, a name that now means all choices.
 """
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ class Property:
     Attributes:
         name: in tables, e.g. "crops".
         title: on the screen and on the page.
-        numbers: what is judged; several only where the highest of them names the verdict.
+        numbers: the judged metrics; several only where the highest of them names the verdict.
         scale: which bands it is judged by, a name in ``studies.audit.scales.SCALES``.
         rule: how the layers become one verdict.
         companion: judges this companion of the number in its place, e.g. "by chance".

@@ -31,7 +31,7 @@ def agreement_table(
         comparison: its differences.
         metrics: kinds of agreement, such as ``top1_match``.
         caption: of the table.
-        modality: what was read.
+        modality: images or texts.
     """
     table = _select(table, metrics)
     if table.empty:

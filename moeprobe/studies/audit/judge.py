@@ -35,7 +35,7 @@ class PropertyNumbers:
     Attributes:
         property: its declaration.
         headlines: its numbers, resolved for the routers of the run.
-        rows: those of the deciding number: every layer, and every variant, of every model.
+        rows: of the deciding number, for every layer, variant and model.
     """
 
     property: Property

@@ -110,7 +110,7 @@ def _context(result: AuditContent) -> dict[str, object]:
 
 
 def _scope(result: AuditContent, modality: Modality) -> str:
-    """Return what was run on how much."""
+    """Return the runs and the amount of data of each."""
     request, images = result.sidecar["request"], result.sidecar["images"]
     sizes = sorted(set(images.values()))
     size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
@@ -119,7 +119,7 @@ def _scope(result: AuditContent, modality: Modality) -> str:
     runs = len(result.sidecar["folders"])
     return (
         f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
-        f"Intervals [low, high] are 95 % over {modality.plural}; those of differences hold for all layers at once."
+        f"Intervals [low, high] are 95 % over {modality.plural}; for differences they hold for all layers at once."
     )
 
 

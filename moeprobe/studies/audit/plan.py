@@ -117,7 +117,7 @@ def make_plan(
     """Return what fits into the time, by running a few images through every probe; nothing is written.
 
     Raises:
-        UserError: nothing can be run; the reason is that of the first probe.
+        UserError: nothing can be run; the first probe's reason is given.
     """
     timed: list[_Timed] = []
     left_out: dict[str, str] = {}
@@ -191,7 +191,7 @@ def _time(
 
 
 def write_plan(folder: Path, plan: AuditPlan) -> None:
-    """Write the sizes of a plan, so that an interrupted audit goes on with the same."""
+    """Write the sizes of a plan, so that an interrupted audit resumes with the same."""
     steps = [
         {"probe": step.name, "images": step.images, "passes": step.passes, "seconds": step.seconds}
         for step in plan.steps

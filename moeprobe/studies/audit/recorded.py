@@ -22,7 +22,7 @@ _WITHOUT_MODEL = "Recorded routing has no model to run again."
 
 
 def is_recorded(sources: Sequence[Model]) -> bool:
-    """Whether what is audited are files of recorded routing.
+    """Whether the audited items are files of recorded routing.
 
     Raises:
         UserError: some are and some are not.
@@ -44,7 +44,7 @@ def check_recordings(paths: Sequence[Path], *, data: str | None) -> None:
 def audit_recordings(
     paths: Sequence[Path], *, options: Options, watcher: Progress
 ) -> tuple[Result, list[Row], dict[str, str]]:
-    """Return what was measured of recordings, the verdicts on whether they are sound, and what was left out."""
+    """Return the tables of recordings, the verdicts on their soundness, and the omissions."""
     checked = [check_trace(path, watcher=watcher) for path in paths]
     out = None if options.out is None else options.out / RECORDED
     of_run = Options(

@@ -18,7 +18,7 @@ class AuditContent:
 
     Attributes:
         verdicts: a row per property and model, then, of two models, a row per property with a ``reference``: the
-            paired difference. Columns are those of ``judge.COLUMNS``.
+            paired difference. Columns are ``judge.COLUMNS``.
         runs: probe -> its result; those that draw alone have none.
         left_out: probe -> why it was not run.
         sidecar: request, plan and provenance.

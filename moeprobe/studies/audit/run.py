@@ -54,7 +54,7 @@ def audit(
     """Judge whether the routing of a model can be trusted, and of two models which is better.
 
     With an output folder every probe has a run folder in it, next to ``verdicts.csv``, ``audit.html`` and
-    ``audit.md``. An interrupted audit goes on; of a finished one the verdicts are read.
+    ``audit.md``. An interrupted audit resumes; of a finished one the verdicts are read.
 
     Args:
         models: one or two checkpoints, loaded or by path; or one or two files of recorded routing.
@@ -218,7 +218,7 @@ def _entry(name: str) -> AuditEntry:
 def _request(
     models: Sequence[Checkpoint], *, data: str, minutes: float, probes: Sequence[str] | None, options: Options
 ) -> dict[str, Any]:
-    """Return what determines an audit; sizes follow from a timing, and are in its plan."""
+    """Return everything that an audit depends on; sizes follow from a timing, and are in its plan."""
     return {
         "kind": KIND,
         "data": data,

@@ -17,7 +17,7 @@ _MODALITIES = {modality.name: modality for modality in (IMAGE, TEXT, REQUEST)}
 
 @dataclass(frozen=True)
 class PropertyLine:
-    """A property as it is shown: what is said of each model, and which of two is better.
+    """A property as shown: a statement on each model, and which of two is better.
 
     Attributes:
         name: of the property.
