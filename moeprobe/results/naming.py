@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 # Of the sidecar: name of a checkpoint -> what it is called; and what else is listed by checkpoint there.
 NAMES = "names"
+# Only in memory: the names by which a sidecar that is shown calls its checkpoints.
+_RENAMED = "renamed"
 _BY_CHECKPOINT = ("checkpoints", "colours", "images_per_second")
 
 
@@ -23,6 +25,9 @@ def choose_names(names: Sequence[str] | None, checkpoints: Sequence[str]) -> dic
     """
     if names is None:
         return {}
+    if any(separator in name for name in names for separator in "/\\"):
+        # Some figures are files of that name.
+        raise UserError(f"--names takes names without slashes; got {', '.join(names)}.")
     if len(names) != len(checkpoints) or len({*names}) < len(names) or "" in names:
         raise UserError(
             f"--names takes a name for each of the {len(checkpoints)} checkpoints, all different; "
@@ -56,7 +61,17 @@ def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> dict
         for key in _BY_CHECKPOINT:
             if isinstance(part.get(key), dict):
                 part[key] = {names.get(name, name): content for name, content in part[key].items()}
-    return renamed | {"request": request}
+    return renamed | {"request": request, _RENAMED: dict(names)}
+
+
+def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:
+    """Return what a figure draws besides tables, each with a ``checkpoint``, called as in a renamed sidecar."""
+    names: Mapping[str, str] = sidecar.get(_RENAMED, {})
+    return [_renamed_item(item, names) for item in items]
+
+
+def _renamed_item(item: Any, names: Mapping[str, str]) -> Any:
+    return dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint))
 
 
 def with_names(result: R) -> R:

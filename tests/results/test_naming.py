@@ -80,3 +80,28 @@ def test_names_of_a_run_of_its_comparison_and_of_its_report(trained: Trained, tm
 def test_traces_are_named_after_checkpoints(trained: Trained, tmp_path: Path) -> None:
     said = refused("trace", "record", trained["prc"], "--names", "PRC", "--out", tmp_path / "t")
     assert "named after the checkpoints; leave --names out" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("s-matrix", "--limit", 20),
+        ("routes", "--limit", 20, "--count", 1),
+        ("discontinuity", "--limit", 2, "--count", 1),
+        ("overlay", "--count", 1),
+    ],
+    ids=lambda command: command[0],
+)
+def test_figures_that_show_more_than_tables_know_the_names(
+    command: tuple[object, ...], trained: Trained, tmp_path: Path
+) -> None:
+    result = run(
+        *command[:1], *trained.values(), *command[1:], "--names", "V-MoE,PRC", "--out", tmp_path / "run"
+    )
+    assert result.exit_code == 0, result.output
+    assert list((tmp_path / "run/figures").glob("*.png"))
+
+
+def test_a_name_is_no_path() -> None:
+    with pytest.raises(UserError, match="names without slashes"):
+        choose_names(["a/b", "c"], ["a", "b"])

@@ -6,15 +6,16 @@ import typer
 
 from moeprobe.cli.front.early import check_folder
 from moeprobe.cli.front.options import Common, CommonOptions, Data, require_folder, with_common_options
-from moeprobe.cli.front.options import names as split_names
 from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.probes.base import OUT_OF_FIGURES
 
 if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult
 
+_NAMES = "What to call the two checkpoints of a pair, comma-separated; default: as in the first pair."
 
-@with_common_options(CommonOptions(helps={"out": OUT_OF_FIGURES}, but=("names",)))
+
+@with_common_options(CommonOptions(helps={"out": OUT_OF_FIGURES, "names": _NAMES}))
 def paper(
     checkpoints: Annotated[
         list[str],
@@ -25,12 +26,6 @@ def paper(
         ),
     ],
     data: Data = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of a pair's two checkpoints in the tables, comma-separated; default: as in the first pair."
-        ),
-    ] = None,
     jump_images: Annotated[
         int, typer.Option(help="Number of images on which the output is followed step by step.")
     ] = 100,
@@ -64,7 +59,6 @@ def paper(
         result = api.paper(
             checkpoints,
             data=data,
-            names=split_names(names) or None,
             jump_images=jump_images,
             options=options,
             watcher=bar,

@@ -21,6 +21,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import rename_items
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.csv import write_csv
 
@@ -200,8 +201,13 @@ def _drawing(
         from moeprobe.probes.discontinuity import figure
 
         colors, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
+        paths = rename_items(followed, result.sidecar)
+        # As the paths call them, in which the order is the same.
+        class_names = {
+            renamed.checkpoint: names[path.checkpoint] for path, renamed in zip(followed, paths, strict=True)
+        }
         return figure.draw(
-            result.table, followed, colors=colors, unit=unit, class_names=names, selection=selection
+            result.table, paths, colors=colors, unit=unit, class_names=class_names, selection=selection
         )
 
     return draw

@@ -27,6 +27,7 @@ from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_rou
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets, shared
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import rename_items
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row
@@ -185,6 +186,15 @@ def _draw(
     """Return the figures of a result."""
     from moeprobe.probes.routes import figure, sheet_figures
 
+    # Of each layer of a checkpoint the grid of its table, in their order.
+    sides = [grids.get((layer_table.checkpoint, layer_table.layer)) for layer_table in tables]
+    tables, routes = rename_items(tables, result.sidecar), rename_items(routes, result.sidecar)
+    sheets = rename_items(sheets, result.sidecar)
+    grids = {
+        (layer_table.checkpoint, layer_table.layer): side
+        for layer_table, side in zip(tables, sides, strict=True)
+        if side is not None
+    }
     return {
         **figure.draw(result.table, colors=result.sidecar["colours"]),
         **figure.experts(tables, result.table),

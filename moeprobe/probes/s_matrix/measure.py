@@ -7,6 +7,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.s_matrix.steps import Steps, steps_of
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import rename_items
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ class SMatrixMeasurement(Measurement[Result]):
         def draw(result: Result) -> dict[str, "Figure"]:
             from moeprobe.probes.s_matrix.steps_figure import draw as draw_steps
 
-            return self.probe.draw(result) | draw_steps(steps, result.table)
+            return self.probe.draw(result) | draw_steps(rename_items(steps, result.sidecar), result.table)
 
         return dataclasses.replace(result, drawing=draw)
 

@@ -96,15 +96,14 @@ class Job:
         return notes
 
 
-def make_job(
-    models: Sequence[Model], *, data: str | None, names: Sequence[str] | None, options: Options
-) -> Job:
+def make_job(models: Sequence[Model], *, data: str | None, options: Options) -> Job:
     """Return the planned tables and figures, checked before anything is run."""
     if len(models) < 2 or len(models) % 2:
         raise UserError(
             "The paper compares pairs: name a reference and a checkpoint to compare with it (and more such pairs); "
             f"got {len(models)} checkpoint{'s' if len(models) != 1 else ''}."
         )
+    names = options.names
     if names is not None and (len(names) != 2 or len(set(names)) < 2):
         raise UserError(f"--names takes two different names, for the two of a pair; got {', '.join(names)}.")
     loaded = load_models(models, options)
@@ -189,7 +188,6 @@ def paper(
     models: Models,
     *,
     data: str | None = None,
-    names: Sequence[str] | None = None,
     jump_images: int = JUMP_IMAGES,
     remarks: Sequence[str] = (),
     options: Options | None = None,
@@ -205,17 +203,17 @@ def paper(
         models: the reference and the compared checkpoint; then, if wanted, further pairs (other training seeds,
             another k), of which only the tables are made.
         data: data set of images; None = the one that the checkpoints were trained on.
-        names: what the tables call the two of a pair; None = the names of the first pair.
         jump_images: how many images the output is followed on.
         remarks: paragraphs about these checkpoints, for ``tables.md``.
-        options: common options; ``changes`` are applied to them by name.
+        options: common options; ``changes`` are applied to them by name. ``names`` are those of the two of a pair; None
+            = the names of the first pair.
         watcher: receives the progress of the work.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
     options = combine(options, changes)
-    job = make_job(several(models), data=data, names=names, options=options)
+    job = make_job(several(models), data=data, options=options)
     request = {
         "kind": KIND,
         "data": job.data,
@@ -290,7 +288,7 @@ def plan_paper(
 ) -> PaperPlan:
     """Say what ``paper`` would take before it draws, by running a few images of the first pair and writing nothing."""
     options = combine(options, changes)
-    job = make_job(several(models), data=data, names=None, options=options)
+    job = make_job(several(models), data=data, options=options)
     pair = job.pairs[0]
     parts = {
         name: engine.plan(probe, pair, data=job.data, options=options)
@@ -350,7 +348,7 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
     }
     if source:
         drawings["correspond"] = lambda options: correspond(
-            source, data=data, count=2, options=options, watcher=watcher
+            source, data=data, count=2, options=dataclasses.replace(options, names=None), watcher=watcher
         )
     if job.replayable:
         drawings["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), max_images=jump_images)
@@ -367,4 +365,10 @@ def _compare_sweeps(run: Path, options: Options, watcher: Progress) -> Compariso
 
 def _of_a_run(options: Options) -> Options:
     """Return the options that concern a finished run."""
-    return Options(out=options.out, overwrite=options.overwrite, svg=options.svg, command=options.command)
+    return Options(
+        names=options.names,
+        out=options.out,
+        overwrite=options.overwrite,
+        svg=options.svg,
+        command=options.command,
+    )
