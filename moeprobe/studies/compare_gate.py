@@ -79,7 +79,8 @@ def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
 def failing(table: pd.DataFrame, metric: str | None, allowed: float | None) -> pd.DataFrame:
     """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
 
-    With ``allowed``, a row fails unless it is shown to be worse by less than that; without, if it is shown to be worse.
+    With ``allowed``, a row fails unless it is shown to be worse by less than that. Without it, a row fails if it is
+    shown to be worse.
 
     Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of prefix tokens may, except
     values that are not finite.

@@ -57,7 +57,7 @@ class BlockSizes:
 
 
 def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> Iterator[ImageRange]:
-    """Yield the images to run of each block of ``count``: of all blocks, or of a shard's blocks."""
+    """Yield the images to run of each block of ``count`` images: all, or a shard's part of each block."""
     block, batch = sizes.block, sizes.batch
     first, last = 0, count
     if shard is not None:

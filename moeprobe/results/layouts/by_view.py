@@ -68,7 +68,7 @@ def by_view(table: pd.DataFrame, *, caption: str) -> Table:
 
 
 def _picker(checkpoint: str, view: str) -> Callable[[pd.DataFrame, str], dict[str, object] | None]:
-    """Return the key of a layer's row within a line."""
+    """Return a function that picks a layer's row for a line."""
 
     def pick(rows: pd.DataFrame, layer: str) -> dict[str, object] | None:
         of_line = (rows["checkpoint"] == checkpoint) & (rows["view"] == view) & (rows["layer"] == layer)
