@@ -57,7 +57,7 @@ class BlockSizes:
 
 
 def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> Iterator[ImageRange]:
-    """Yield the images to run of each block of ``count`` images: all, or a shard's part of each block."""
+    """Yield the images to run, block by block: of all ``count`` images, or of a shard's part of them."""
     block, batch = sizes.block, sizes.batch
     first, last = 0, count
     if shard is not None:
