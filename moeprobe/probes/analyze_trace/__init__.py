@@ -40,7 +40,7 @@ class AnalyzeTrace(Kind):
                     "unstable": "Check the two recordings for shifts of layers, positions and expert numbers.",
                     "moderately stable": "Look in which layer and at which position the tokens first differ.",
                 },
-                command="moeprobe check-trace {second} --against {first}",
+                command="moeprobe trace check {second} --against {first}",
                 compared=False,
             ),
             Property(
@@ -48,21 +48,21 @@ class AnalyzeTrace(Kind):
                 "Dead experts",
                 (Headline("dead_experts"),),
                 "dead",
-                command="moeprobe analyze-trace {models} --full",
+                command="moeprobe trace analyze {models} --full",
             ),
             Property(
                 "load",
                 "Load",
                 (Headline("load_entropy"),),
                 "load",
-                command="moeprobe analyze-trace {models} --full",
+                command="moeprobe trace analyze {models} --full",
             ),
             Property(
                 "confidence",
                 "Confidence",
                 (Headline("gate_highest"),),
                 "confidence",
-                command="moeprobe analyze-trace {models} --full",
+                command="moeprobe trace analyze {models} --full",
             ),
         ),
     )

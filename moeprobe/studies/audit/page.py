@@ -7,11 +7,13 @@ from pathlib import Path
 
 from moeprobe import __version__
 from moeprobe.inputs.modality import Modality
+from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.base import AuditEntry, audit_entry
 from moeprobe.probes.registry import kinds
 from moeprobe.results.layouts.cells import Cell, Table, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.studies.audit.judge import property_numbers
+from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.audit.result import AuditContent
 from moeprobe.studies.audit.sentences import (
     PropertyLine,
@@ -144,7 +146,8 @@ def _figures(result: AuditContent) -> dict[str, list[RunFigure]]:
 
 def _entries() -> dict[str, AuditEntry | None]:
     """Return how each kind of run joins an audit, by the name of its folder."""
-    return {kind.name: audit_entry(kind) for kind in kinds()}
+    # The command on recordings has a space, its folder has none.
+    return {kind.name: audit_entry(kind) for kind in kinds()} | {RECORDED: audit_entry(AnalyzeTrace)}
 
 
 def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Table | None:

@@ -15,7 +15,7 @@ from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.audit.judge import COLUMNS, Row
 
-RECORDED = AnalyzeTrace.name
+RECORDED = AnalyzeTrace.kind
 _SUFFIX = ".parquet"
 _TEXTS = ("reference", "judgement", "symbol", "metric", "null", "view", "of_layers")
 _WITHOUT_MODEL = "Recorded routing has no model to run again."
@@ -91,6 +91,6 @@ def _recording_row(name: str, trace: CheckedTrace) -> Row:
         "advice": "Mend the capture first: the numbers below are about it, not about routers."
         if faults
         else "",
-        "command": f"moeprobe check-trace {trace.path}",
+        "command": f"moeprobe trace check {trace.path}",
         "run": RECORDED,
     }
