@@ -121,7 +121,7 @@ def _unwanted(*_: object, **__: object) -> None:
 
 
 def test_recorded_routing_is_audited_without_its_model(tmp_path: Path) -> None:
-    record = {"data": "digits", "limit": 20, "layers": "blocks.1"}
+    record: dict[str, Any] = {"data": "digits", "limit": 20, "layers": "blocks.1"}
     api.record(MODEL, out=tmp_path / "a", view="gaussian_noise", severities=(0, 0.1), **record)
     traces = sorted((tmp_path / "a").rglob("*.parquet"))
     alone = api.audit(traces[0])

@@ -1,6 +1,6 @@
 """Which of two models is better in a property: paired differences with intervals for all layers at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,13 +8,14 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.registry import analyses_of
+from moeprobe.probes.base import Property
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.differences import compare
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import Result
 from moeprobe.results.summaries import About
 from moeprobe.results.verdicts import MARGIN
-from moeprobe.studies.audit.judge import COLLAPSED, PropertyNumbers, Row
+from moeprobe.studies.audit.judge import COLLAPSED, PropertyNumbers, Row, property_numbers, verdicts
 from moeprobe.studies.compare_sources import is_aligned
 
 SAME = "the same"
@@ -123,3 +124,27 @@ def _of_collapse(who: set[str]) -> str:
     if who == {"checkpoint"}:
         return f"worse ({COLLAPSED})"
     return f"better (the other {COLLAPSED})" if who == {"reference"} else "both collapsed"
+
+
+def judge_run(
+    properties: Sequence[Property],
+    result: Result,
+    *,
+    run: str,
+    classes: int | None,
+    commands: Mapping[str, str],
+) -> list[Row]:
+    """Return the verdicts on the properties of a run: a row per model; then, of two models, on their difference."""
+    measured = [
+        numbers for item in properties if (numbers := property_numbers(item, result.table)) is not None
+    ]
+    differences = differences_of([numbers for numbers in measured if numbers.declared.compared], result)
+    rows: list[Row] = []
+    for numbers in measured:
+        item = numbers.declared
+        of_models = verdicts(numbers, result.table, run=run, classes=classes, command=commands[item.name])
+        rows += of_models
+        if item.compared and len(differences):
+            difference = difference_row(numbers, differences, of_models[-1])
+            rows += [] if difference is None else [difference]
+    return rows

@@ -33,12 +33,12 @@ class PropertyNumbers:
     """A property with the numbers that it is judged by.
 
     Attributes:
-        property: its declaration.
+        declared: the property.
         headlines: its numbers, resolved for the routers of the run.
         rows: of the deciding number, for every layer, variant and model.
     """
 
-    property: Property
+    declared: Property
     headlines: list[Headline]
     rows: pd.DataFrame
 
@@ -93,14 +93,14 @@ def verdicts(
     return [
         _verdict(numbers, table, str(name), rows)
         | {"run": run, "command": command, "reference": "", "judgement": ""}
-        | _advice(numbers.property, SCALES[numbers.property.scale], rows, classes)
+        | _advice(numbers.declared, SCALES[numbers.declared.scale], rows, classes)
         for name, rows in numbers.rows.groupby("checkpoint", sort=False)
     ]
 
 
 def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
     """Return what one model's number is, where it is worst and in the first layer."""
-    item, scale = numbers.property, SCALES[numbers.property.scale]
+    item, scale = numbers.declared, SCALES[numbers.declared.scale]
     worst, first = worst_row(rows, scale), rows.iloc[0]
     if item.rule is Rule.HIGHEST:
         worst = _highest(rows)
@@ -207,9 +207,9 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
     """Return the other numbers of the property in the worst layer, in a few words."""
     parts = []
     for headline in numbers.headlines:
-        if headline.which == numbers.which and numbers.property.rule is not Rule.HIGHEST:
+        if headline.which == numbers.which and numbers.declared.rule is not Rule.HIGHEST:
             continue
-        if numbers.property.companion or (headline.metric, headline.null) == (worst["metric"], worst["null"]):
+        if numbers.declared.companion or (headline.metric, headline.null) == (worst["metric"], worst["null"]):
             continue
         rows = select_rows(table, headline.which)
         rows = rows[(rows["checkpoint"] == name) & (rows["layer"] == worst["layer"])]

@@ -8,11 +8,13 @@ from moeprobe.adapters.base import Model
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.measure import analyze_trace
+from moeprobe.probes.base import audit_entry
 from moeprobe.probes.engine.options import Options
 from moeprobe.recordings.check_trace import CheckedTrace, check_trace
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.audit.differences import judge_run
 from moeprobe.studies.audit.judge import COLUMNS, Row
 
 RECORDED = AnalyzeTrace.kind
@@ -60,6 +62,7 @@ def audit_recordings(
     if len(names) < len(checked):
         checked.sort(key=lambda trace: trace.sound)
     rows = [_recording_row(name, trace) for name, trace in zip(names, checked, strict=False)]
+    rows += _judge(paths, result)
     left_out = {
         "crops, noise, precision, batches": _WITHOUT_MODEL,
         "accuracy": "A recording holds choices of experts, and no answers.",
@@ -94,3 +97,14 @@ def _recording_row(name: str, trace: CheckedTrace) -> Row:
         "command": f"moeprobe trace check {trace.path}",
         "run": RECORDED,
     }
+
+
+def _judge(paths: Sequence[Path], result: Result) -> list[Row]:
+    """Return the verdicts on the properties that ``analyze-trace`` declares."""
+    entry = audit_entry(AnalyzeTrace)
+    properties = entry.properties if entry else ()
+    words = " ".join(map(str, paths))
+    commands = {
+        item.name: item.command.format(models=words, first=paths[0], second=paths[-1]) for item in properties
+    }
+    return judge_run(properties, result, run=RECORDED, classes=None, commands=commands)

@@ -1,6 +1,8 @@
 """What an audit returns: the verdicts, the runs they rest on, and the page."""
 
 import html
+import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +10,19 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.errors import UserError
 from moeprobe.results.folder import Result
 from moeprobe.results.showing import one_line
+from moeprobe.runtime.characters import restored
+from moeprobe.runtime.files import read_bytes
+from moeprobe.studies.audit.judge import COLUMNS
+
+VERDICTS = "verdicts.csv"
+_LARGEST_TABLE = 2**26
+_NUMBERS = (
+    "severity", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "first_value", "first_low",
+    "first_high",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +66,19 @@ class AuditResult(AuditContent):
     def _repr_html_(self) -> str:
         """Return the page in a frame, which keeps its styles apart from the notebook's."""
         return f'<iframe srcdoc="{html.escape(self.html)}" sandbox width="100%" height="700"></iframe>'
+
+
+def read_verdicts(path: Path) -> pd.DataFrame:
+    """Read the verdicts of a finished audit: texts as they were, and numbers.
+
+    Raises:
+        UserError: the file is damaged or gone.
+    """
+    content = read_bytes(path, limit=_LARGEST_TABLE)
+    try:
+        table = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
+        for name in _NUMBERS:
+            table[name] = [float(text) if text else math.nan for text in table[name]]
+        return table[COLUMNS]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"Cannot read {path} ({error}); run the audit again with --overwrite.") from error

@@ -11,12 +11,11 @@ import pandas as pd
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.probes.base import AuditEntry, Property, audit_entry
+from moeprobe.probes.base import Property
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
-from moeprobe.probes.registry import of_kind
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.palette import colors
@@ -27,12 +26,11 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit import page
-from moeprobe.studies.audit.differences import difference_row, differences_of
-from moeprobe.studies.audit.judge import COLUMNS, Row, property_numbers, verdicts
+from moeprobe.studies.audit.differences import judge_run
+from moeprobe.studies.audit.judge import COLUMNS, Row
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, make_plan, read_plan, write_plan
 from moeprobe.studies.audit.recorded import RECORDED, audit_recordings, check_recordings, is_recorded
-from moeprobe.studies.audit.result import AuditContent, AuditResult
-from moeprobe.studies.audit.verdicts_file import VERDICTS, read_verdicts
+from moeprobe.studies.audit.result import VERDICTS, AuditContent, AuditResult, read_verdicts
 
 KIND = "audit"
 MINUTES = 5.0
@@ -185,13 +183,6 @@ def _audit_recordings(
     request |= {"layers": None if options.layers is None else list(options.layers)}
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         result, rows, left_out = audit_recordings(paths, options=options, watcher=watcher)
-        entry = _entry(RECORDED)
-        words = " ".join(map(str, paths))
-        commands = {
-            item.name: item.command.format(models=words, first=paths[0], second=paths[-1])
-            for item in entry.properties
-        }
-        rows += judge_run(entry.properties, result, run=RECORDED, classes=None, commands=commands)
         sidecar = {
             "request": request,
             "command": options.command,
@@ -205,14 +196,6 @@ def _audit_recordings(
             "wall_seconds": result.sidecar["wall_seconds"],
         } | provenance()
         return _finish(rows, {RECORDED: result}, left_out, sidecar, folder)
-
-
-def _entry(name: str) -> AuditEntry:
-    kind = of_kind(name)
-    entry = None if kind is None else audit_entry(kind)
-    if entry is None:
-        raise UserError(f"{name} does not join an audit; use it by itself.")
-    return entry
 
 
 def _request(
@@ -276,30 +259,6 @@ def _command(item: Property, step: AuditStep, words: str, data: str) -> str:
     """Return the command that gives more about a property."""
     command = item.command or f"moeprobe {step.name} {{models}}"
     return f"{command.format(models=words)} --data {data}"
-
-
-def judge_run(
-    properties: Sequence[Property],
-    result: Result,
-    *,
-    run: str,
-    classes: int | None,
-    commands: Mapping[str, str],
-) -> list[Row]:
-    """Return the verdicts on the properties of a run: a row per model; then, of two models, on their difference."""
-    measured = [
-        numbers for item in properties if (numbers := property_numbers(item, result.table)) is not None
-    ]
-    differences = differences_of([numbers for numbers in measured if numbers.property.compared], result)
-    rows: list[Row] = []
-    for numbers in measured:
-        item = numbers.property
-        of_models = verdicts(numbers, result.table, run=run, classes=classes, command=commands[item.name])
-        rows += of_models
-        if item.compared and len(differences):
-            difference = difference_row(numbers, differences, of_models[-1])
-            rows += [] if difference is None else [difference]
-    return rows
 
 
 def _finish(

@@ -1,7 +1,7 @@
 """Verdicts in words, the same on the screen and on the page."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
 from moeprobe.results.numbers import decimals_of, end, number
 from moeprobe.studies.audit.scales import MEASURED, reference_values
 
-Row = Mapping[Hashable, Any]
+Row = dict[str, Any]
 _MODALITIES = {modality.name: modality for modality in (IMAGE, TEXT, REQUEST)}
 
 
@@ -56,7 +56,9 @@ def lines_of(verdicts: pd.DataFrame) -> list[PropertyLine]:
     """Return a line per property, in their order."""
     lines = []
     for name, rows in verdicts.groupby("property", sort=False):
-        records = rows.to_dict("records")
+        records: list[Row] = [
+            {str(key): cell for key, cell in row.items()} for row in rows.to_dict("records")
+        ]
         values = [row for row in records if not row["reference"]]
         differences = [row for row in records if row["reference"]]
         title = str(values[0]["title"])

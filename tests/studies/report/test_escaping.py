@@ -24,7 +24,7 @@ def test_a_name_that_is_a_script_stays_text(tmp_path: Path) -> None:
         [hostile(tmp_path / HOSTILE.replace("/", "\\")), write_run(tmp_path / "`x`|y")], out=out
     )
     page = Page(document.html)
-    assert [text for _, text in page.all("script")] == [render._template_text("report.js")]
+    assert [text for _, text in page.all("script")] == [render.template_text("report.js")]
     assert HOSTILE in page.text
     assert page.text.count("<script>") > 20
     tokens = list(flat(MARKDOWN.parse(document.markdown)))
