@@ -112,7 +112,10 @@ def test_demo_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     folders = {path.name for path in found.reports.iterdir()}
     runs = {"match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval"}
-    assert folders == {*runs, "report"}
+    assert folders == {*runs, "report", "verdicts.csv", "audit.html", "audit.md"}
+    verdicts = found.audited.verdicts
+    assert {"crops", "noise", "dead", "accuracy"} <= set(verdicts["property"])
+    assert set(verdicts.loc[verdicts["property"] == "noise", "severity"]) == {0.2}
     assert all((found.reports / folder / "table.json").exists() for folder in runs)
     assert (found.reports / "report" / "report.html").exists()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"demo-baseline", "demo-prc"}
@@ -145,7 +148,7 @@ def test_the_demo_probes_what_it_trains_on(
 
     probes = ("match-ratio", "confidence", "noise-sweep", "overlay", "eval")
     monkeypatch.setattr(demo.engine, "run", recorder("run"))
-    for name in ("train", "load_model", "write_report"):
+    for name in ("train", "load_model", "write_report", "audit_runs"):
         monkeypatch.setattr(demo, name, recorder(name))
     announced: list[tuple[str, str]] = []
     monkeypatch.chdir(project)

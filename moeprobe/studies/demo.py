@@ -19,6 +19,7 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.audit import AuditResult, audit_runs
 from moeprobe.studies.report import report as write_report
 from moeprobe.studies.train import train
 
@@ -37,6 +38,7 @@ class DemoResult:
     confidence: Result
     noise: Result
     evaluation: Result
+    audited: AuditResult
     reports: Path
 
 
@@ -51,7 +53,7 @@ def run(
     report: Callable[[str, str], Callable[[Report], None]] = lambda *_: lambda _: None,
     watcher: Progress | None = None,
 ) -> DemoResult:
-    """Train both models (same views, steps and budget; only the objective differs), run the four analyses, report.
+    """Train both models (same views, steps and budget; only the objective differs), run the analyses, report and audit.
 
     Earlier results of the demonstration are replaced.
 
@@ -93,4 +95,11 @@ def run(
     evaluation = measure(Evaluate(), "eval")
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
     write_report([reports / run for run in runs], out=reports / "report", overwrite=True)
-    return DemoResult(training, match, crops, confidence, noise, evaluation, reports)
+    audited = audit_runs(
+        {run: reports / run for run in runs},
+        models=[str(checkpoints / name) for name in (BASELINE, PRC)],
+        out=reports,
+        data=data,
+        command=command,
+    )
+    return DemoResult(training, match, crops, confidence, noise, evaluation, audited, reports)

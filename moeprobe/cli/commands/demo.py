@@ -46,6 +46,7 @@ def demo(
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.cli.front.training_progress import Live
     from moeprobe.studies import demo as demonstration
+    from moeprobe.studies.audit.sentences import lines_of, summary
 
     screen = console()
     with Live("demo") as live, Bar() as bar:
@@ -65,18 +66,22 @@ def demo(
             watcher=bar,
         )
     screen.print(closing_table(outcome))
-    for summary in outcome.training.values():
+    for trained in outcome.training.values():
         screen.print(
-            f"{summary['name']}: {summary['steps']:,} steps, {summary['images_per_second']:,.0f} images/s in training",
+            f"{trained['name']}: {trained['steps']:,} steps, {trained['images_per_second']:,.0f} images/s in training",
             style="dim",
         )
+    screen.print(
+        summary(lines_of(outcome.audited.verdicts), outcome.audited.models), style="bold", soft_wrap=True
+    )
     request = outcome.evaluation.sidecar["request"]
     images = int(outcome.evaluation.table["images"].max())
     screen.print(
         f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % interval "
         "over images, differences paired.\n"
         f"Reports: {outcome.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
-        f"All on one page: {outcome.reports}/report/report.html\n"
+        f"Verdicts on one page: {outcome.reports}/audit.html\n"
+        f"All numbers on one page: {outcome.reports}/report/report.html\n"
         f"Checkpoints: {checkpoints}/demo-baseline/, {checkpoints}/demo-prc/",
         soft_wrap=True,
         markup=False,

@@ -150,7 +150,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if worst["flag"] == COLLAPSED:
         return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
     bands = bands_of(worst, scale, unit=unit)
-    if not bands:
+    if not bands or (scale.of_chance and not classes):
         return {"verdict": "no verdict", "grade": "", "advice": ""}
     words = [scale.words[band] for band in bands]
     # Of two bands the worse one says what to do.

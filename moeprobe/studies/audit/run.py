@@ -11,6 +11,7 @@ import pandas as pd
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.base import Property
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import load_models
@@ -28,7 +29,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit import page
 from moeprobe.studies.audit.differences import judge_run
 from moeprobe.studies.audit.judge import COLUMNS, Row
-from moeprobe.studies.audit.plan import AuditPlan, AuditStep, make_plan, read_plan, write_plan
+from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
 from moeprobe.studies.audit.recorded import RECORDED, audit_recordings, check_recordings, is_recorded
 from moeprobe.studies.audit.result import VERDICTS, AuditContent, AuditResult, read_verdicts
 
@@ -150,12 +151,14 @@ def _audit_models(
             if isinstance(result, Result):
                 runs[step.name] = result
         dataset = open_data(data, split=options.split)
-        classes = None if dataset.class_names is None else len(dataset.class_names)
+        classes = len(dataset.class_names) if dataset.class_names else None
         words = " ".join(str(source.name if isinstance(source, Checkpoint) else source) for source in sources)
         rows = []
         for step in plan.steps:
             if step.name in runs:
-                commands = {item.name: _command(item, step, words, data) for item in step.entry.properties}
+                commands = {
+                    item.name: _command(item, step.name, words, data) for item in step.entry.properties
+                }
                 rows += judge_run(
                     step.entry.properties, runs[step.name], run=step.name, classes=classes, commands=commands
                 )
@@ -255,10 +258,64 @@ def _run(
         return read_result(error.folder) if step.entry.properties else None
 
 
-def _command(item: Property, step: AuditStep, words: str, data: str) -> str:
+def _command(item: Property, name: str, words: str, data: str) -> str:
     """Return the command that gives more about a property."""
-    command = item.command or f"moeprobe {step.name} {{models}}"
+    command = item.command or f"moeprobe {name} {{models}}"
     return f"{command.format(models=words)} --data {data}"
+
+
+def audit_runs(
+    folders: Mapping[str, Path], *, models: Sequence[str], out: Path, data: str, command: str = ""
+) -> AuditResult:
+    """Judge finished runs of one or two models in place of running them; the page is written into a plain folder.
+
+    Args:
+        folders: command of a probe -> its finished run, a folder in ``out``.
+        models: what commands call the models.
+        out: where ``verdicts.csv``, ``audit.html`` and ``audit.md`` go; earlier ones are replaced.
+        data: data set of the runs.
+        command: what was typed, for the page.
+
+    Raises:
+        UserError: a run cannot be read, or nothing of it can be judged.
+    """
+    started = time.perf_counter()
+    steps = [(kind.name, entry) for kind, entry in joining(None) if kind.name in folders]
+    runs = {name: read_result(folders[name]) for name, entry in steps if entry.properties}
+    split = str(next(iter(runs.values())).sidecar["request"]["split"]) if runs else ""
+    class_names = open_data(data, split=split).class_names if runs else None
+    rows: list[Row] = []
+    for name, entry in steps:
+        if name in runs:
+            words = {item.name: _command(item, name, " ".join(models), data) for item in entry.properties}
+            result = _at_severities(runs[name], entry.images)
+            classes = len(class_names) if class_names else None
+            rows += judge_run(entry.properties, result, run=name, classes=classes, commands=words)
+    first = next(iter(runs.values()))
+    sidecar = {
+        "request": {"kind": KIND, "data": data, "split": split},
+        "command": command,
+        "checkpoints": first.sidecar["checkpoints"],
+        "colours": first.sidecar["colours"],
+        "runs": list(runs),
+        "folders": [name for name, _ in steps],
+        "images": {name: int(result.table["images"].max()) for name, result in runs.items()},
+        "left_out": {},
+        "modality": IMAGE.name,
+        "wall_seconds": time.perf_counter() - started,
+    }
+    result = _result(rows, runs, {}, sidecar, out)
+    _write(result)
+    return result
+
+
+def _at_severities(result: Result, fields: Mapping[str, Any] | None) -> Result:
+    """Return a sweep with no steps beyond those of an audit, which judges the strongest."""
+    steps = (fields or {}).get("severities")
+    if steps is None:
+        return result
+    severity = result.table["severity"]
+    return dataclasses.replace(result, table=result.table[severity.isna() | (severity <= max(steps))])
 
 
 def _finish(
@@ -269,16 +326,37 @@ def _finish(
     folder: OutputFolder | None,
 ) -> AuditResult:
     """Write the verdicts and the page, and mark the folder as finished."""
+    result = _result(rows, runs, left_out, sidecar, None if folder is None else folder.path)
+    if folder is not None:
+        _write(result)
+        folder.finish(sidecar)
+    return result
+
+
+def _result(
+    rows: Sequence[Row],
+    runs: Mapping[str, Result],
+    left_out: Mapping[str, str],
+    sidecar: dict[str, Any],
+    folder: Path | None,
+) -> AuditResult:
+    """Return the verdicts with their page; raises ``UserError`` where there is none."""
     if not rows:
         raise UserError("Nothing of the routing could be judged; choose other --probes.")
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    path = None if folder is None else folder.path
-    content = AuditContent(verdicts=table, runs=runs, left_out=left_out, sidecar=sidecar, folder=path)
-    html = page.page_html(content)
+    content = AuditContent(
+        verdicts=pd.DataFrame(rows, columns=COLUMNS),
+        runs=runs,
+        left_out=left_out,
+        sidecar=sidecar,
+        folder=folder,
+    )
+    return AuditResult(**vars(content), html=page.page_html(content))
+
+
+def _write(result: AuditResult) -> None:
+    """Write the verdicts and the page, which comes last: it is what is opened and sent."""
+    folder = result.folder
     if folder is not None:
-        write_csv(folder.path / VERDICTS, table)
-        write_text(folder.path / page.MARKDOWN, page.page_markdown(content))
-        # The page last: it is what is opened and sent.
-        write_text(folder.path / page.HTML, html)
-        folder.finish(sidecar)
-    return AuditResult(verdicts=table, runs=runs, left_out=left_out, sidecar=sidecar, folder=path, html=html)
+        write_csv(folder / VERDICTS, result.verdicts)
+        write_text(folder / page.MARKDOWN, page.page_markdown(result))
+        write_text(folder / page.HTML, result.html)
