@@ -25,6 +25,7 @@ from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
 from moeprobe.runtime.csv import write_csv
@@ -85,7 +86,7 @@ def _summarize(folder: Path) -> None:
     }
     sidecar |= {"command": "", "wall_seconds": 0.0, "device": "cpu"} | provenance()
     with OutputFolder(folder / "summarize", request, overwrite=True) as out:
-        out.write(Result(table, comparison, sums, sidecar))
+        out.write(Result(table, comparison, sums, Sidecar(sidecar)))
         out.finish(sidecar)
 
 

@@ -29,7 +29,7 @@ from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
-from moeprobe.studies.compare_gate import failing
+from moeprobe.studies.compare import Gate
 
 CSV = Path(__file__).parents[1] / "reports" / "gate" / "table.csv"
 FIELDS = ("metric", "family", "images", "layers", "kinds", "cells", "runs", "failed", "share", "nominal")
@@ -84,7 +84,7 @@ def experiment(num_images: int, run: int, *, seed: int = 0, layers: int = LAYERS
         table = differences.judged(found, run_info=_ABOUT, margin=0.02, together=together)
         for metric in METRICS if together is None else (together,):
             cells = int((table["metric"] == metric).sum())
-            failed = len(failing(table, metric, None)) > 0
+            failed = len(Gate(metric, None).failures(table)) > 0
             outcomes.append(Outcome(metric, EACH if together is None else ONE, failed, cells))
     return outcomes
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
+    from moeprobe.probes.engine.work import ProbeWork
     from moeprobe.results.folder import Result
 
 R = TypeVar("R")
@@ -217,9 +217,9 @@ class Probe(Kind, ABC, Generic[R]):
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where common options do not suit, before anything is loaded."""
 
-    def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "Work[R]":
+    def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "ProbeWork[R]":
         """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
-        work: Work[R] = work_class(self.work)(self, models, data, options)
+        work: ProbeWork[R] = work_class(self.work)(self, models, data, options)
         return work
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ VERDICTS = {
     "identical": "the same in every image that was probed",
     "higher": "the simultaneous interval is above 0",
     "lower": "the simultaneous interval is below 0",
-    "no difference": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, κ and "
-    "gates)",
+    "no difference": "same: the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, "
+    "κ and gates)",
     "cannot tell": "anything else: no significant difference; reported with the minimum difference that this number of "
     "images detects at 80 % power",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",

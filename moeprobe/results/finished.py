@@ -17,9 +17,9 @@ from moeprobe.results.columns import NUMBERS, WHOLE
 from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.folder import Result
 from moeprobe.results.packed import find_run, read_packed_images
-from moeprobe.results.sidecars import check_names, read_sidecar
+from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
-from moeprobe.runtime.catalog import check_plugins
+from moeprobe.runtime.catalog import VIEWS, check_plugins
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST, SHARD
 from moeprobe.runtime.files import check_regular, is_file, is_there, read_bytes, sha256, shown
@@ -41,9 +41,17 @@ class Measured:
     """
 
     sums: SumsStore
-    request: dict[str, Any]
+    request: Request
     checkpoints: dict[str, dict[str, Any]]
     runs: Mapping[str, str]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the view leaves the patches where they are."""
+        if "aligned" in self.request:  # of traces and of variants, which know it themselves
+            return bool(self.request["aligned"])
+        name = self.request.view_name
+        return name != "clean" and VIEWS.get(name).aligned
 
     def training(self, key: str) -> dict[str, Any]:
         """Return what the checkpoints' training says under ``key``; only those that say anything."""
@@ -73,7 +81,7 @@ def read(path: Path) -> Measured:
     if packed is None and not is_there(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
-    request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
+    request, checkpoints = sidecar.request, sidecar.checkpoints
     if packed is not None:
         sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
     else:

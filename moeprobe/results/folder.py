@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -21,6 +21,7 @@ from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
 from moeprobe.results.naming import with_names
 from moeprobe.results.run_family import RUN, family_of, read_request
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
@@ -53,8 +54,13 @@ class Result:
     table: pd.DataFrame
     comparison: pd.DataFrame | None
     sums: SumsStore
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
     drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
+
+    def __post_init__(self) -> None:
+        # A plug-in may hand over a plain dict.
+        if not isinstance(self.sidecar, Sidecar):
+            object.__setattr__(self, "sidecar", Sidecar(self.sidecar))
 
     @property
     def images(self) -> pa.Table:
@@ -71,7 +77,7 @@ class Result:
         return showing.Figures(self.drawing(with_names(self)))
 
     def __repr__(self) -> str:
-        kind = self.sidecar.get("request", {}).get("kind", "")
+        kind = self.sidecar.request.get("kind", "")
         return showing.one_line(
             "Result", {"kind": kind, "checkpoints": self._checkpoints(), "rows": len(self.table)}
         )
@@ -79,7 +85,7 @@ class Result:
     def _repr_html_(self) -> str:
         from moeprobe.results.layouts.page import fragment
 
-        request = self.sidecar.get("request", {})
+        request = self.sidecar.request
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
         renamed = with_names(self)
@@ -87,6 +93,9 @@ class Result:
 
     def _checkpoints(self) -> str:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))
+
+
+R = TypeVar("R", bound=Result)
 
 
 class OutputFolder:
@@ -134,7 +143,7 @@ class OutputFolder:
         """Where part files are kept."""
         return self.path / PARTS
 
-    def write(self, result: Result) -> Result:
+    def write(self, result: R) -> R:
         """Write the tables and the sums per image; returns the result with the sums as they are in their file."""
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:

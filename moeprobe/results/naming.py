@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeprobe.errors import UserError
+from moeprobe.results.sidecars import Sidecar
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,14 +55,14 @@ def rename_table(table: "DataFrame", names: Mapping[str, str]) -> "DataFrame":
     )
 
 
-def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> Sidecar:
     """Return a sidecar with other names of checkpoints, and nothing left to rename."""
     renamed = {key: content for key, content in sidecar.items() if key != NAMES}
     for part in (renamed, request := dict(renamed.get("request", {}))):
         for key in _BY_CHECKPOINT:
             if isinstance(part.get(key), dict):
                 part[key] = {names.get(name, name): content for name, content in part[key].items()}
-    return renamed | {"request": request, _RENAMED: dict(names)}
+    return Sidecar(renamed | {"request": request, _RENAMED: dict(names)})
 
 
 def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:

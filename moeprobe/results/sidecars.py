@@ -1,4 +1,8 @@
-"""The sidecar of a finished run, ``table.json``, as it may come from somebody else: read within bounds, and checked."""
+"""What a run folder says of itself: the request (``run.json``) and the sidecar (``table.json``) of a finished run.
+
+Both are the dicts that JSON has, in the order of the file, with typed reads. A file may come from somebody else, so it
+is read within bounds and checked.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -9,11 +13,148 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.results.packed import find_run
+from moeprobe.results.provenance import provenance
 from moeprobe.runtime.filenames import FINISHED
 from moeprobe.runtime.files import read_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+class Request(dict[str, Any]):
+    """What determines the numbers of a run; a run with another request is another run."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of run, e.g. ``match-ratio``."""
+        return str(self["kind"])
+
+    @property
+    def data(self) -> str:
+        """The data set; empty where there is none."""
+        return str(self.get("data", ""))
+
+    @property
+    def split(self) -> str:
+        """The split of the data set; empty where it has none."""
+        return str(self.get("split", ""))
+
+    @property
+    def seed(self) -> int:
+        """The seed of views, subset and intervals."""
+        return int(self["seed"])
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The name and the parameters of the view; empty where there is none."""
+        return dict(self.get("view", {}))
+
+    @property
+    def view_name(self) -> str:
+        """The name of the view; empty where there is none."""
+        return str(self.view.get("name", ""))
+
+    @property
+    def severities(self) -> list[float]:
+        """The severities of the view."""
+        return list(self.get("severities", []))
+
+    @property
+    def analyses(self) -> list[str]:
+        """The analyses, by catalog name."""
+        return list(self.get("analyses", []))
+
+    @property
+    def replayed_gates(self) -> str | None:
+        """How the experts of a replayed routing are weighted; None where none is replayed."""
+        gates: str | None = self.get("replayed_gates")
+        return gates
+
+    @property
+    def class_null(self) -> bool:
+        """Whether matches have a chance level among images of the same class."""
+        return bool(self.get("class_null", False))
+
+    @property
+    def trained_capacity(self) -> bool:
+        """Whether experts have the capacity that the model evaluates with."""
+        return bool(self.get("trained_capacity", False))
+
+    @property
+    def labels_used(self) -> bool:
+        """Whether the data are labeled with the classes of the models."""
+        return bool(self.get("labels_used", False))
+
+    @property
+    def checkpoints(self) -> dict[str, dict[str, Any]]:
+        """What identifies each checkpoint, by name."""
+        return dict(self.get("checkpoints", {}))
+
+    @property
+    def probe(self) -> "Request":
+        """The request of the probe that a comparison is about; empty for other runs."""
+        probe = self.get("probe")
+        return Request(probe if isinstance(probe, dict) else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a plain dict."""
+        return dict(self)
+
+
+class Sidecar(dict[str, Any]):
+    """The request of a finished run, its checkpoints and inputs, and provenance."""
+
+    @property
+    def request(self) -> Request:
+        """What determines the numbers."""
+        return Request(self.get("request", {}))
+
+    @property
+    def checkpoints(self) -> dict[str, dict[str, Any]]:
+        """Provenance of each checkpoint by name, with a ``warning`` where there is one."""
+        return dict(self.get("checkpoints", {}))
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """In which colors figures show the checkpoints; empty where they have none."""
+        return dict(self.get("colours", {}))
+
+    @property
+    def severity_unit(self) -> str | None:
+        """What a severity of 1 is; None where nothing has one."""
+        unit: str | None = self.get("severity_unit")
+        return unit
+
+    @property
+    def floor_dtype(self) -> str | None:
+        """The number format that the noise floor changes to; None where there is no floor."""
+        dtype: str | None = self.get("floor_dtype")
+        return dtype
+
+    @property
+    def skipped_images(self) -> list[str]:
+        """Images that could not be read."""
+        return list(self.get("skipped_images", []))
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not measured, in sentences."""
+        return list(self.get("notes", []))
+
+    @property
+    def traces(self) -> list[dict[str, Any]]:
+        """The trace files of recorded routing."""
+        return list(self.get("traces", []))
+
+    @property
+    def fail_if_worse(self) -> str | None:
+        """The metric whose worsening fails a comparison; None where none was named."""
+        metric = self.get("fail_if_worse")
+        return metric if isinstance(metric, str) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a plain dict, in the order of the file."""
+        return dict(self)
 
 
 class _Part(BaseModel):
@@ -22,16 +163,16 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class _View(_Part):
+class _ViewSchema(_Part):
     name: str = ""
 
 
-class _Request(_Part):
+class _RequestSchema(_Part):
     kind: str
     data: str = ""
     split: str = ""
     seed: int = 0
-    view: _View = _View()
+    view: _ViewSchema = _ViewSchema()
     severities: list[float] = []
     analyses: list[str] = []
     layers: list[str] | None = None
@@ -45,21 +186,21 @@ class _Request(_Part):
     margin: float = 0
 
 
-class _Asked(_Request):
+class _AnyRequestSchema(_RequestSchema):
     """A comparison holds the request of its probe."""
 
-    probe: _Request | dict[str, Any] = {}
+    probe: _RequestSchema | dict[str, Any] = {}
 
 
-class _About(_Part):
+class _CheckpointSchema(_Part):
     training: dict[str, Any] = {}
     group_images: int | None = None
     warning: str = ""
 
 
-class _Sidecar(_Part):
-    request: _Asked
-    checkpoints: dict[str, _About] = {}
+class _SidecarSchema(_Part):
+    request: _AnyRequestSchema
+    checkpoints: dict[str, _CheckpointSchema] = {}
     skipped_images: list[str] = []
     notes: list[str] = []
     versions: dict[str, str] = {}
@@ -67,7 +208,22 @@ class _Sidecar(_Part):
     command: str = ""
 
 
-def read_sidecar(folder: Path) -> dict[str, Any]:
+# The keys of a sidecar, in their order in the file; a kind of run has some of them, and may have more at the end.
+_KEYS = (
+    "request", "severity_unit", "floor_dtype", "command", "checkpoints", "colours",
+    "traces", "runs", "verdicts", "fail_if_worse", "fail_unless_no_worse_than", "failures", "states", "frames", "files",
+    "skipped_images", "notes", "images_per_second", "wall_seconds", "batch_size", "workers", "device", "shards",
+    "names",
+)  # fmt: skip
+
+
+def make_sidecar(request: Mapping[str, Any], **facts: Any) -> Sidecar:
+    """Return the sidecar of a run: its request and ``facts`` in the order of the file, then provenance."""
+    content = {"request": request, **facts}
+    return Sidecar({key: content[key] for key in _KEYS if key in content} | content | provenance())
+
+
+def read_sidecar(folder: Path) -> Sidecar:
     """Return the sidecar of a run's folder, or of a packed run by the path that its folder had.
 
     Raises:
@@ -77,7 +233,7 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
     packed = find_run(folder)
     content = read_json(path) if packed is None else copy.deepcopy(packed.run.sidecar)
     try:
-        _Sidecar.model_validate(content)
+        _SidecarSchema.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
         location = ".".join(str(part) for part in problem["loc"]) or "all of it"
@@ -85,8 +241,7 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
             f"{path} is not as moeprobe wrote it: {location}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; "
             "run its command again with --overwrite."
         ) from None
-    assert isinstance(content, dict)
-    return content
+    return Sidecar(content)
 
 
 def check_names(path: Path, table: "DataFrame", sidecar: Mapping[str, Any]) -> None:

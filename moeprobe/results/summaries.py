@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,20 @@ class About:
     aligned: bool
     train_seeds: Mapping[str, int | None]
     groups: Mapping[str, str]
+
+    @classmethod
+    def of_request(
+        cls,
+        request: Mapping[str, Any],
+        *,
+        run: str,
+        aligned: bool,
+        train_seeds: Mapping[str, int | None],
+        groups: Mapping[str, str],
+    ) -> Self:
+        """Return it for a run, with the data and the seed of its request."""
+        dataset, split, seed = request["data"], request["split"], request["seed"]
+        return cls(run, dataset, split, seed, aligned, train_seeds, groups)
 
 
 def summarize(

@@ -22,10 +22,6 @@ _FLAGS = {
 }
 
 
-# "no difference" is a verdict of its own (inside the margin); the column says "cannot tell".
-_IN_WORDS = {"cannot tell": "no significant difference"}
-
-
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
     """Return one word or two, from the simultaneous interval alone (``judged`` None: a side has collapsed).
 
@@ -46,6 +42,15 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
     if judged.sim_high < 0:
         return "lower"
     return "no difference" if -margin < judged.sim_low and judged.sim_high < margin else "cannot tell"
+
+
+# How people read a word of the column ``verdict``: "no difference" is inside the margin.
+_READ = {"no difference": "same", "cannot tell": "no significant difference"}
+
+
+def phrase(verdict: str, judgement: str = "") -> str:
+    """Return how a verdict reads: better, worse, higher, lower, identical, same, no significant difference, …."""
+    return judgement or _READ.get(verdict, verdict)
 
 
 def judgement(metric: str, word: str) -> str:
@@ -87,13 +92,12 @@ def sentence(
         units: the sampling units.
         whole_numbers: whether the values are whole numbers.
     """
-    words = Counter(line.judgement or line.verdict for line in lines)
+    words = Counter(phrase(line.verdict, line.judgement) for line in lines)
     parts = []
     for word, times in words.most_common():
-        these = [line for line in lines if (line.judgement or line.verdict) == word]
+        these = [line for line in lines if phrase(line.verdict, line.judgement) == word]
         share = "" if len(lines) == 1 else f" in {times} of {len(lines)} comparisons"
-        detail = _detail(word, these, margin, units, 0 if whole_numbers else 3)
-        parts.append(f"{_IN_WORDS.get(word, word)}{share}{detail}")
+        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole_numbers else 3)}")
     return f"{checkpoint} against {reference}: {'; '.join(parts)}."
 
 
@@ -105,9 +109,9 @@ def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimal
         small = all(max(abs(line.low), abs(line.high)) < margin for line in lines)
         inside = f", all by less than {margin:g}" if small else ""
         return f" ({_range([line.value for line in lines], signed=True, decimals=decimals)}{inside})"
-    if word == "no difference":
+    if word == phrase("no difference"):
         return f" (all inside ±{margin:g})"
-    if word == "cannot tell":
+    if word == phrase("cannot tell"):
         detectables = [line.detectable for line in lines if line.detectable == line.detectable]
         images = min(line.images for line in lines)
         return f" ({images:,} {units} detect {_range(detectables)})" if detectables else ""

@@ -1,35 +1,51 @@
-"""Compare checkpoints, from finished runs or from the checkpoints themselves: differences with verdicts, and files."""
+"""Compare checkpoints by their finished runs, or by probing them: paired differences with verdicts.
 
+In the order in which it happens: runs or checkpoints are resolved, the request is made of them, they are measured,
+their differences are judged, and the gate says which fail. A folder works as for any run (``probes.engine.work``).
+"""
+
+import dataclasses
 import math
-import time
 import warnings
-from collections.abc import Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
-from moeprobe.adapters.base import Models
+from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, RunWarning, UserError
+from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
+from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
+from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.run import plan
-from moeprobe.probes.engine.work import Plan
-from moeprobe.probes.registry import comparable_kind, to_compare
-from moeprobe.results import differences, verdicts
+from moeprobe.probes.engine.run import plan, prepare, run
+from moeprobe.probes.engine.work import Plan, Work
+from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
+from moeprobe.results import differences, finished, verdicts
 from moeprobe.results.finished import Measured
-from moeprobe.results.folder import OutputFolder, output_folder
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, heading, one_line
+from moeprobe.results.sidecars import Request, Sidecar
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
+from moeprobe.results.values import estimators
 from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import shown
 from moeprobe.runtime.progress import Progress, progress_of
-from moeprobe.studies.compare_gate import check_metric, check_named, failing
-from moeprobe.studies.compare_sources import analyses_of, are_runs, gather, is_aligned
+
+if TYPE_CHECKING:
+    from moeprobe.probes.engine.measurement import Measurement
+
+# The run of a comparison of checkpoints, inside its output folder.
+_PROBE = "probe"
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Comparison:
     table: pd.DataFrame
     verdicts: pd.DataFrame
     failures: pd.DataFrame
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
 
     def with_names(self) -> "Comparison":
         """Return the comparison with checkpoints as they are called on the screen and in figures."""
@@ -66,21 +82,21 @@ class Comparison:
         from moeprobe.results.figures.forest import draw
 
         renamed = self.with_names()
-        return Figures(forest=draw(renamed.table, colors=renamed.sidecar["colours"]))
+        return Figures(forest=draw(renamed.table, colors=renamed.sidecar.colors))
 
     def __repr__(self) -> str:
         return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
 
     def _repr_html_(self) -> str:
         from moeprobe.results.layouts.page import fragment
-        from moeprobe.results.layouts.verdicts import sentences, tables
+        from moeprobe.results.layouts.verdicts import overview, sentences, tables
 
         renamed = self.with_names()
-        extra = self.sidecar["fail_if_worse"]
-        rests = heading(self.sidecar["request"]["probe"], self.table)
+        extra = self.sidecar.fail_if_worse
+        rests = heading(self.sidecar.request.probe, self.table)
         return fragment(
             f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()",
-            tables(renamed.table, extra=extra),
+            [overview(renamed.table, extra=extra), *tables(renamed.table, extra=extra)],
             sentences=sentences(renamed.verdicts, renamed.table, extra=extra),
         )
 
@@ -114,7 +130,7 @@ def compare(
             worse, and cells where the checkpoint has collapsed and the reference has not. All its cells are judged as
             one family.
         fail_unless_no_worse_than: how much worse that metric may be, in its own unit: ``failures`` are then the cells
-            whose simultaneous interval does not exclude more, so that "cannot tell" fails.
+            whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
         changes: options by name.
@@ -122,73 +138,25 @@ def compare(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    options = combine(options, changes, defaults=_defaults(given, probe))
-    settings: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
-    watcher, started = progress_of(watcher), time.perf_counter()
+    models = several(given)
+    from_runs = are_runs(models)
+    options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"--margin takes a number from 0 up; got {margin}.")
-    allowed = fail_unless_no_worse_than
-    if allowed is not None:
-        if fail_if_worse is None:
-            raise UserError(
-                "--fail-unless-no-worse-than says how much; name the metric: --fail-if-worse METRIC."
-            )
-        if not (math.isfinite(allowed) and allowed > 0):
-            raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {allowed}.")
-    models = several(given)
-    if not are_runs(models):
-        # Before anything is loaded.
-        _check_two(models)
-        if fail_if_worse is not None:
-            check_named(fail_if_worse, to_compare(probe, view=view, severities=severities))
-    gathered = gather(models, settings, options)
-    if fail_if_worse is not None:
-        check_metric(fail_if_worse, gathered.sample())
-    _check_two(gathered.outline().checkpoints)
-    choose_names(options.names, [*gathered.outline().checkpoints])
-    request = _request(gathered.outline(), margin)
-    if fail_if_worse is not None:
-        request["judged_together"] = fail_if_worse
-
-    def find(folder: OutputFolder | None) -> Comparison:
-        measured = gathered.measure(watcher)
-        names = choose_names(options.names, [*measured.checkpoints])
-        table = _differences(
-            measured, margin=margin, together=fail_if_worse, options=options, watcher=watcher
-        )
-        sentences = differences.sentences(table)
-        failures = failing(table, fail_if_worse, allowed)
-        sidecar = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": measured.checkpoints,
-            "colours": colors(list(measured.checkpoints)),
-            "runs": dict(measured.runs),
-            "verdicts": sentences.to_dict("records"),
-            "fail_if_worse": fail_if_worse,
-            "fail_unless_no_worse_than": allowed,
-            "failures": len(failures),
-            **names,
-            "wall_seconds": time.perf_counter() - started,
-        } | provenance()
-        result = Comparison(table, sentences, failures, sidecar)
-        if folder is not None:
-            from moeprobe.results.figures import save_all
-
-            write_csv(folder.path / "comparison.csv", table)
-            save_all(result.plot(), folder.path / "figures", svg=options.svg)
-            folder.finish(sidecar)
-        return result
-
+    gate = Gate(fail_if_worse, fail_unless_no_worse_than)
+    settings = {"probe": probe, "data": data, "view": view, "severities": severities}
+    if from_runs:
+        sources = runs_to_compare(models, options, settings)
+    else:
+        sources = _checkpoints_to_compare(models, options, settings, gate)
+    work, progress = ComparisonWork(sources, options, margin=margin, gate=gate), progress_of(watcher)
     try:
-        with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-            return find(folder)
+        return work.execute(progress)
     except FinishedError as error:
-        # What was measured is in its folder; what may fail a continuous integration is found anew.
-        warnings.warn(
-            RunWarning(f"{shown(error.folder)} is finished; add --overwrite to repeat it."), stacklevel=2
-        )
-        return find(None)
+        text = f"{shown(error.folder)} is finished; add --overwrite to repeat it."
+        warnings.warn(RunWarning(text), stacklevel=2)
+        # What was measured is in its folder; what may fail a continuous integration is judged again.
+        return work.execute_in(None, progress)
 
 
 @with_options
@@ -214,59 +182,318 @@ def plan_comparison(
     return plan(kind, models, data=data, options=combine(options, changes, defaults=kind.defaults))
 
 
+def are_runs(models: Sequence[Model]) -> bool:
+    """Whether all that is given are folders of runs.
+
+    Raises:
+        UserError: some are and some are not.
+    """
+    runs = [isinstance(item, str | Path) and finished.is_run(Path(item)) for item in models]
+    if any(runs) and not all(runs):
+        run, checkpoint = models[runs.index(True)], models[runs.index(False)]
+        name = checkpoint.name if isinstance(checkpoint, Checkpoint) else checkpoint
+        raise UserError(
+            f"{run} is a finished run and {name} is not; give runs only, or checkpoints only "
+            "(the run's table.json names its checkpoints)."
+        )
+    return bool(runs) and all(runs)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is compared.
+
+    Attributes:
+        measured: the request and the checkpoints, and the sums of finished runs; of checkpoints none yet.
+        work: what will measure checkpoints; None of finished runs.
+    """
+
+    measured: Measured
+    work: "Measurement[Result] | None" = None
+
+    def sample(self) -> Measured:
+        """Return the sums of one batch of every checkpoint, which tell the metrics there will be."""
+        if self.work is None:
+            return self.measured
+        sums = self.work.sample(self.work.options.batch_size)
+        return dataclasses.replace(self.measured, sums=sums)
+
+    def measure(self, progress: Progress) -> Measured:
+        """Measure all checkpoints; returns their sums.
+
+        With an output folder they are probed in a run of its own inside, which resumes where it stopped.
+        """
+        work = self.work
+        if work is None:
+            return self.measured
+        out = None if work.options.out is None else work.options.out / _PROBE
+        try:
+            result = run(
+                work.probe,
+                work.models,
+                data=work.data,
+                options=dataclasses.replace(work.options, out=out, overwrite=False),
+                watcher=progress,
+            )
+        except FinishedError as error:
+            return dataclasses.replace(finished.read(error.folder), runs={})
+        return dataclasses.replace(self.measured, sums=result.sums, checkpoints=result.sidecar.checkpoints)
+
+
+def _checkpoints_to_compare(
+    models: Sequence[Model], options: Options, settings: Mapping[str, Any], gate: "Gate"
+) -> Sources:
+    """Return checkpoints with the work that measures them, checked.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    # Before anything is loaded.
+    _check_two(models)
+    probe = to_compare(settings["probe"], view=settings["view"], severities=settings["severities"])
+    gate.check_kind(probe)
+    _check_outside(models, options.out)
+    work = prepare(probe, models, data=settings["data"], options=options)
+    from moeprobe.probes.engine.measurement import Measurement  # here, since it imports torch
+
+    assert isinstance(work, Measurement)
+    request = Request(work.request)
+    checkpoints = request.pop("checkpoints")
+    return Sources(Measured(SumsStore(()), request, checkpoints, {}), work)
+
+
+def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping[str, Any] = NONE) -> Sources:
+    """Return finished runs, which fix all ``settings``: probe, data, view and severities (None = not named).
+
+    Raises:
+        UserError: a run cannot be read or fits no other, or something is named that they fix.
+    """
+    _check_outside(models, options.out)
+    usual = Options()
+    changed = [f"--{name}" for name, value in settings.items() if value is not None]
+    changed += [
+        flag_of(Options, name)
+        for name in fields_of(Options)
+        if arg_of(Options, name).in_request and getattr(options, name) != getattr(usual, name)
+    ]
+    if changed:
+        raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
+    measured = finished.read_all([Path(str(path)) for path in models])
+    if options.layers is None:
+        return Sources(measured)
+    run_layers = measured.sums.layers
+    if lacking := [layer for layer in options.layers if layer not in run_layers]:
+        raise UserError(
+            f"There is no MoE layer {lacking[0]!r} in these runs; there are: {', '.join(run_layers)}."
+        )
+    layers = {*options.layers, ""}
+    selected = measured.sums.select(lambda stored: stored.cell.layer in layers)
+    request = Request(measured.request | {"layers": list(options.layers)})
+    return Sources(dataclasses.replace(measured, sums=selected, request=request))
+
+
+def _check_outside(models: Sequence[Model], out: Path | None) -> None:
+    """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
+    for item in models:
+        if out is not None and isinstance(item, str | Path):
+            path, folder = Path(item).resolve(), out.resolve()
+            if path == folder or folder in path.parents:
+                raise UserError(f"{item} is in {out}; choose another --out.")
+
+
 def _check_two(checkpoints: Sized) -> None:
     if len(checkpoints) < 2:
         raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
 
 
-def _defaults(models: Models, probe: str | None) -> Mapping[str, Any]:
-    """Return the common options that the probe of a comparison has where none are given."""
-    return {} if are_runs(several(models)) else comparable_kind(probe).defaults
+class ComparisonWork(Work[Comparison]):
+    """Judge the paired differences of checkpoints.
 
+    Args:
+        sources: the runs or checkpoints.
+        options: where to, and how.
+        margin: differences inside ± margin count as none.
+        gate: which differences fail; None = none does.
 
-def _request(measured: Measured, margin: float) -> dict[str, Any]:
-    """Return everything that the numbers of a comparison depend on."""
-    keys = ("sha256", "capacity", "group_images")
-    return {
-        "kind": "compare",
-        "margin": margin,
-        "probe": measured.request,
-        "checkpoints": {
-            name: {key: info.get(key) for key in keys} for name, info in measured.checkpoints.items()
-        },
-        "runs": sorted(measured.runs.values()),
-    }
+    Raises:
+        UserError: there are not two checkpoints, or the metric of the gate is none that can become worse.
+    """
 
+    def __init__(
+        self,
+        sources: Sources,
+        options: Options,
+        *,
+        margin: float = verdicts.MARGIN,
+        gate: "Gate | None" = None,
+    ) -> None:
+        self.sources, self.options, self.margin, self.gate = sources, options, margin, gate or Gate(None)
+        if self.gate.metric is not None:
+            self.gate.check_measured(sources.sample())
+        measured, keys = sources.measured, ("sha256", "capacity", "group_images")
+        _check_two(measured.checkpoints)
+        self.names = choose_names(options.names, [*measured.checkpoints])
+        self.request = {
+            "kind": "compare",
+            "margin": margin,
+            "probe": measured.request,
+            "checkpoints": {
+                name: {key: info.get(key) for key in keys} for name, info in measured.checkpoints.items()
+            },
+            "runs": sorted(measured.runs.values()),
+        }
+        if self.gate.metric is not None:
+            self.request["judged_together"] = self.gate.metric
 
-def _differences(
-    measured: Measured, *, margin: float, together: str | None, options: Options, watcher: Progress
-) -> pd.DataFrame:
-    request = measured.request
-    groups, seeds = measured.training("group"), measured.training("seed")
-    run_info = About(
-        run="compare" if options.out is None else options.out.name,
-        dataset=request["data"],
-        split=request["split"],
-        seed=request["seed"],
-        aligned=is_aligned(measured),
-        train_seeds=seeds,
-        groups=groups,
-    )
-    analyses = analyses_of(measured)
-    sums = measured.sums.pool_draws(lists=trial_lists(analyses))
-    watcher.start("differences", sum(cell.num_images for cell in sums))
-    table = differences.compare(
-        sums,
-        analyses=analyses,
-        run_info=run_info,
-        selected_pairs=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
-        margin=margin,
-        together=together,
-        progress=watcher.advance,
-    )
-    if table.empty:
-        raise UserError(
-            f"{', '.join(measured.checkpoints)} have no MoE layer in common in which the same was measured, so there "
-            "is nothing to compare."
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
+        """Measure, and judge the differences."""
+        measured = self.sources.measure(progress)
+        table = self._differences(measured, progress)
+        sentences = differences.sentences(table)
+        failures = self.gate.failures(table)
+        sidecar = self.make_sidecar(
+            checkpoints=measured.checkpoints,
+            colours=colors(list(measured.checkpoints)),
+            runs=dict(measured.runs),
+            verdicts=sentences.to_dict("records"),
+            fail_if_worse=self.gate.metric,
+            fail_unless_no_worse_than=self.gate.allowed,
+            failures=len(failures),
+            wall_seconds=self.seconds,
+            **self.names,
         )
-    return table
+        return Comparison(table, sentences, failures, sidecar)
+
+    def write(self, result: Comparison, folder: OutputFolder) -> Comparison:
+        """Write the differences."""
+        write_csv(folder.path / "comparison.csv", result.table)
+        return result
+
+    def draw(self, result: Comparison, folder: OutputFolder, progress: Progress) -> None:
+        """Write the forest plot."""
+        from moeprobe.results.figures import save_all
+
+        save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
+
+    def _differences(self, measured: Measured, progress: Progress) -> pd.DataFrame:
+        groups, seeds = measured.training("group"), measured.training("seed")
+        name, aligned = self.run_name, measured.is_aligned
+        info = About.of_request(measured.request, run=name, aligned=aligned, train_seeds=seeds, groups=groups)
+        analyses = analyses_of(measured.request)
+        sums = measured.sums.pool_draws(lists=trial_lists(analyses))
+        progress.start("differences", sum(cell.num_images for cell in sums))
+        table = differences.compare(
+            sums,
+            analyses=analyses,
+            run_info=info,
+            selected_pairs=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
+            margin=self.margin,
+            together=self.gate.metric,
+            progress=progress.advance,
+        )
+        if table.empty:
+            raise UserError(
+                f"{', '.join(measured.checkpoints)} have no MoE layer in common in which the same was measured, so "
+                "there is nothing to compare."
+            )
+        return table
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Which differences fail a comparison; a worsening allowed of no metric, or no number, raises ``UserError``.
+
+    Attributes:
+        metric: whose worsening fails; None = nothing fails.
+        allowed: how much worse it may be: all fails that is not shown to be worse by less. None = all that is worse.
+    """
+
+    metric: str | None
+    allowed: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.allowed is None:
+            return
+        if self.metric is None:
+            raise UserError(
+                "--fail-unless-no-worse-than says how much; name the metric: --fail-if-worse METRIC."
+            )
+        if not (math.isfinite(self.allowed) and self.allowed > 0):
+            raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {self.allowed}.")
+
+    def check_kind(self, kind: Kind) -> None:
+        """Raise ``UserError`` where a kind of run has no such metric, or it is never better or worse.
+
+        Whether the checkpoints have it in some layer is known when a sample is measured (``check_measured``).
+        """
+        if self.metric is None:
+            return
+        analyses = {*measured_by(kind)}
+        form = registry.find(self.metric)
+        if form.declared and analyses & {*registry.analyses_of(self.metric)} and form.direction:
+            return
+        names = [name for base in registry.names() for name in (base, f"{base}_kappa")]
+        forms = {name: registry.find(name) for name in names if analyses & {*registry.analyses_of(name)}}
+        candidates = [name for name, form in forms.items() if form.declared and form.direction]
+        raise _no_metric(self.metric, sorted(candidates))
+
+    def check_measured(self, measured: Measured) -> None:
+        """Raise ``UserError`` unless the metric is measured in several checkpoints, and can become worse."""
+        assert self.metric is not None
+        aligned, analyses = measured.is_aligned, analyses_of(measured.request)
+        # Some images of a cell are enough to know which metrics it has.
+        measured_metrics = {
+            (estimator.name, stored.cell.site(), stored.checkpoint)
+            for stored in measured.sums
+            for estimator in estimators(next(iter(stored.blocks()))[1], analyses, aligned=aligned)
+        }
+        names = {name for name, _, _ in measured_metrics}
+        with_direction = sorted(name for name in names if registry.find(name).direction)
+        if self.metric not in with_direction:
+            raise _no_metric(self.metric, with_direction)
+        times = Counter((name, site) for name, site, _ in measured_metrics)
+        shared = {name for (name, _), number in times.items() if number > 1}
+        if len(measured.checkpoints) > 1 and self.metric not in shared:
+            raise _not_shared(self.metric, shared)
+
+    def failures(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that fail: worse, collapsed in the checkpoint alone, or impossible to judge.
+
+        Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of prefix tokens may,
+        except values that are not finite.
+
+        Raises:
+            UserError: the metric was compared nowhere, so that nothing can be vouched for.
+        """
+        rows = table[table["metric"] == self.metric]
+        if self.metric is not None and rows.empty:
+            raise _not_shared(self.metric, table["metric"])
+        unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
+        unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
+        failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
+        if self.metric is not None and self.allowed is not None:
+            lowest = rows["sim_low"] if registry.find(self.metric).direction > 0 else -rows["sim_high"]
+            # What is the same by construction: how far the clean input agrees with itself.
+            itself = rows["severity"].eq(0) & (not registry.find(self.metric).metric.of_labels)
+            excluded = (lowest > -self.allowed) | (itself & (rows["verdict"] == "identical"))
+            # Where nothing can be judged, prefix tokens are judged as without.
+            without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
+            failed = ~excluded & (~without | (rows["collapsed"] == "checkpoint"))
+        failed |= rows["verdict"] == verdicts.NOT_FINITE
+        return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]
+
+
+def _no_metric(metric: str, names: Sequence[str]) -> UserError:
+    if registry.find(metric).declared and not registry.find(metric).direction:
+        return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(names)}.")
+    commands = ", ".join(measuring(metric))
+    where = f" {metric} is measured by: {commands}." if commands else ""
+    return UserError(unknown("metric", metric, names) + where)
+
+
+def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
+    names = ", ".join(sorted({name for name in shared if registry.find(name).direction}))
+    return UserError(
+        f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
+        f"{names or 'nothing that could be'}."
+    )

@@ -130,7 +130,7 @@ def test_what_only_one_has_is_refused_before_anything_is_run(
     kinds: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "moeprobe.studies.compare_sources.ToProbe.measure", lambda self, watcher: pytest.fail("it ran")
+        "moeprobe.studies.compare.Sources.measure", lambda self, watcher: pytest.fail("it ran")
     )
     command = ("compare", *kinds.values(), "--probe", "match-ratio", *IMAGES, "--fail-if-worse", "top1_match")
     assert "top1_match in no layer in common" in refused(*command, "--out", tmp_path / "out")

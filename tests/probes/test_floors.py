@@ -18,6 +18,7 @@ from moeprobe.probes.engine import noise_floor
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import FLOORS
@@ -94,7 +95,8 @@ def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
         "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
         "view": {"name": "noise"},
     }  # fmt: skip
-    result = Result(found, None, SumsStore(()), {"request": request, "skipped_images": [], "checkpoints": {}})
+    sidecar = Sidecar({"request": request, "skipped_images": [], "checkpoints": {}})
+    result = Result(found, None, SumsStore(()), sidecar)
     assert "a is random at evaluation: run again unchanged, only 0." in footing(result)
     steady = Result(table(checkpoint().model, floor_images=30), None, SumsStore(()), result.sidecar)
     assert "random" not in footing(steady)

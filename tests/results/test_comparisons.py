@@ -25,12 +25,12 @@ from moeprobe.results import differences, verdicts
 from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
 from moeprobe.results.palette import colors
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
-from moeprobe.studies.compare import Comparison
-from moeprobe.studies.compare_gate import failing
+from moeprobe.studies.compare import Comparison, Gate
 
 ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
 ANALYSES = (Match(), Load(), Output())
@@ -139,7 +139,7 @@ def test_a_planted_difference_of_known_size_is_found() -> None:
         assert (rows["p_holm"] >= rows["p"]).all() and (rows["p_holm"].iloc[1:] < 1e-6).all()
         assert set(rows["family_cells"]) == {3}
     assert "better in 2 of 3 comparisons (+0.1" in sentence(table, metric="top1_match")
-    assert "no difference in 1 of 3 comparisons (all inside ±0.1)" in sentence(table, metric="top1_match")
+    assert "same in 1 of 3 comparisons (all inside ±0.1)" in sentence(table, metric="top1_match")
 
 
 def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> None:
@@ -274,14 +274,14 @@ def test_what_is_not_shown_to_be_no_worse_fails(
     row = {"metric": metric, "tokens": "", "sim_low": low, "sim_high": high, "verdict": "cannot tell"}
     row |= {"severity": np.nan}
     table = pd.DataFrame([row | {"judgement": "", "collapsed": ""}])
-    assert len(failing(table, metric, allowed)) == fails
-    assert len(failing(table, metric, None)) == 0
+    assert len(Gate(metric, allowed).failures(table)) == fails
+    assert len(Gate(metric, None).failures(table)) == 0
     # The same on few images may differ on others, but for a clean input that is compared with itself.
     same = table.assign(verdict="identical", sim_low=-0.18, sim_high=0.18)
-    assert len(failing(same, metric, allowed)) == 1
+    assert len(Gate(metric, allowed).failures(same)) == 1
     match = same.assign(metric="top1_match", severity=0.0)
-    assert len(failing(match, "top1_match", allowed)) == 0
-    assert len(failing(match.assign(severity=0.1), "top1_match", allowed)) == 1
+    assert len(Gate("top1_match", allowed).failures(match)) == 0
+    assert len(Gate("top1_match", allowed).failures(match.assign(severity=0.1))) == 1
 
 
 def test_few_images_and_no_trials() -> None:
@@ -373,7 +373,7 @@ def test_the_reference_stands_first_and_what_the_numbers_rest_on_is_a_line_each(
     assert (cells["a"], cells["b"]) == (f"{row['reference_value']:.3f}", f"{row['checkpoint_value']:.3f}")
     probe = {"data": "digits", "split": "test", "view": {"name": "noise"}, "seed": 0}
     about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
-    said = footing(Comparison(table, table[:0], table[:0], about)).splitlines()
+    said = footing(Comparison(table, table[:0], table[:0], Sidecar(about))).splitlines()
     assert len(said) > 4 and max(map(len, said)) < 200
 
 
@@ -415,14 +415,14 @@ def test_a_gate_says_in_short_lines_what_failed() -> None:
     table = compare({name: {one: routed(1, keep=keep) for one in placed} for name, keep in kept.items()})
     failed = table[(table["metric"] == "top1_match") & (table["judgement"] == "worse")]
     assert len(failed) == 12
-    first, *rows, last = failures(Comparison(table, table[:0], failed, {}), "top1_match").splitlines()
+    first, *rows, last = failures(Comparison(table, table[:0], failed, Sidecar()), "top1_match").splitlines()
     assert first == "--fail-if-worse top1_match: failed in 12 of 12 comparisons."
     assert rows == [
         f"  b worse by {-row['value']:.3f} (blocks.3, patches, severity {row['severity']:g})"
         for _, row in failed[:10].iterrows()
     ]
     assert last == "  … and 2 more; --json lists all."
-    short = failures(Comparison(table, table[:0], failed[:1], {}), "top1_match").splitlines()
+    short = failures(Comparison(table, table[:0], failed[:1], Sidecar()), "top1_match").splitlines()
     assert short[0].endswith("failed in 1 of 12 comparisons.") and short[1:] == rows[:1]
 
 
@@ -431,7 +431,7 @@ def test_the_footing_speaks_of_what_was_read() -> None:
     probe = {"data": "text:lines.txt", "split": "test", "view": {"name": "typos"}, "seed": 0}
     about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
     for tokens, units, others in (("patch", "images", "texts"), ("token", "texts", "images")):
-        said = footing(Comparison(table.assign(tokens=tokens), table[:0], table[:0], about))
+        said = footing(Comparison(table.assign(tokens=tokens), table[:0], table[:0], Sidecar(about)))
         assert f"100 {units} of text:lines.txt test" in said
         assert f"resamples of {units}" in said and others not in said
 

@@ -10,6 +10,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.results.folder import Result
 from moeprobe.results.naming import choose_names, names_in, with_names
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
 from moeprobe.studies.report import report
@@ -22,7 +23,7 @@ KEY = ("blocks.1", "patch", "top1_match_kappa", "pooled")
 def result(names: Any) -> Result:
     rows = [row(name, KEY, (0.5, 0.4, 0.6)) for name in "ab"]
     differences = [row("b", KEY, (0.0, -0.1, 0.1)) | {"reference": "a"}]
-    about = sidecar("match-ratio", "ab") | {"names": names}
+    about = Sidecar(sidecar("match-ratio", "ab") | {"names": names})
     return Result(
         frame(rows), frame(differences, comparison=True), SumsStore(()), about, lambda of: {"f": of.table}
     )

@@ -13,6 +13,7 @@ from moeprobe.errors import UserError
 from moeprobe.results import folder as runs
 from moeprobe.results.folder import FinishedError, OutputFolder, Result
 from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import frame, image_table
@@ -33,7 +34,7 @@ def result(*, comparison: bool) -> Result:
         table=frame(rows),
         comparison=frame(rows, comparison=True) if comparison else None,
         sums=of_table(image_table(accumulator, checkpoint="a")),
-        sidecar={"request": REQUEST},
+        sidecar=Sidecar({"request": REQUEST}),
     )
 
 

@@ -76,6 +76,8 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
     ).iloc[0]
     assert f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]" in result.output
     assert "by chance" not in result.output
+    # It opens with the verdicts, and how they were reached comes below.
+    assert result.output.startswith("Verdicts: prc against baseline")
     said = [found["sentence"] for found in sidecar["verdicts"] if found["metric"] == "top1_match_kappa"]
     assert said[0] in result.output
 

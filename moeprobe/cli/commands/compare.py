@@ -44,7 +44,7 @@ def compare(
     margin: Annotated[
         float,
         typer.Option(
-            help="For shares, κ and gates: intervals that contain 0 and lie inside ± margin count as no difference."
+            help="For shares, κ and gates: intervals that contain 0 and lie inside ± margin count as the same."
         ),
     ] = 0.02,
     fail_if_worse: Annotated[
@@ -68,8 +68,8 @@ def compare(
 ) -> None:
     """Is B really better than A? Paired differences, with intervals that hold for all layers and severities at once.
 
-    Says identical, better, worse, no difference (inside the margin), cannot tell (and what these images could have
-    shown), or collapsed. Exit code 3 if --fail-if-worse fails.
+    Opens with a verdict per metric: better, worse, same (identical, or inside the margin), or no significant
+    difference, with what these images would detect. Exit code 3 if --fail-if-worse fails.
 
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
@@ -108,7 +108,7 @@ def _show(
 ) -> None:
     from pathlib import Path
 
-    from moeprobe.cli.front.comparison import failures, footing, tables
+    from moeprobe.cli.front.comparison import failures, footing, overview, tables
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_files, print_warnings, records
     from moeprobe.results.layouts.verdicts import sentences
@@ -124,6 +124,8 @@ def _show(
         print_json(content)
         return
     screen, comparison = console(), comparison.with_names()
+    for table in overview(comparison.table, extra=fail_if_worse):
+        screen.print(table)
     for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
     for table in tables(comparison.table, extra=fail_if_worse, full=full):

@@ -74,7 +74,7 @@ def demo(
     screen.print(
         summary(lines_of(outcome.audited.verdicts), outcome.audited.models), style="bold", soft_wrap=True
     )
-    request = outcome.evaluation.sidecar["request"]
+    request = outcome.evaluation.sidecar.request
     images = int(outcome.evaluation.table["images"].max())
     screen.print(
         f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % interval "

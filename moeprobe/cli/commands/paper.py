@@ -71,7 +71,7 @@ def paper(
     _show(result)
     for note in result.notes:
         screen.print(note, soft_wrap=True)
-    request = result.sidecar["request"]
+    request = result.sidecar.request
     screen.print(
         f"{sources(int(result.table['images'].max()), IMAGE, data=request['data'], split=request['split'])}; "
         "[low, high]: 95 % interval over images, differences paired. The paper's own values are in tables.md, for "

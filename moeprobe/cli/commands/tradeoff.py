@@ -141,7 +141,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     states = ", ".join(
         f"{counts[state]} {state}" for state in ("trained", "measured", "kept", "diverged") if counts[state]
     )
-    timed = sorted({info["device"] for info in result.sidecar["checkpoints"].values() if info["device"]})
+    timed = sorted({info["device"] for info in result.sidecar.checkpoints.values() if info["device"]})
     screen.print(
         f"{len(result.states)} cells: {states}; [low, high]: 95 % interval over images; training seeds "
         f"are cells of their own; first MoE layer; times are of {' and '.join(timed) or 'no training'}.",

@@ -36,18 +36,25 @@ def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) 
     ]
 
 
+def overview(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
+    """Return the table that a comparison opens with: a line per metric."""
+    layout = verdicts.overview(table, extra=extra)
+    narrow = console().width < _STACKED
+    return on_screen(layout, title=layout.caption, stacked=narrow) if layout.rows else []
+
+
 def footing(comparison: "Comparison") -> str:
     """Return what the numbers rest on, a line for each."""
-    request, table = comparison.sidecar["request"], comparison.table
-    probed = request["probe"]
+    request, table = comparison.sidecar.request, comparison.table
+    probed = request.probe
     low, high = min(table["images"]), max(table["images"])
     images = f"{high:,}" if low == high else f"{low:,}–{high:,}"
     modality = modality_of(table["tokens"])
     units = modality.plural
     parts = [
-        f"{images} {units if high != 1 else modality.name} of {probed['data']} {probed['split']}".rstrip(),
-        f"view {probed['view']['name']}",
-        f"seed {probed['seed']}",
+        f"{images} {units if high != 1 else modality.name} of {probed.data} {probed.split}".rstrip(),
+        f"view {probed.view_name}",
+        f"seed {probed.seed}",
         f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",
     ]
     parts = ["; ".join(parts)]
@@ -56,14 +63,14 @@ def footing(comparison: "Comparison") -> str:
             f"[low, high]: simultaneous 95 % interval over all layers and severities of a metric (max-|t| over "
             f"2,000 bootstrap resamples of {units}, paired)",
             f"p: paired t test over {units}, Holm-corrected",
-            f"no difference: inside ±{request['margin']:g}",
+            f"same: inside ±{request['margin']:g}",
             f"detectable: the minimum difference that these {units} detect at 80 % power",
         ]
     else:
         parts.append(f"no intervals: they need at least 20 {units}")
     alone = [
         name
-        for name in comparison.sidecar["checkpoints"]
+        for name in comparison.sidecar.checkpoints
         if name not in {*table["checkpoint"], *table["reference"]}
     ]
     if alone:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from moeprobe.results.folder import Result
+    from moeprobe.results.sidecars import Request, Sidecar
 
 _PIPE_WIDTH = 160
 # More files than this are not listed one by one.
@@ -115,9 +116,9 @@ def print_result(
         print_files(screen, out)
 
 
-def print_warnings(screen: Console, sidecar: "dict[str, Any]") -> None:
+def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
     """Print the warnings about the checkpoints."""
-    for name, info in sidecar["checkpoints"].items():
+    for name, info in sidecar.checkpoints.items():
         if "warning" in info:
             screen.print(f"Warning: {name} {info['warning']}", style="bold yellow", soft_wrap=True)
 
@@ -150,24 +151,24 @@ def footing(result: "Result") -> str:
     from moeprobe.inputs.open import mirroring_omitted
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
 
-    request, table = result.sidecar["request"], result.table
-    images, modality = max(table["images"]), modality_of(table["tokens"], data=request["data"])
+    request, table = result.sidecar.request, result.table
+    images, modality = max(table["images"]), modality_of(table["tokens"], data=request.data)
     parts = [
-        sources(images, modality, data=request["data"], split=request["split"]),
+        sources(images, modality, data=request.data, split=request.split),
         f"[low, high]: 95 % interval over {modality.plural}"
         if table["ci_low"].notna().any()
         else f"no intervals: they need at least 20 {modality.plural}",
-        f"seed {request['seed']}",
+        f"seed {request.seed}",
     ]
     if same_as_training(result.sidecar):
-        parts.append(f"checkpoints trained on {request['data']}")
-    parts += _skipped(result.sidecar["skipped_images"])
+        parts.append(f"checkpoints trained on {request.data}")
+    parts += _skipped(result.sidecar.skipped_images)
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)
     parts += _random(table)
-    parts += [f"not measured: {note}" for note in result.sidecar.get("notes", [])]
-    if request["trained_capacity"]:
-        for name, checkpoint in request["checkpoints"].items():
+    parts += [f"not measured: {note}" for note in result.sidecar.notes]
+    if request.trained_capacity:
+        for name, checkpoint in request.checkpoints.items():
             group = f", {checkpoint['group_images']} image(s) per group"
             limit = (
                 "evaluates without a limit"
@@ -175,9 +176,9 @@ def footing(result: "Result") -> str:
                 else checkpoint["capacity"] + group
             )
             parts.append(f"capacity of {name}: {limit}")
-    if not request["labels_used"] and "output" in request["analyses"]:
+    if not request.labels_used and "output" in request.analyses:
         parts.append("no accuracy: the data have no labels, or other classes than the model")
-    if mirroring_omitted(request["view"]):
+    if mirroring_omitted(request.view):
         parts.append("no mirroring: these images have a handedness")
     return "; ".join(parts) + "."
 
@@ -189,9 +190,9 @@ def _skipped(names: "list[str]") -> list[str]:
     return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {first}"]
 
 
-def _nothing_of(request: "dict[str, Any]", table: "pd.DataFrame") -> list[str]:
+def _nothing_of(request: "Request", table: "pd.DataFrame") -> list[str]:
     """Return a sentence where a checkpoint has no row."""
-    without = [name for name in request["checkpoints"] if name not in set(table["checkpoint"])]
+    without = [name for name in request.checkpoints if name not in set(table["checkpoint"])]
     return [f"nothing that was measured applies to the routers of {', '.join(without)}"] if without else []
 
 

@@ -71,7 +71,7 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
     views = len(files) // len(result.layers)
     for name, layers in result.layers.items():
         screen.print(f"{name}: {', '.join(layers)}", soft_wrap=True)
-    skipped = len(result.sidecar["skipped_images"])
+    skipped = len(result.sidecar.skipped_images)
     without = f" ({skipped} unreadable ones skipped)" if skipped else ""
     screen.print(
         f"{result.images:,} {result.inputs}{without}, {result.nbytes:,} bytes: "

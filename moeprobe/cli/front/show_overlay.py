@@ -20,8 +20,8 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
         print_json({"patches": records(result.table), "files": [str(path) for path in result.files]})
         return
     screen = console()
-    request = result.sidecar["request"]
-    screen.print(*_tables(result, request["view"]["name"]))
+    request = result.sidecar.request
+    screen.print(*_tables(result, request.view_name))
     screen.print(
         f"Images of {request['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
         style="dim",

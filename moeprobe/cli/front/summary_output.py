@@ -145,7 +145,7 @@ def _of_layers(result: "Result", which: Which, title: str) -> list[Table | str]:
 
 
 def _attributed(output: "Result", title: str) -> list[Table]:
-    gates = output.sidecar["request"].get("replayed_gates")
+    gates = output.sidecar.request.replayed_gates
     if not gates:
         return []
     return [

@@ -56,7 +56,7 @@ def side_by_side(
         comparison,
         [(name, first) for name in other_models] if comparison is not None and len(comparison) else [],
         caption=title,
-        modality=modality_of(table["tokens"], data=result.sidecar["request"]["data"]),
+        modality=modality_of(table["tokens"], data=result.sidecar.request.data),
         severities=False,
     )
     stacked = console().width < 42 + 26 * (2 * len(other_models) + 1)
@@ -92,7 +92,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     if len(output):
         tables += severity_tables(result, output, output_along_severity(), f"{title}: output")
     if output["metric"].isin([name for columns in ATTRIBUTION.values() for name, _, _ in columns]).any():
-        gates = result.sidecar["request"]["replayed_gates"]
+        gates = result.sidecar.request.replayed_gates or ""
         for name, columns in ATTRIBUTION.items():
             tables += severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
     return [*tables, *floor]
@@ -101,7 +101,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
 def _floor_table(result: "Result") -> list[Table]:
     """Return a table of how far the clean images match themselves; none where that was not measured."""
     modality = modality_of(result.table["tokens"])
-    floor = noise_floor(result.table, dtype=result.sidecar.get("floor_dtype"), modality=modality)
+    floor = noise_floor(result.table, dtype=result.sidecar.floor_dtype, modality=modality)
     if floor is None:
         return []
     images = int(result.table[result.table["view"].isin(FLOORS)]["images"].max())

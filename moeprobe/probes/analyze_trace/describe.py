@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +29,6 @@ from moeprobe.recordings.pairs import Named
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
 from moeprobe.results.sums import Cell
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.runtime.files import sha256
@@ -104,10 +102,8 @@ def _capacities(traces: Sequence[Named]) -> list[str | None]:
     return sorted(capacities, key=str)
 
 
-def sidecar_of(
-    traces: Sequence[Named], request: dict[str, Any], notes: list[str], options: Options, started: float
-) -> dict[str, Any]:
-    """Return the sidecar of a run."""
+def facts_of(traces: Sequence[Named]) -> dict[str, Any]:
+    """Return what the sidecar of a run says of its traces."""
     checkpoints: dict[str, dict[str, Any]] = {}
     for trace_view in traces:
         about = trace_view.trace.about["checkpoint"]
@@ -121,10 +117,8 @@ def sidecar_of(
         if trace_view.severity == trace_view.severity
     ]
     return {
-        "request": request,
         "severity_unit": units[0] if units else None,
         "floor_dtype": None,
-        "command": options.command,
         "checkpoints": checkpoints,
         "colours": colors(list(checkpoints)),
         "traces": [
@@ -141,10 +135,8 @@ def sidecar_of(
         "skipped_images": sorted(
             {name for trace_view in traces for name in trace_view.trace.about["skipped"]}
         ),
-        "notes": notes,
-        "wall_seconds": time.perf_counter() - started,
         "device": "cpu",
-    } | provenance()
+    }
 
 
 def notes_of(

@@ -11,13 +11,14 @@ from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
 from moeprobe.probes.sweep.figure import draw as draw_sweep
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import colors
+from moeprobe.results.sidecars import Sidecar
 
 
 def labeled(result: Result) -> Result:
     """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
     names = {
         (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
-        for trace in result.sidecar["traces"]
+        for trace in result.sidecar.traces
     }
 
     def called(row: Any) -> str:
@@ -29,13 +30,13 @@ def labeled(result: Result) -> Result:
         return result
     rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
     table = result.table.assign(checkpoint=[called(row) for row in rows])
-    sidecar = result.sidecar | {"colours": colors(list(of_each))}
+    sidecar = Sidecar(result.sidecar | {"colours": colors(list(of_each))})
     return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
 
 
 def along_a_severity(result: Result) -> bool:
     """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
-    steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
+    steps = [trace for trace in result.sidecar.traces if trace["severity"] is not None]
     severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
     steps_seen = {(step["checkpoint"], step["severity"]) for step in steps}
     return len(severities) > 1 and len(views) == 1 and len(steps_seen) == len(steps)
@@ -53,11 +54,11 @@ def steps_alone(result: Result) -> Result:
 def figures_of(result: Result) -> dict[str, Figure]:
     """Return the figures of recorded routing by name."""
     if along_a_severity(result):
-        unit = result.sidecar["severity_unit"] or "severity"
-        return draw_sweep(steps_alone(result).table, colors=result.sidecar["colours"], unit=unit)
+        unit = result.sidecar.severity_unit or "severity"
+        return draw_sweep(steps_alone(result).table, colors=result.sidecar.colors, unit=unit)
     side_by_side = labeled(result)
-    palette = side_by_side.sidecar["colours"]
-    views = result.sidecar["request"]["view"]["name"]
+    palette = side_by_side.sidecar.colors
+    views = result.sidecar.request.view_name
     figures = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)
     figures |= draw_disagreement(side_by_side.table, colors=palette)
     return figures | draw_confidence(side_by_side.table, colors=palette, title="Router confidence, recorded")

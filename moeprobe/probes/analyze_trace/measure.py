@@ -4,7 +4,6 @@ The analyses are shared with the probes and fed with the same records, so the nu
 """
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -18,17 +17,18 @@ from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
 from moeprobe.probes.analyze_trace.describe import (
     Across,
+    facts_of,
     load_of,
     most_tokens,
     notes_of,
     request_of,
-    sidecar_of,
     sums_of_mapped,
 )
 from moeprobe.probes.analyze_trace.figure import figures_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
 from moeprobe.recordings.pairs import (
     Named,
@@ -41,8 +41,7 @@ from moeprobe.recordings.pairs import (
 )
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results import summaries
-from moeprobe.results.completing import complete
-from moeprobe.results.folder import Result, output_folder
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -87,56 +86,52 @@ def analyze_trace(
     Raises:
         UserError: a file is damaged or no trace, or they cannot be compared.
     """
-    options = combine(options, changes)
-    watcher, started = progress_of(watcher), time.perf_counter()
-    trace_paths = several(paths)
-    if not trace_paths:
-        raise UserError("Name at least one trace.")
-    traces = name_all([TraceFile(Path(path)) for path in trace_paths])
-    files = [trace_view.trace for trace_view in traces]
-    layers = common_layers(files, options.layers, mapped=expert_map is not None)
-    ids = common_ids(files, layers)
-    mapped = None if expert_map is None else read_expert_map(Path(expert_map), files[0], files[1:], layers)
-    request = request_of(traces, ids, options, expert_map=mapped)
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        watcher.start(_KIND, len(ids))
-        measuring = Measuring(traces, layers, ids, expert_map=mapped)
-        sums = measuring.sums(watcher)
+    work = _TraceAnalysis(
+        [Path(path) for path in several(paths)],
+        expert_map=None if expert_map is None else Path(expert_map),
+        options=combine(options, changes),
+    )
+    return work.execute(progress_of(watcher))
+
+
+class _TraceAnalysis(TableWork[Result]):
+    """Each trace by itself, and each but the first compared with the first."""
+
+    def __init__(self, paths: Sequence[Path], *, expert_map: Path | None, options: Options) -> None:
+        self.options = options
+        if not paths:
+            raise UserError("Name at least one trace.")
+        self.traces = name_all([TraceFile(path) for path in paths])
+        files = [trace_view.trace for trace_view in self.traces]
+        self.layers = common_layers(files, options.layers, mapped=expert_map is not None)
+        self.ids = common_ids(files, self.layers)
+        self.expert_map = (
+            None if expert_map is None else read_expert_map(expert_map, files[0], files[1:], self.layers)
+        )
+        self.request = request_of(self.traces, self.ids, options, expert_map=self.expert_map)
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Read the traces, and put the tables together."""
+        traces, layers, ids = self.traces, self.layers, self.ids
+        progress.start(_KIND, len(ids))
+        measuring = Measuring(traces, layers, ids, expert_map=self.expert_map)
+        sums = measuring.sums(progress)
         if sums.num_rows == 0:
             raise UserError(
-                f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
-                "and no gates are recorded."
+                f"Nothing can be said of {', '.join(layers)} of {traces[0].trace.path}: there is one expert, or no "
+                "choices and no gates are recorded."
             )
-        info = summaries.About(
-            run=_KIND if options.out is None else options.out.name,
-            dataset=request["data"],
-            split=request["split"],
-            seed=options.seed,
-            aligned=request["aligned"],
-            train_seeds={
-                trace_view.name: trace_view.trace.about["checkpoint"].get("seed") for trace_view in traces
-            },
-            groups={
-                trace_view.name: trace_view.trace.about["checkpoint"].get("group") or ""
-                for trace_view in traces
-            },
+        training = {trace_view.name: trace_view.trace.about["checkpoint"] for trace_view in traces}
+        info = self.run_info(
+            aligned=self.request["aligned"],
+            train_seeds={name: about.get("seed") for name, about in training.items()},
+            groups={name: about.get("group") or "" for name, about in training.items()},
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
         table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
-        result = Result(
-            table,
-            comparison,
-            sums,
-            sidecar_of(
-                traces,
-                request,
-                notes_of(traces, layers, ids, measuring.left_out, expert_map=mapped),
-                options,
-                started,
-            ),
-            figures_of,
-        )
-        return complete(folder, result, figures=options.figures, svg=options.svg)
+        notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
+        sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of(traces))
+        return Result(table, comparison, sums, sidecar, figures_of)
 
 
 class Measuring:

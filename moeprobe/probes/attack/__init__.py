@@ -72,4 +72,4 @@ class Attack(Probe["Result"]):
         """Return agreement, confidence and output along epsilon."""
         from moeprobe.probes.sweep.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"], unit=result.sidecar["severity_unit"])
+        return draw(result.table, colors=result.sidecar.colors, unit=result.sidecar.severity_unit or "")

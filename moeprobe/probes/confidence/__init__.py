@@ -73,4 +73,4 @@ class Confidence(Probe["Result"]):
         """Return the gates of each layer."""
         from moeprobe.probes.confidence.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

@@ -63,4 +63,4 @@ class Contagion(Probe["Result"]):
         """Return the shares of each layer."""
         from moeprobe.probes.contagion.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

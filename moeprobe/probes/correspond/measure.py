@@ -27,10 +27,11 @@ from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
+from moeprobe.probes.engine.work import Work
 from moeprobe.probes.overlay.record import shown_experts
-from moeprobe.results.folder import output_folder
-from moeprobe.results.provenance import provenance
+from moeprobe.results.folder import OutputFolder
 from moeprobe.results.showing import Figures, one_line
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.catalog import is_foreign
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress, progress_of
@@ -118,10 +119,7 @@ def correspond(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    from moeprobe.results.figures import save_all
-
     options = combine(options, changes)
-    watcher = progress_of(watcher)
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
     if lines < 1:
@@ -130,40 +128,69 @@ def correspond(
     data = data_of(model_input.origins, data, files=files)
     opened = None if files else open_images(data, split=options.split)
     dataset, named_indices, data = pick_images(opened, images=images, files=files, data=data)
-    spec = _spec(dataset, view, severity, seed=options.seed)
-    indices = (
-        choose_images(dataset, limit=count, seed=options.seed) if named_indices is None else named_indices
+    spec = dataclasses.replace(
+        _spec(dataset, view, severity, seed=options.seed),
+        indices=choose_images(dataset, limit=count, seed=options.seed)
+        if named_indices is None
+        else named_indices,
     )
-    request = {
-        "kind": "correspond",
-        "data": data,
-        "split": options.split,
-        "view": {"name": spec.view_name} | dataclasses.asdict(spec.view),  # type: ignore[call-overload]
-        "severities": list(spec.severities),
-        "seed": options.seed,
-        "image_size": model_input.framing.size,
-        "patch_size": model_input.grid.patch_size,
-        "crop_fraction": model_input.framing.crop_fraction,
-        "images": [dataset.image_ids[index] for index in indices],
-    } | model_input.source
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        watcher.start("correspond", len(indices))
+    strength = f" at severity {severity:g}" if severity is not None else ""
+    work = _Matching(
+        spec,
+        model_input,
+        data,
+        title=f"Corresponding patches: {view}{strength}",
+        lines=lines,
+        options=options,
+    )
+    return work.execute(progress_of(watcher))
+
+
+class _Matching(Work[CorrespondResult]):
+    """The pairs of patches of two views of a few images."""
+
+    def __init__(
+        self, spec: RunSpec, model_input: _Input, data: str, *, title: str, lines: int, options: Options
+    ) -> None:
+        self.spec, self.model_input, self.data, self.options = spec, model_input, data, options
+        self.title, self.lines = title, lines
+        self.request = {
+            "kind": "correspond",
+            "data": data,
+            "split": options.split,
+            "view": {"name": spec.view_name} | dataclasses.asdict(spec.view),  # type: ignore[call-overload]
+            "severities": list(spec.severities),
+            "seed": options.seed,
+            "image_size": model_input.framing.size,
+            "patch_size": model_input.grid.patch_size,
+            "crop_fraction": model_input.framing.crop_fraction,
+            "images": [spec.dataset.image_ids[index] for index in spec.indices],
+        } | model_input.source
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> CorrespondResult:
+        """Find the pairs, image by image."""
+        progress.start("correspond", len(self.spec.indices))
         pairs = []
-        for index in indices:
-            pairs.append(_pairs(spec, model_input, index))
-            watcher.advance(1)
-        table = pair_table(pairs)
-        written: list[Path] = []
-        strength = f" at severity {severity:g}" if severity is not None else ""
-        result = CorrespondResult(
-            pairs, table, written, data, f"Corresponding patches: {view}{strength}", lines
-        )
-        if folder is not None:
-            written += save_all(result.plot(), folder.path / "figures", svg=options.svg)
-            write_csv(folder.path / "pairs.csv", table)
-            written.append(folder.path / "pairs.csv")
-            folder.finish({"request": request, "command": options.command} | provenance())
-    return result
+        for index in self.spec.indices:
+            pairs.append(_pairs(self.spec, self.model_input, index))
+            progress.advance(1)
+        return CorrespondResult(pairs, pair_table(pairs), [], self.data, self.title, self.lines)
+
+    def write(self, result: CorrespondResult, folder: OutputFolder) -> CorrespondResult:
+        """Write a row per patch."""
+        write_csv(folder.path / "pairs.csv", result.table)
+        result.files.append(folder.path / "pairs.csv")
+        return result
+
+    def draw(self, result: CorrespondResult, folder: OutputFolder, progress: Progress) -> None:
+        """Write the figure; it comes first among the files."""
+        from moeprobe.results.figures import save_all
+
+        result.files[:0] = save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
+
+    def sidecar_of(self, result: CorrespondResult) -> Sidecar:
+        """Return the request and provenance."""
+        return self.make_sidecar()
 
 
 def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:

@@ -79,4 +79,4 @@ class Determinism(Probe["Result"]):
         """Return the share of choices that differ, layer by layer."""
         from moeprobe.probes.determinism.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

@@ -200,7 +200,7 @@ def _drawing(
     def draw(result: Result) -> dict[str, Figure]:
         from moeprobe.probes.discontinuity import figure
 
-        colors, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
+        colors, unit = result.sidecar.colors, result.sidecar.severity_unit or ""
         paths = rename_items(followed, result.sidecar)
         # As the paths call them, in which the order is the same.
         class_names = {

@@ -20,6 +20,7 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
+from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.catalog import ANALYSES
 
@@ -97,6 +98,11 @@ def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[An
         kind(class_null=class_null) if "class_null" in inspect.signature(kind).parameters else kind()
         for kind in map(ANALYSES.get, names)
     )
+
+
+def analyses_of(request: Request) -> tuple[Analysis, ...]:
+    """Instantiate the analyses of a finished run, to compute its numbers from the sums again."""
+    return make_analyses(request.analyses, class_null=request.class_null)
 
 
 def _check_attribution(

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,20 +21,19 @@ from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
-from moeprobe.probes.engine.work import Plan, Work, time_sample
+from moeprobe.probes.engine.work import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.results import plausibility, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import SumsStore, concat
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Advance, Progress
 
-M_co = TypeVar("M_co", bound=Result, covariant=True)
+M = TypeVar("M", bound=Result)
 
 
-class Measurement(Work[M_co], Generic[M_co]):
+class Measurement(TableWork[M], ProbeWork[M]):
     """A loop over images for each checkpoint; override ``run`` for other work, ``finish`` to write more.
 
     Args:
@@ -92,7 +91,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Return the function that processes a block of images; None = trace and compare its views."""
         return None
 
-    def finish(self, result: Result, folder: OutputFolder | None) -> M_co:
+    def finish(self, result: Result, folder: OutputFolder | None) -> M:
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result  # type: ignore[return-value]
 
@@ -109,6 +108,11 @@ class Measurement(Work[M_co], Generic[M_co]):
         """What a severity of 1 is; None where nothing has one."""
         view = self.spec.view
         return view.unit if isinstance(view, SeverityView) else None
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the views leave the patches where they are."""
+        return self.spec.aligned
 
     @property
     def passes(self) -> int:
@@ -139,52 +143,36 @@ class Measurement(Work[M_co], Generic[M_co]):
         subset = dataclasses.replace(self.spec, indices=indices, skip_bad_images=True)
         return concat(self.run(subset, model)[0] for model in self.models)
 
-    def execute(self, folder: OutputFolder | None, watcher: Progress) -> M_co:
-        """Measure, write the tables, then the figures, and mark the folder as finished."""
-        result = self._measure(None if folder is None else folder.parts, watcher)
-        if folder is not None:
-            # The tables first: what a figure may stumble over is not lost.
-            result = folder.write(result)
-        finished = self.finish(result, folder)
-        if folder is not None:
-            if self.options.figures:
-                from moeprobe.results.figures import save_all
-
-                save_all(finished.plot(), folder.path / "figures", svg=self.options.svg)
-            folder.finish(finished.sidecar)
-        return finished
-
-    def _measure(self, parts: Path | None, watcher: Progress) -> Result:
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> M:
         """Run every checkpoint over the images and put the tables together; only part files are written."""
         spec, options = self.spec, self.options
-        started = time.perf_counter()
-        parts_of, skipped, rates = self._run_models(parts, watcher)
+        parts_of, skipped, rates = self._run_models(None if folder is None else folder.parts, progress)
         sums = concat(parts_of)
         if sums.num_rows == 0:
             raise self._nothing_measured_error(skipped)
-        info = self._info()
+        info = self.run_info(
+            aligned=self.is_aligned,
+            train_seeds={model.name: model.train_seed for model in self.models},
+            groups={model.name: model.group for model in self.models},
+        )
         table, comparison = summaries.summarize(sums, analyses=spec.analyses, run_info=info)
         table = tables.with_rows(table, self.more_rows(sums, info))
         warnings = self._warnings(table, sums)
-        sidecar = {
-            "request": self.request,
-            "severity_unit": self.severity_unit,
-            "floor_dtype": dtype_name(choose_device(options.device)) if spec.floor_images else None,
-            "command": options.command,
-            "checkpoints": {
+        sidecar = self.make_sidecar(
+            severity_unit=self.severity_unit,
+            floor_dtype=dtype_name(choose_device(options.device)) if spec.floor_images else None,
+            checkpoints={
                 model.name: dict(model.provenance) | warnings.get(model.name, {}) for model in self.models
             },
-            "colours": colors([model.name for model in self.models]),
-            "skipped_images": skipped[0],
-            "images_per_second": rates,
-            "wall_seconds": time.perf_counter() - started,
-            "batch_size": options.batch_size,
-            "workers": options.workers,
-            "device": str(choose_device(options.device)),
-            **self._measured,
-            **self._names,
-        } | provenance()
-        return Result(table, comparison, sums, sidecar, self.probe.draw)
+            colours=colors([model.name for model in self.models]),
+            skipped_images=skipped[0],
+            wall_seconds=self.seconds,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            device=str(choose_device(options.device)),
+            **({"images_per_second": rates} | self._measured | self._names),
+        )
+        return Result(table, comparison, sums, sidecar, self.probe.draw)  # type: ignore[return-value]
 
     def _run_models(
         self, parts: Path | None, watcher: Progress
@@ -251,18 +239,6 @@ class Measurement(Work[M_co], Generic[M_co]):
             for name in (model.name for model in self.models)
         }
         self._measured = {"images_per_second": rates, "shards": shard_notes}
-
-    def _info(self) -> summaries.About:
-        options = self.options
-        return summaries.About(
-            run=self.probe.kind if options.out is None else options.out.name,
-            dataset=self.data,
-            split=options.split,
-            seed=options.seed,
-            aligned=self.spec.aligned,
-            train_seeds={model.name: model.train_seed for model in self.models},
-            groups={model.name: model.group for model in self.models},
-        )
 
     def _nothing_measured_error(self, skipped: Sequence[list[str]]) -> UserError:
         """Return why no number could be computed."""

@@ -18,7 +18,7 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_some
-from moeprobe.probes.engine.run import execute, prepare
+from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.engine.same_run import check_alike, check_same
 from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.showing import one_line
@@ -258,7 +258,7 @@ def merge(
     check_same(str(shown(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
     work.use_shard_parts({path / PARTS: {**sidecar, "run": str(shown(path))} for path, sidecar in parts})
-    return execute(work, merged, progress_of(watcher))
+    return work.execute(progress_of(watcher))
 
 
 def _check_no_code(shards: Shards[Any]) -> None:

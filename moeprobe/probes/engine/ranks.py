@@ -8,9 +8,9 @@ from moeprobe.adapters.base import Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.run import execute, prepare
+from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.engine.shard import Shard, check_batches
-from moeprobe.probes.engine.work import Work
+from moeprobe.probes.engine.work import ProbeWork
 from moeprobe.results.folder import OutputFolder
 from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.filenames import PARTS, SHARD, SHARDS
@@ -46,7 +46,7 @@ def run_together(
         return None
     work = prepare(probe, models, data=data, options=options)
     if not probe.splits:
-        return execute(work, options, watcher)
+        return work.execute(watcher)
     scratch = Scratch() if options.out is None and ranks.rank == 0 else None
     out = Path(ranks.exchange(str(options.out if scratch is None else scratch.path))[0])
     if ranks.rank:
@@ -72,10 +72,10 @@ def run_together(
         ranks.exchange("measured")
         shards = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
         work.use_shard_parts(shards)
-        return work.execute(None if scratch else folder, watcher)
+        return work.execute_in(None if scratch else folder, watcher)
 
 
-def _measure(work: Work[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
+def _measure(work: ProbeWork[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
     """Measure the shard of this process, unless that was done before an interruption."""
     shard = Shard(of=ranks.size, number=ranks.rank + 1)
     work.set_shard(shard)

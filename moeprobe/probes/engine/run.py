@@ -14,7 +14,7 @@ from moeprobe.runtime import memory
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
-    from moeprobe.probes.engine.work import Plan, Work
+    from moeprobe.probes.engine.work import Plan, ProbeWork
 
 R = TypeVar("R")
 
@@ -45,19 +45,10 @@ def run(
     work = prepare(probe, models, data=data, options=options)
     while True:
         try:
-            return execute(work, options, progress_of(watcher))
+            return work.execute(progress_of(watcher))
         except (RuntimeError, MemoryError) as error:
             options = _smaller(options, error)
         work = prepare(probe, models, data=data, options=options)
-
-
-def execute(work: "Work[R]", options: Options, watcher: Progress) -> R:
-    """Do prepared work, in the folder of the options."""
-    # Here, since it brings pandas, and what is mistyped is refused without.
-    from moeprobe.results.folder import output_folder
-
-    with output_folder(options.out, work.request, overwrite=options.overwrite) as folder:
-        return work.execute(folder, watcher)
 
 
 def _smaller(options: Options, error: Exception) -> Options:
@@ -99,7 +90,7 @@ def plan(
     return work.plan()
 
 
-def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> "Work[R]":
+def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> "ProbeWork[R]":
     """Return the work that ``run`` does, checked."""
     probe.check_options(options)
     preflight(probe, models, data=data, options=options)

@@ -17,7 +17,6 @@ from moeprobe.probes.engine.blocks import load_batches, readable_batches
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.folder import Result
-from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.progress import Advance
 
@@ -41,8 +40,10 @@ class VariantsMeasurement(Measurement[Result]):
         """Return everything that the numbers depend on; the variants are all of unperturbed images."""
         return super().make_request() | {"aligned": True}
 
-    def _info(self) -> About:
-        return dataclasses.replace(super()._info(), aligned=True)
+    @property
+    def is_aligned(self) -> bool:
+        """No variant moves a patch."""
+        return True
 
 
 def _run_block(

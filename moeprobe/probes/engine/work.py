@@ -1,4 +1,4 @@
-"""What a probe prepares: work that can be executed, in shards too, or timed."""
+"""The life cycle of a run: open its folder, compute, write the tables, then the figures, and mark it as finished."""
 
 import dataclasses
 import time
@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.results.folder import OutputFolder
+from moeprobe.results.folder import OutputFolder, Result, output_folder
+from moeprobe.results.sidecars import Sidecar, make_sidecar
+from moeprobe.results.summaries import About
 from moeprobe.runtime.progress import Progress
 
-R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+T = TypeVar("T", bound=Result)
 
 
 @dataclass(frozen=True)
@@ -28,22 +32,110 @@ class Plan:
     seconds: float
 
 
-class Work(ABC, Generic[R_co]):
-    """The work of one run, checked and not begun.
+class Work(ABC, Generic[R]):
+    """A checked run that has not begun; its inputs are checkpoints, traces or other runs.
+
+    A kind of run says how its result is computed, written and drawn; ``execute`` is the same for all of them.
 
     Attributes:
         request: everything that its numbers depend on, as ``run.json`` keeps it.
+        options: where to, and how.
+    """
+
+    request: dict[str, Any]
+    options: Options
+    _started = 0.0
+
+    @abstractmethod
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Return the result. Meanwhile only parts are written, and files that are too large for memory."""
+
+    def write(self, result: R, folder: OutputFolder) -> R:
+        """Write all but the figures; returns the result as it reads from its files."""
+        return result
+
+    def finish(self, result: R, folder: OutputFolder | None) -> R:
+        """Return what the caller receives, with more in its sidecar or more files in the folder."""
+        return result
+
+    def draw(self, result: R, folder: OutputFolder, progress: Progress) -> None:
+        """Write the figures; a result without any needs none."""
+
+    def sidecar_of(self, result: R) -> Sidecar:
+        """Return what ``table.json`` says of a result."""
+        sidecar: Sidecar = result.sidecar  # type: ignore[attr-defined]
+        return sidecar
+
+    def execute(self, progress: Progress) -> R:
+        """Do the work, in the folder of the options.
+
+        Raises:
+            FinishedError: the folder holds this run already, finished.
+        """
+        with output_folder(self.options.out, self.request, overwrite=self.options.overwrite) as folder:
+            return self.execute_in(folder, progress)
+
+    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Do the work in an open folder; without one nothing is written."""
+        self._started = time.perf_counter()
+        result = self.compute(folder, progress)
+        if folder is not None:
+            # The tables first: what a figure may stumble over is not lost.
+            result = self.write(result, folder)
+        result = self.finish(result, folder)
+        if folder is not None:
+            self.draw(result, folder, progress)
+            folder.finish(self.sidecar_of(result))
+        return result
+
+    def make_sidecar(self, **facts: Any) -> Sidecar:
+        """Return the sidecar of this run: its request, the ``facts`` of its kind, and provenance."""
+        return make_sidecar(self.request, command=self.options.command, **facts)
+
+    @property
+    def run_name(self) -> str:
+        """What its table calls the run: its folder, or its kind."""
+        return str(self.request["kind"]) if self.options.out is None else self.options.out.name
+
+    @property
+    def seconds(self) -> float:
+        """How long the work has taken until now."""
+        return time.perf_counter() - self._started
+
+    def run_info(
+        self, *, aligned: bool, train_seeds: Mapping[str, int | None], groups: Mapping[str, str]
+    ) -> About:
+        """Return what all rows of its table share."""
+        return About.of_request(
+            self.request, run=self.run_name, aligned=aligned, train_seeds=train_seeds, groups=groups
+        )
+
+
+class TableWork(Work[T]):
+    """Work whose result is a table of values, with sums per input and figures."""
+
+    def write(self, result: T, folder: OutputFolder) -> T:
+        """Write the tables and the sums; returns the result with the sums as they are in their file."""
+        return folder.write(result)
+
+    def draw(self, result: T, folder: OutputFolder, progress: Progress) -> None:
+        """Write the figures, if wanted."""
+        if self.options.figures:
+            from moeprobe.results.figures import save_all
+
+            save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
+
+
+class ProbeWork(Work[R]):
+    """The work of a probe on checkpoints: it can be planned, and some of it measured in shards.
+
+    Attributes:
         models: the checkpoints.
         data: the data set.
     """
 
-    request: dict[str, Any]
     models: Sequence[Checkpoint]
     data: str
-
-    @abstractmethod
-    def execute(self, folder: OutputFolder | None, watcher: Progress) -> R_co:
-        """Do the work, write all files except the folder's own, and mark the folder as finished."""
 
     @abstractmethod
     def plan(self) -> Plan:

@@ -74,4 +74,4 @@ class Fewshot(Probe["Result"]):
         """Return the accuracy over the number of shots."""
         from moeprobe.probes.fewshot.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

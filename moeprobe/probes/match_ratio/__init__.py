@@ -84,4 +84,4 @@ class MatchRatio(Probe["Result"]):
         """Return the match of each layer."""
         from moeprobe.probes.match_ratio.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

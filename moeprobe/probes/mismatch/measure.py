@@ -3,7 +3,6 @@
 Axes: B requests of a batch, T tokens.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
@@ -21,6 +20,7 @@ from moeprobe.metrics.analyses.mismatch import Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.work import TableWork
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
@@ -29,11 +29,9 @@ from moeprobe.recordings.log_rows import Tokens
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
-from moeprobe.results.completing import complete
-from moeprobe.results.folder import Result, output_folder
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
-from moeprobe.results.stored import of_table
+from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.capabilities import Rerouted
@@ -73,57 +71,63 @@ def mismatch(
     Raises:
         UserError: a file is not as it should be, the two are not of one model, or its choices cannot be replayed.
     """
-    options = combine(options, changes)
-    watcher, started = progress_of(watcher), time.perf_counter()
-    if gates not in ("recomputed", "replayed"):
-        raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
-    served = _Served(Path(tokens), TraceFile(Path(routing)), limit=options.limit)
-    checkpoint = as_checkpoint(model, device=options.device)
-    if not isinstance(checkpoint.model, Rerouted):
-        raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
-    check_layers({checkpoint.name: checkpoint.model.layer_names}, options.layers)
-    layers = chosen_layers(checkpoint.model.layer_names, options.layers)
-    served.check(checkpoint, layers, gates=gates)
-    request = {
-        "kind": Mismatch.kind, "data": _DATA, "split": "", "view": {"name": _VIEW}, "gates": gates,
-        "tokens": sha256(Path(tokens)), "routing": sha256(Path(routing)), "limit": options.limit,
-        "layers": None if options.layers is None else list(options.layers), "seed": options.seed, "severities": [],
-        "analyses": list(Mismatch.analyses), "aligned": True, "replayed_gates": gates, "trained_capacity": False,
-        "class_null": False, "labels_used": False,
-        "checkpoints": {checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
-    }  # fmt: skip
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        accumulator = Accumulator()
-        watcher.start(Mismatch.kind, len(served.names))
-        for start in range(0, len(served.names), options.batch_size):
-            names = served.names[start : start + options.batch_size]
-            scores = _scores(checkpoint.model, served, names, layers, gates=gates)
-            columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
-            accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
-            watcher.advance(len(names))
-        sums = of_table(image_table(accumulator, checkpoint=checkpoint.name))
-        info = summaries.About(
-            run=Mismatch.kind if options.out is None else options.out.name,
-            dataset=_DATA,
-            split="",
-            seed=options.seed,
+    work = _Scoring(model, Path(tokens), Path(routing), gates=gates, options=combine(options, changes))
+    return work.execute(progress_of(watcher))
+
+
+class _Scoring(TableWork[Result]):
+    """Two passes over each sequence: with the model's routing, and with the server's."""
+
+    def __init__(self, model: Model, tokens: Path, routing: Path, *, gates: str, options: Options) -> None:
+        self.gates, self.options = gates, options
+        if gates not in ("recomputed", "replayed"):
+            raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
+        self.served = _Served(tokens, TraceFile(routing), limit=options.limit)
+        self.checkpoint = checkpoint = as_checkpoint(model, device=options.device)
+        if not isinstance(checkpoint.model, Rerouted):
+            raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
+        self.model = checkpoint.model
+        check_layers({checkpoint.name: checkpoint.model.layer_names}, options.layers)
+        self.layers = chosen_layers(checkpoint.model.layer_names, options.layers)
+        self.served.check(checkpoint, self.layers, gates=gates)
+        self.request = {
+            "kind": Mismatch.kind, "data": _DATA, "split": "", "view": {"name": _VIEW}, "gates": gates,
+            "tokens": sha256(tokens), "routing": sha256(routing), "limit": options.limit,
+            "layers": None if options.layers is None else list(options.layers), "seed": options.seed,
+            "severities": [], "analyses": list(Mismatch.analyses), "aligned": True, "replayed_gates": gates,
+            "trained_capacity": False, "class_null": False, "labels_used": False,
+            "checkpoints": {checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
+        }  # fmt: skip
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Score all sequences, and put the tables together."""
+        checkpoint, sums = self.checkpoint, self._sums(progress)
+        info = self.run_info(
             aligned=True,
             train_seeds={checkpoint.name: checkpoint.train_seed},
             groups={checkpoint.name: checkpoint.group},
         )
         table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
-        sidecar = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": {checkpoint.name: dict(checkpoint.provenance)},
-            "colours": colors([checkpoint.name]),
-            "skipped_images": [],
-            "notes": served.notes(),
-            "wall_seconds": time.perf_counter() - started,
-            "device": str(choose_device(options.device)),
-        } | provenance()
-        result = Result(table, comparison, sums, sidecar, draw)
-        return complete(folder, result, figures=options.figures, svg=options.svg)
+        sidecar = self.make_sidecar(
+            checkpoints={checkpoint.name: dict(checkpoint.provenance)},
+            colours=colors([checkpoint.name]),
+            skipped_images=[],
+            notes=self.served.notes(),
+            wall_seconds=self.seconds,
+            device=str(choose_device(self.options.device)),
+        )
+        return Result(table, comparison, sums, sidecar, draw)
+
+    def _sums(self, progress: Progress) -> SumsStore:
+        accumulator, request_names = Accumulator(), self.served.names
+        progress.start(Mismatch.kind, len(request_names))
+        for start in range(0, len(request_names), self.options.batch_size):
+            names = request_names[start : start + self.options.batch_size]
+            scores = _scores(self.model, self.served, names, self.layers, gates=self.gates)
+            columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
+            accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
+            progress.advance(len(names))
+        return of_table(image_table(accumulator, checkpoint=self.checkpoint.name))
 
 
 class _Served:

@@ -24,15 +24,15 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
-from moeprobe.probes.engine.work import Plan, Work, time_sample
+from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
 from moeprobe.probes.overlay import Overlay as OverlayProbe
 from moeprobe.probes.overlay.record import Overlay, overlay
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.naming import choose_names, names_in
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, one_line
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.routing import finite
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Advance, Progress
@@ -140,7 +140,7 @@ class OverlayResult:
     overlays: list[Overlay]
     table: pd.DataFrame
     files: list[Path]
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
 
     def plot(self) -> Figures:
         """Return a figure per layer, of the clean and the perturbed images; nothing is written.
@@ -148,7 +148,7 @@ class OverlayResult:
         Of an animation that is its strongest severity.
         """
         overlays = with_other_names(self.overlays, names_in(self.sidecar))
-        return Figures(_figures(overlays, view=self.sidecar["request"]["view"]["name"]))
+        return Figures(_figures(overlays, view=self.sidecar.request.view_name))
 
     def __repr__(self) -> str:
         return one_line("OverlayResult", {"overlays": len(self.overlays), "files": len(self.files)})
@@ -157,7 +157,7 @@ class OverlayResult:
         return self.plot()._repr_html_()
 
 
-class Drawing(Work[OverlayResult]):
+class Drawing(ProbeWork[OverlayResult]):
     """Passes over a few images, and figures of them."""
 
     def __init__(
@@ -189,38 +189,38 @@ class Drawing(Work[OverlayResult]):
             "animate": probe.animate,
         }
 
-    def execute(self, folder: OutputFolder | None, watcher: Progress) -> OverlayResult:
-        """Run the images, draw them, and write the figures and the table."""
-        watcher.start("overlay", len(self.models) * len(self.spec.indices))
-        overlays = record_overlays(self.spec, self.models, progress=watcher.advance)
-        sidecar: dict[str, Any] = {
-            "request": self.request,
-            "command": self.options.command,
-            "checkpoints": origins.described(
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> OverlayResult:
+        """Run the images and note the expert of each patch."""
+        progress.start("overlay", len(self.models) * len(self.spec.indices))
+        overlays = record_overlays(self.spec, self.models, progress=progress.advance)
+        facts: dict[str, Any] = {}
+        if self.probe.animate and folder is not None:
+            facts = {"colours": colors([model.name for model in self.models]), "frames": {}}
+        sidecar = self.make_sidecar(
+            checkpoints=origins.described(
                 self.models, self.spec.dataset, self.data, split=self.options.split
             ),
+            **facts,
             **self._names,
-        }
-        result = OverlayResult(overlays, overlay_table(overlays), [], sidecar)
-        if folder is not None:
-            if self.probe.animate:
-                sidecar["colours"] = colors([model.name for model in self.models])
-                names = names_in(sidecar)
-                files, sidecar["frames"] = _animations(
-                    self.spec,
-                    with_other_names(overlays, names),
-                    folder.path,
-                    watcher,
-                    colors={names.get(name, name): color for name, color in sidecar["colours"].items()},
-                    svg=self.options.svg,
-                )
-            else:
-                from moeprobe.results.figures import save_all
+        )
+        return OverlayResult(overlays, overlay_table(overlays), [], sidecar)
 
-                files = save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
-            result.files.extend(files)
-            _finish(folder, result)
+    def write(self, result: OverlayResult, folder: OutputFolder) -> OverlayResult:
+        """Write a row per patch."""
+        write_csv(folder.path / "patches.csv", result.table)
+        result.files.append(folder.path / "patches.csv")
         return result
+
+    def draw(self, result: OverlayResult, folder: OutputFolder, progress: Progress) -> None:
+        """Write a figure per layer, or its animation; they come first among the files."""
+        svg = self.options.svg
+        if self.probe.animate:
+            files = _animations(self.spec, result, folder.path, progress, svg=svg)
+        else:
+            from moeprobe.results.figures import save_all
+
+            files = save_all(result.plot(), folder.path / "figures", svg=svg)
+        result.files[:0] = files
 
     def plan(self) -> Plan:
         """Return what it would take before it draws, by running two images."""
@@ -236,13 +236,6 @@ def with_other_names(overlays: Sequence[Overlay], names: Mapping[str, str]) -> l
 
 def _run(spec: RunSpec, model: Checkpoint) -> list[Overlay]:
     return record_overlays(spec, [model])
-
-
-def _finish(folder: OutputFolder, result: OverlayResult) -> None:
-    """Write the table and, last of all, the sidecar."""
-    write_csv(folder.path / "patches.csv", result.table)
-    result.files.append(folder.path / "patches.csv")
-    folder.finish(result.sidecar | provenance())
 
 
 def _by_layer(overlays: Sequence[Overlay]) -> dict[str, list[Overlay]]:
@@ -267,23 +260,18 @@ def _figures(overlays: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
 
 
 def _animations(
-    spec: RunSpec,
-    overlays: Sequence[Overlay],
-    folder: Path,
-    watcher: Progress,
-    *,
-    colors: Mapping[str, str],
-    svg: bool,
-) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
-    """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
+    spec: RunSpec, result: OverlayResult, folder: Path, progress: Progress, *, svg: bool
+) -> list[Path]:
+    """Draw each layer's frames, GIF and strip; returns the files. The sidecar lists by layer the severity of each."""
     from moeprobe.probes.overlay.figure import experts_of, frame, moved, strip, write_gif
     from moeprobe.results.figures import save
 
     assert isinstance(spec.view, SeverityView)
-    layers = _by_layer(overlays)
-    watcher.start("overlay: drawing", len(layers) * len(spec.severities))
+    names = names_in(result.sidecar)
+    colors = {names.get(name, name): color for name, color in result.sidecar.colors.items()}
+    layers = _by_layer(with_other_names(result.overlays, names))
+    progress.start("overlay: drawing", len(layers) * len(spec.severities))
     written: list[Path] = []
-    listed: dict[str, list[dict[str, Any]]] = {}
     for layer, items in layers.items():
         title = f"{layer}: {spec.view_name}"
         stem = folder / "figures" / f"overlay-{layer}"
@@ -292,7 +280,7 @@ def _animations(
             at_severity = [item for item in items if item.severity == severity]
             figure = frame(at_severity, title=title, note=moved(items), experts=experts_of(items))
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"))
-            watcher.advance(1)
+            progress.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]
         figure = strip(first, title=title, unit=spec.view.unit, colors=colors)
         written += [
@@ -300,8 +288,8 @@ def _animations(
             *save(figure, stem.with_name(f"{stem.name}-strip"), svg=svg),
             *frames,
         ]
-        listed[layer] = [
+        result.sidecar["frames"][layer] = [
             {"severity": severity, "file": path.relative_to(folder).as_posix()}
             for severity, path in zip(spec.severities, frames, strict=True)
         ]
-    return written, listed
+    return written

@@ -119,4 +119,4 @@ class Precision(Probe["Result"]):
         """Return the share of choices that differ, for each part along the formats."""
         from moeprobe.probes.precision.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"], formats=self.formats)
+        return draw(result.table, colors=result.sidecar.colors, formats=self.formats)

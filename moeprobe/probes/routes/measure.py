@@ -196,7 +196,7 @@ def _draw(
         if side is not None
     }
     return {
-        **figure.draw(result.table, colors=result.sidecar["colours"]),
+        **figure.draw(result.table, colors=result.sidecar.colors),
         **figure.experts(tables, result.table),
         **figure.classes(tables, routes, result.table),
         **figure.distances(routes, result.table),

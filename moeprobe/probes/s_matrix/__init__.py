@@ -46,4 +46,4 @@ class SMatrix(Probe["Result"]):
         """Return the heat maps of S, and its means by layer."""
         from moeprobe.probes.s_matrix.figure import draw
 
-        return draw(result.table, colors=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar.colors)

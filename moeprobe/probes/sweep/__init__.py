@@ -77,9 +77,9 @@ class AlongSeverity(Probe["Result"]):
 
         return draw(
             result.table,
-            colors=result.sidecar["colours"],
-            unit=result.sidecar["severity_unit"],
-            gates=result.sidecar["request"]["replayed_gates"],
+            colors=result.sidecar.colors,
+            unit=result.sidecar.severity_unit or "",
+            gates=result.sidecar.request.replayed_gates,
         )
 
 

@@ -11,7 +11,7 @@ from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, work_c
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
+    from moeprobe.probes.engine.work import ProbeWork
     from moeprobe.probes.trace.measure import Recorded
 
 
@@ -67,7 +67,7 @@ class Trace(Probe["Recorded"]):
 
     def prepare(
         self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
-    ) -> "Work[Recorded]":
+    ) -> "ProbeWork[Recorded]":
         """Return the passes and the files.
 
         Raises:
@@ -79,7 +79,7 @@ class Trace(Probe["Recorded"]):
             return super().prepare(models, data, options)
         if data is not None:
             raise UserError("--tokens takes the place of --data; leave one of them out.")
-        work: Work[Recorded] = work_class("moeprobe.probes.trace.sequences:RecordingTokens")(
+        work: ProbeWork[Recorded] = work_class("moeprobe.probes.trace.sequences:RecordingTokens")(
             self, models, options
         )
         return work

@@ -1,11 +1,9 @@
 """The work of ``trace``: routing written to a folder of files."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
@@ -17,11 +15,11 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.work import Plan, Work, time_sample
+from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
 from moeprobe.probes.trace import Trace, recording
 from moeprobe.recordings.format import FORMAT, VERSION
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
 from moeprobe.runtime.progress import Progress
@@ -45,10 +43,10 @@ class Recorded:
     inputs: str
     layers: dict[str, list[str]]
     nbytes: int
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
 
 
-class Recording(Work[Recorded]):
+class Recording(ProbeWork[Recorded]):
     """Passes whose routing is written: CHECKPOINT/VIEW.parquet (see ``recordings.format``)."""
 
     def __init__(
@@ -64,18 +62,18 @@ class Recording(Work[Recorded]):
         request = make_request(probe, self.spec, models, data=self.data, options=options)
         self.request = request | {"format": f"{FORMAT} {VERSION}"}
 
-    def execute(self, folder: OutputFolder | None, watcher: Progress) -> Recorded:
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Recorded:
         """Write the traces; those that an interrupted run has finished are kept."""
         assert folder is not None, "``needs_folder`` says so"
-        started, spec, options = time.perf_counter(), self.spec, self.options
+        spec, options = self.spec, self.options
         files, skipped = [], []
         for model in self.models:
             views = self._views(model)
-            watcher.start(f"{self.probe.kind}: {model.name}", len(spec.indices))
+            progress.start(f"{self.probe.kind}: {model.name}", len(spec.indices))
             model_folder = folder.path / model.name
             bad = recording.kept(spec, model, model_folder, views=views)
             if bad is not None:
-                watcher.advance(len(spec.indices))
+                progress.advance(len(spec.indices))
             else:
                 bad = recording.write(
                     spec,
@@ -83,22 +81,19 @@ class Recording(Work[Recorded]):
                     model_folder,
                     views=views,
                     all_gates=self.probe.all_gates,
-                    progress=watcher.advance,
+                    progress=progress.advance,
                 )
             skipped.append(bad)
             files += [model_folder / f"{view.name}.parquet" for view in views]
-        sidecar = {
-            "request": self.request,
-            "command": options.command,
-            "checkpoints": origins.described(self.models, spec.dataset, self.data, split=options.split),
-            "files": [str(path.relative_to(folder.path)) for path in files],
-            "skipped_images": skipped[0],
-            "wall_seconds": time.perf_counter() - started,
-            "batch_size": options.batch_size,
-            "workers": options.workers,
-            "device": str(choose_device(options.device)),
-        } | provenance()
-        folder.finish(sidecar)
+        sidecar = self.make_sidecar(
+            checkpoints=origins.described(self.models, spec.dataset, self.data, split=options.split),
+            files=[str(path.relative_to(folder.path)) for path in files],
+            skipped_images=skipped[0],
+            wall_seconds=self.seconds,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            device=str(choose_device(options.device)),
+        )
         layers = {
             model.name: spec.layers_of(model.model) or list(model.model.layer_names) for model in self.models
         }

@@ -19,7 +19,7 @@ from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.work import Plan, Work
+from moeprobe.probes.engine.work import Plan, ProbeWork
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.probes.trace.recording import about_checkpoint, rows_of_texts
@@ -27,7 +27,6 @@ from moeprobe.recordings.format import FORMAT, VERSION, metadata, writing
 from moeprobe.recordings.log_probs import read_sequences
 from moeprobe.recordings.log_rows import Tokens
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.provenance import provenance
 from moeprobe.routing import finite
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
@@ -37,7 +36,7 @@ from moeprobe.runtime.progress import Progress
 _NAME, _DATA = "tokens", REQUEST.data
 
 
-class RecordingTokens(Work[Recorded]):
+class RecordingTokens(ProbeWork[Recorded]):
     """Passes over given tokens whose routing is written: CHECKPOINT/tokens.parquet."""
 
     def __init__(self, probe: Trace, models: Sequence[Checkpoint], options: Options) -> None:
@@ -64,15 +63,15 @@ class RecordingTokens(Work[Recorded]):
             "checkpoints": {model.name: {"sha256": model.provenance.get("sha256")} for model in models},
         }
 
-    def execute(self, folder: OutputFolder | None, watcher: Progress) -> Recorded:
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Recorded:
         """Write a trace per checkpoint."""
         assert folder is not None, "``needs_folder`` says so"
-        started, files = time.perf_counter(), []
+        files = []
         for model in self.models:
-            watcher.start(f"{self.probe.kind}: {model.name}", len(self._of(model)))
+            progress.start(f"{self.probe.kind}: {model.name}", len(self._of(model)))
             path = folder.path / model.name / f"{_NAME}.parquet"
             with writing(path) as file:
-                for rows in self._rows(model, self._of(model), watcher.advance):
+                for rows in self._rows(model, self._of(model), progress.advance):
                     file.write(rows)
                 file_metadata = metadata(
                     checkpoint=about_checkpoint(model),
@@ -82,17 +81,14 @@ class RecordingTokens(Work[Recorded]):
                 )
                 file.close(file_metadata)
             files.append(path)
-        sidecar = {
-            "request": self.request,
-            "command": self.options.command,
-            "checkpoints": {model.name: dict(model.provenance) for model in self.models},
-            "files": [str(path.relative_to(folder.path)) for path in files],
-            "skipped_images": sorted({name for names in self.skipped.values() for name in names}),
-            "wall_seconds": time.perf_counter() - started,
-            "batch_size": self.options.batch_size,
-            "device": str(choose_device(self.options.device)),
-        } | provenance()
-        folder.finish(sidecar)
+        sidecar = self.make_sidecar(
+            checkpoints={model.name: dict(model.provenance) for model in self.models},
+            files=[str(path.relative_to(folder.path)) for path in files],
+            skipped_images=sorted({name for names in self.skipped.values() for name in names}),
+            wall_seconds=self.seconds,
+            batch_size=self.options.batch_size,
+            device=str(choose_device(self.options.device)),
+        )
         size = sum(path.stat().st_size for path in files)
         layers = {model.name: self._layers(model) for model in self.models}
         return Recorded(files, len(self.sequences), "sequences of tokens", layers, size, sidecar)

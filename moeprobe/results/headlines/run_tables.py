@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.results.sidecars import Request, Sidecar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +19,19 @@ class RunTables:
         comparison: the paired differences likewise.
     """
 
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
     table: pd.DataFrame | None
     comparison: pd.DataFrame | None
 
     @property
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Request:
         """What was asked."""
-        return self.sidecar["request"]
+        return self.sidecar.request
 
     @property
     def kind(self) -> str:
         """The kind of run, e.g. ``match-ratio``."""
-        return self.request["kind"]
+        return self.request.kind
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -50,9 +51,9 @@ class RunTables:
         """What the checkpoints read."""
         tables = [table for table in (self.table, self.comparison) if table is not None]
         tokens = (token for table in tables for token in table["tokens"].unique())
-        return modality_of(tokens, data=self.request.get("data", ""))
+        return modality_of(tokens, data=self.request.data)
 
     @property
     def checkpoints(self) -> dict[str, dict[str, Any]]:
         """Provenance of each checkpoint, by name."""
-        return self.sidecar.get("checkpoints", {})
+        return self.sidecar.checkpoints

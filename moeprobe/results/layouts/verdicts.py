@@ -1,6 +1,7 @@
-"""A comparison: a sentence per family of differences, then a table per metric in which the verdict comes first."""
+"""A comparison: a table with a line per metric, a sentence per family, then a table per metric; verdicts come first."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,19 @@ from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.metrics.reading_order import compared_along_severities, compared_first
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
-from moeprobe.results.numbers import decimals_of, number
+from moeprobe.results.numbers import decimals_of, end, number
 from moeprobe.results.phrases import sentence_case
 from moeprobe.results.tables import agreement_of, set_match_of
+from moeprobe.results.verdicts import phrase
 
 Row = Mapping[Hashable, Any]
 Family = tuple[str, str, str]  # metric, null, tokens
 FAMILY = ["metric", "null", "tokens"]
+_PAIR = ["checkpoint", "reference"]
+# Verdicts of intervals that exclude 0.
+_SHOWN = ("better", "worse", "higher", "lower")
+# Lines of the table that a comparison opens with: what an eye takes in.
+_MOST_LINES = 10
 _NOTE = (
     "A verdict goes by the simultaneous interval, which holds for all lines of a pair of checkpoints at once; "
     "comparison.csv has every difference."
@@ -66,6 +73,67 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
         _table(rows.to_dict("records"), key, modality, folded=key[0] not in (first, extra))
         for key, rows in read.groupby(FAMILY, sort=False)
     ]
+
+
+def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
+    """Return a line per metric that is read first: its verdicts, and the differences with an interval for all of them.
+
+    The interval reaches from the lowest to the highest end of the simultaneous intervals, which hold together. With
+    several pairs of checkpoints a metric has a line for each. What is 0 for every checkpoint has no line.
+    """
+    modality = modality_of(table["tokens"])
+    read = _read_first(table, extra)
+    zero = _zeros(read, extra)
+    several = len(table[_PAIR].drop_duplicates()) > 1
+    lines = []
+    for (*family, checkpoint, reference), rows in read.groupby([*FAMILY, *_PAIR], sort=False):
+        metric, null, tokens = family
+        if (metric, null, tokens) in zero:
+            continue
+        kind = "" if tokens in {*ORDINARY, ""} else f", {tokens_of(tokens, modality)}"
+        heading = Cell(sentence_case(find(metric).full_label(null, modality)) + kind)
+        names = [Cell(f"{checkpoint} − {reference}")] if several else []
+        lines.append([heading, *names, _verdicts(rows), _differences(rows)])
+    first = table.iloc[0]
+    caption = "Verdicts" if several else f"Verdicts: {first['checkpoint']} against {first['reference']}"
+    return Table(
+        f"{caption}, the first {_MOST_LINES} of {len(lines)}" if len(lines) > _MOST_LINES else caption,
+        ["metric", *(["compared"] if several else []), "verdict", "difference [simultaneous 95 %]"],
+        lines[:_MOST_LINES],
+        keys=2 if several else 1,
+        place=1 if several else 0,
+    )
+
+
+def _verdicts(rows: pd.DataFrame) -> Cell:
+    """Count the verdicts; an identical pair counts as the same."""
+    words = Counter(
+        phrase("no difference" if verdict == "identical" else verdict, judgement)
+        for verdict, judgement in rows[["verdict", "judgement"]].values
+    )
+    if len(rows) == 1:
+        return Cell(next(iter(words)))
+    # What was shown comes first.
+    ordered = sorted(words, key=lambda word: word not in _SHOWN)
+    return Cell(", ".join(f"{word} ({words[word]} of {len(rows)})" for word in ordered))
+
+
+def _differences(rows: pd.DataFrame) -> Cell:
+    """Return the lowest and the highest difference, and an interval for all of them, where each has one."""
+    lowest, highest = float(rows["value"].min()), float(rows["value"].max())
+    low, high = float(rows["sim_low"].min(skipna=False)), float(rows["sim_high"].max(skipna=False))
+    decimals = decimals_of(
+        {
+            "metric": rows["metric"].iloc[0],
+            "value": max(lowest, highest, key=abs),
+            "ci_low": low,
+            "ci_high": high,
+        }
+    )
+    texts = dict.fromkeys(number(value, signed=True, decimals=decimals) for value in (lowest, highest))
+    ends = [end(value, signed=True, decimals=decimals) for value in (low, high)]
+    interval = f"[{', '.join(ends)}]" if low == low else ""
+    return Cell(" to ".join(texts), interval, None if lowest != lowest else highest)
 
 
 def title(family: Family, modality: Modality) -> str:
@@ -159,8 +227,8 @@ def _verdict(row: Row) -> str:
     if word == "collapsed" and who:
         return f"{'both' if who == 'both' else row[who]} collapsed"
     if word == "cannot tell" and detectable == detectable:
-        return f"cannot tell (detectable: {number(detectable)})"
-    return f"{row['judgement']} ({word})" if row.get("judgement") else word
+        return f"{phrase(word)} (detectable: {number(detectable)})"
+    return f"{row['judgement']} ({word})" if row.get("judgement") else phrase(word)
 
 
 def _difference(row: Row) -> Cell:

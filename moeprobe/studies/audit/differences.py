@@ -1,7 +1,6 @@
 """Which of two models is better in a property: paired differences with intervals for all layers at once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -13,10 +12,10 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.differences import compare
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import Result
+from moeprobe.results.sidecars import Request
 from moeprobe.results.summaries import About
 from moeprobe.results.verdicts import MARGIN
 from moeprobe.studies.audit.judge import COLLAPSED, PropertyNumbers, Row, property_numbers, verdicts
-from moeprobe.studies.compare_sources import is_aligned
 
 SAME = "the same"
 NO_DIFFERENCE = "no significant difference"
@@ -68,12 +67,9 @@ def differences_of(properties: Sequence[PropertyNumbers], result: Result) -> pd.
     if len(names) != 2 or not properties:
         return pd.DataFrame()
     rows = pd.concat([numbers.rows for numbers in properties])
-    request: dict[str, Any] = {
-        key: value for key, value in result.sidecar["request"].items() if key != "checkpoints"
-    }
-    checkpoints = result.sidecar["checkpoints"]
+    request = Request({key: value for key, value in result.sidecar.request.items() if key != "checkpoints"})
     computing = {analysis for metric in rows["metric"].unique() for analysis in analyses_of(metric)}
-    analyses = make_analyses([name for name in request["analyses"] if name in computing])
+    analyses = make_analyses([name for name in request.analyses if name in computing])
     views, severities, layers = set(rows["view"]), set(rows["severity"].dropna()), set(rows["layer"])
     sums = result.sums.pool_draws(lists=trial_lists(analyses)).select(
         lambda stored: (
@@ -83,13 +79,11 @@ def differences_of(properties: Sequence[PropertyNumbers], result: Result) -> pd.
             and stored.cell.tokens in ("", *ORDINARY)
         )
     )
-    measured = Measured(sums, request, checkpoints, {})
-    info = About(
-        run=request["kind"],
-        dataset=request["data"],
-        split=request["split"],
-        seed=request["seed"],
-        aligned=is_aligned(measured),
+    measured = Measured(sums, request, result.sidecar.checkpoints, {})
+    info = About.of_request(
+        request,
+        run=request.kind,
+        aligned=measured.is_aligned,
         train_seeds=measured.training("seed"),
         groups=measured.training("group"),
     )

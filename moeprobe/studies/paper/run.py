@@ -1,7 +1,6 @@
 """Make the PRC paper's tables and figures for pairs of checkpoints: which probes it takes, and its folder."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, RunWarning, UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
@@ -21,24 +20,23 @@ from moeprobe.probes.engine.applicability import check_images, routing_of_blank_
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
-from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.results.earlier_format import is_earlier
-from moeprobe.results.folder import Result, output_folder
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import read_sidecar
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.sidecars import Sidecar, read_sidecar
 from moeprobe.results.stored import of_file
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
 from moeprobe.runtime.files import atomic_file
-from moeprobe.runtime.progress import Progress
-from moeprobe.studies.compare import Comparison, compare
+from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.studies.compare import Comparison, ComparisonWork, runs_to_compare
 from moeprobe.studies.paper import numbers, tables
 from moeprobe.studies.report.reading import read_runs
 
@@ -172,7 +170,7 @@ class PaperResult:
     load: pd.DataFrame
     markdown: str
     notes: list[str]
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
 
 
 @dataclass(frozen=True)
@@ -214,50 +212,61 @@ def paper(
     """
     options = combine(options, changes)
     job = make_job(several(models), data=data, options=options)
-    request = {
-        "kind": KIND,
-        "data": job.data,
-        "split": options.split,
-        "layers": None if options.layers is None else list(options.layers),
-        "limit": options.limit,
-        "seed": options.seed,
-        "masks": None if options.masks is None else str(options.masks),
-        "skip_bad_images": options.skip_bad_images,
-        "trained_capacity": options.trained_capacity,
-        "class_null": options.class_null,
-        "allow_not_finite": options.allow_not_finite,
-        "jump_images": jump_images,
-        "names": list(job.names),
-        # The order says which is the reference, and whose probes are in the folder.
-        "pairs": [[model.name for model in pair] for pair in job.pairs],
-        "checkpoints": {
-            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
-            for pair in job.pairs
-            for model in pair
-        },
-    }
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        table, load = _numbers(job, watcher or Progress())
-        dataset = open_data(job.data, split=options.split)
-        checkpoints = described(
-            [model for pair in job.pairs for model in pair], dataset, job.data, split=options.split
-        )
-        sidecar = {"request": request, "command": options.command, "checkpoints": checkpoints} | provenance()
-        text = tables.markdown(table, load, data=job.data, remarks=[*remarks, *job.notes])
-        if folder is not None:
-            _figures(
-                job,
-                folder.path,
-                jump_images=jump_images,
-                model=several(models)[1],
-                watcher=watcher or Progress(),
-            )
-            write_csv(folder.path / "seeds.csv", table)
-            write_csv(folder.path / "load.csv", load)
-            with atomic_file(folder.path / "tables.md") as temporary:
-                temporary.write_text(text, encoding="utf-8")
-            folder.finish(sidecar)
-    return PaperResult(table, load, text, job.notes, sidecar)
+    work = _PaperWork(job, several(models)[1], jump_images=jump_images, remarks=remarks)
+    return work.execute(progress_of(watcher))
+
+
+class _PaperWork(Work[PaperResult]):
+    """Run all probes for each pair; the runs of the first pair have folders inside, and further figures."""
+
+    def __init__(self, job: Job, model: Model, *, jump_images: int, remarks: Sequence[str]) -> None:
+        self.job, self.model, self.jump_images, self.remarks = job, model, jump_images, remarks
+        self.options = options = job.options
+        self.models = [checkpoint for pair in job.pairs for checkpoint in pair]
+        self.request = {
+            "kind": KIND,
+            "data": job.data,
+            "split": options.split,
+            "layers": None if options.layers is None else list(options.layers),
+            "limit": options.limit,
+            "seed": options.seed,
+            "masks": None if options.masks is None else str(options.masks),
+            "skip_bad_images": options.skip_bad_images,
+            "trained_capacity": options.trained_capacity,
+            "class_null": options.class_null,
+            "allow_not_finite": options.allow_not_finite,
+            "jump_images": jump_images,
+            "names": list(job.names),
+            # The order says which is the reference, and whose probes are in the folder.
+            "pairs": [[model.name for model in pair] for pair in job.pairs],
+            "checkpoints": {
+                checkpoint.name: {
+                    key: checkpoint.provenance.get(key) for key in ("sha256", "capacity", "group_images")
+                }
+                for checkpoint in self.models
+            },
+        }
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> PaperResult:
+        """Run the probes, and make the tables."""
+        job = self.job
+        table, load = _numbers(job, progress)
+        dataset = open_data(job.data, split=self.options.split)
+        checkpoints = described(self.models, dataset, job.data, split=self.options.split)
+        text = tables.markdown(table, load, data=job.data, remarks=[*self.remarks, *job.notes])
+        return PaperResult(table, load, text, job.notes, self.make_sidecar(checkpoints=checkpoints))
+
+    def write(self, result: PaperResult, folder: OutputFolder) -> PaperResult:
+        """Write the tables."""
+        write_csv(folder.path / "seeds.csv", result.table)
+        write_csv(folder.path / "load.csv", result.load)
+        with atomic_file(folder.path / "tables.md") as temporary:
+            temporary.write_text(result.markdown, encoding="utf-8")
+        return result
+
+    def draw(self, result: PaperResult, folder: OutputFolder, progress: Progress) -> None:
+        """Draw what belongs to no table, in run folders inside."""
+        _figures(self.job, folder.path, jump_images=self.jump_images, model=self.model, progress=progress)
 
 
 def _numbers(job: Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -326,7 +335,7 @@ def _result(
     return Result(earlier.table, earlier.comparison, of_file(out / IMAGES), earlier.sidecar)
 
 
-def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher: Progress) -> None:
+def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, progress: Progress) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(model, Checkpoint) else model
@@ -337,18 +346,18 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
             pair,
             data=data,
             options=options if max_images is None else limited(options, max_images),
-            watcher=watcher,
+            watcher=progress,
         )
 
     drawings = {
         "s-matrix": draw(SMatrix()),
         "overlay": draw(Overlay()),
         "animation": draw(Overlay(count=2, animate=True)),
-        "compare": lambda options: _compare_sweeps(folder / "noise-sweep", options, watcher),
+        "compare": lambda options: _compare_sweeps(folder / "noise-sweep", options, progress),
     }
     if source:
         drawings["correspond"] = lambda options: correspond(
-            source, data=data, count=2, options=dataclasses.replace(options, names=None), watcher=watcher
+            source, data=data, count=2, options=dataclasses.replace(options, names=None), watcher=progress
         )
     if job.replayable:
         drawings["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), max_images=jump_images)
@@ -356,11 +365,10 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
         run_once(job, make, folder / name)
 
 
-def _compare_sweeps(run: Path, options: Options, watcher: Progress) -> Comparison:
-    """Compare the models of a finished sweep; that an earlier call has compared them is no news to the user."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* is finished", category=RunWarning)
-        return compare([run], options=_of_a_run(options), watcher=watcher)
+def _compare_sweeps(run: Path, options: Options, progress: Progress) -> Comparison:
+    """Compare the models of a finished sweep."""
+    options = _of_a_run(options)
+    return ComparisonWork(runs_to_compare([run], options), options).execute(progress)
 
 
 def _of_a_run(options: Options) -> Options:

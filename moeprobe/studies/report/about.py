@@ -27,7 +27,7 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
             continue
         text = _ABSENT.get(name, "none") if value is None else _text(value)
         if name == "severities":
-            text = _severities(value, run.sidecar.get("severity_unit"))
+            text = _severities(value, run.sidecar.severity_unit)
         if name == "trained_capacity":
             text = _capacity(run, trained=bool(value))
         called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.modality.plural)
@@ -35,10 +35,10 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
     if run.images is not None:
         lines.append((run.modality.plural, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
-    notes = run.sidecar.get("notes")
+    notes = run.sidecar.notes
     if notes:
         lines.append(("not measured", _text(notes)))
-    skipped = run.sidecar.get("skipped_images")
+    skipped = run.sidecar.skipped_images
     if skipped:
         lines.append(("skipped as unreadable", f"{len(skipped)}: {_text(skipped)}"))
     return lines

@@ -15,6 +15,7 @@ from moeprobe.probes.base import Probe
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
@@ -77,7 +78,7 @@ def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
         kind = of_kind(run.kind)
         if run.table is None or kind is None or not issubclass(kind, Probe):
             return {}
-        sidecar = run.sidecar | {"colours": dict(colors)}
+        sidecar = Sidecar(run.sidecar | {"colours": dict(colors)})
         return _probe(kind, run.request).draw(
             Result(_typed(run.csvs["table.csv"]), None, SumsStore(()), sidecar)
         )

@@ -23,7 +23,7 @@ from moeprobe.results.finished import check_no_shard
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.packed import find_run
-from moeprobe.results.sidecars import check_names, read_sidecar
+from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
 from moeprobe.runtime.files import is_file, is_folder, is_there
@@ -78,13 +78,12 @@ class Run(RunTables):
     @property
     def colors(self) -> dict[str, str]:
         """In which colors the figures show the checkpoints; empty where they have none."""
-        return self.sidecar.get("colours", {})
+        return self.sidecar.colors
 
     @property
     def gate(self) -> str | None:
         """The metric whose worsening a comparison was to report; None where none was named."""
-        metric = self.sidecar.get("fail_if_worse")
-        return metric if isinstance(metric, str) else None
+        return self.sidecar.fail_if_worse
 
 
 def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = None) -> list[Run]:
@@ -157,7 +156,7 @@ def _numeric(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: pd.to_numeric(table[name]) for name in NUMBERS if name in table})
 
 
-def _read_sidecar(path: Path) -> dict[str, Any]:
+def _read_sidecar(path: Path) -> Sidecar:
     sidecar = path / FINISHED
     packed = find_run(path)
     if packed is not None:

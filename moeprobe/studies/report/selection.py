@@ -131,7 +131,7 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
             along(sentence_case(attribution(name, gates)), ("", ""), columns)
             for name, columns in ATTRIBUTION.items()
         ),
-        noise_floor(run.table, dtype=run.sidecar.get("floor_dtype"), modality=modality),
+        noise_floor(run.table, dtype=run.sidecar.floor_dtype, modality=modality),
     ]
     return [part for part in tables if part is not None]
 

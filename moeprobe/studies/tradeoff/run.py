@@ -18,6 +18,7 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import Sidecar, make_sidecar
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.csv import write_csv
@@ -67,7 +68,7 @@ class TradeoffResult:
 
     table: pd.DataFrame
     states: dict[str, str]
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
     out: Path
 
 
@@ -151,13 +152,13 @@ def tradeoff(
         write_csv(folder.path / "table.csv", table)
         write_csv(folder.path / "paper.csv", published())
         _draw(table, folder.path / "figures", svg=svg)
-        sidecar = {
-            "request": request,
-            "command": command,
-            "checkpoints": {cell.name: _provenance(cell) for cell in cells},
-            "states": states,
-            "wall_seconds": time.perf_counter() - started,
-        } | provenance()
+        sidecar = make_sidecar(
+            request,
+            command=command,
+            checkpoints={cell.name: _provenance(cell) for cell in cells},
+            states=states,
+            wall_seconds=time.perf_counter() - started,
+        )
         folder.finish(sidecar)
     return TradeoffResult(table, states, sidecar, out)
 

@@ -15,11 +15,11 @@ from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.metrics import costs
 from moeprobe.metrics.costs import STEP_SECONDS_IN_TURN
+from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
-from moeprobe.studies.compare_sources import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.trainings import Cell
 from moeprobe.studies.training_files import read_curve
@@ -112,17 +112,12 @@ def spikes(curve: str | None, path: Path) -> tuple[int | None, int]:
 def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
     """Return the rows of one run: patches and output, nothing about single experts or the noise floor."""
     measured = finished.read(folder)
-    request = measured.request
-    run_info = summaries.About(
-        run="",
-        dataset=request["data"],
-        split=request["split"],
-        seed=request["seed"],
-        aligned=is_aligned(measured),
-        train_seeds={},
-        groups={},
+    run_info = summaries.About.of_request(
+        measured.request, run="", aligned=measured.is_aligned, train_seeds={}, groups={}
     )
-    table, _ = summaries.summarize(of_table(measured.sums), analyses=analyses_of(measured), run_info=run_info)
+    table, _ = summaries.summarize(
+        of_table(measured.sums), analyses=analyses_of(measured.request), run_info=run_info
+    )
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")
 

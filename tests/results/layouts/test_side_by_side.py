@@ -10,6 +10,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.registry import find
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.side_by_side import repeated, side_by_side
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from tests.cli.test_summary_output import match
 from tests.results.layouts.rendering import on_page, on_screen
@@ -35,7 +36,7 @@ def test_what_repeats_the_match_is_left_out_and_named() -> None:
     names = [line[2].text for line in layout.rows]
     assert [name.strip() for name in names if "κ" not in name] == ["top-1 match", "pairs without weights"]
     assert len(names) == 4 and all(find(name).metric.label in layout.note for name in _SAME)
-    found = Result(table, None, match(1).images, {"request": {"data": "digits"}})
+    found = Result(table, None, match(1).images, Sidecar({"request": {"data": "digits"}}))
     *screen, note = tables.side_by_side(found, title="t")
     assert note == layout.note and len(screen) == 1
     page = on_page([layout])

@@ -11,6 +11,7 @@ from moeprobe.cli.front import comparison
 from moeprobe.cli.front import tables as on_the_screen
 from moeprobe.results.differences import sentences as families
 from moeprobe.results.layouts import verdicts
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from moeprobe.runtime.csv import write_csv
 from moeprobe.studies.compare import Comparison
@@ -72,7 +73,7 @@ def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path:
     said = verdicts.sentences(families(table), table)
     assert finding.sentences == ["Verdicts go by simultaneous intervals over 360 images.", *said]
     about = {"request": {"probe": {"data": "digits", "split": "test"}}, "fail_if_worse": None}
-    notebook = Comparison(table, families(table), table[:0], about)._repr_html_()
+    notebook = Comparison(table, families(table), table[:0], Sidecar(about))._repr_html_()
     assert all(cell.split(" [")[0].replace("<", "&lt;") in notebook for line in page for cell in line)
     assert all(sentence in notebook for sentence in said)
 
@@ -86,12 +87,38 @@ def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
     assert cells == [
         "blocks.1", "better (higher)", "+0.100 [+0.020, +0.180]", "0.400", "0.500", "0.010", "360", "5,530",
     ]  # fmt: skip
-    assert first.rows[1][1].text == "cannot tell (detectable: 0.090)"
+    assert first.rows[1][1].text == "no significant difference (detectable: 0.090)"
     assert first.caption == "κ of top-1 match (top1_match_kappa, patches)" and not first.folded
     assert second.caption == "Top-1 match (top1_match, patches)" and second.folded
     assert not any(
         one.folded for one in verdicts.tables(frame(COMPARED["metrics"], judged=True), extra="top1_match")
     )
+
+
+def test_a_comparison_opens_with_a_line_per_metric() -> None:
+    lines = {name: verdicts.overview(frame(rows, judged=True)) for name, rows in COMPARED.items()}
+    assert lines["metrics"].caption == "Verdicts: b against a"
+    assert [[cell.line for cell in line] for line in lines["metrics"].rows] == [
+        ["κ of top-1 match", "better (1 of 2), no significant difference (1 of 2)",
+         "+0.100 [+0.020, +0.180]"],
+        ["Top-1 match", "better (2 of 2)", "+0.100 [+0.020, +0.180]"],
+    ]  # fmt: skip
+    assert [cell.line for cell in lines["small"].rows[0]][1:] == [
+        "better (2 of 2)", "+0.002 to +0.100 [+0.001, +0.180]",
+    ]  # fmt: skip
+    # A line for each pair, where there are several; the metric is named once.
+    assert [line[1].text for line in lines["pairs"].rows] == ["b − a", "c − a"]
+    assert lines["pairs"].place == 1 and lines["pairs"].caption == "Verdicts"
+    assert [cell.line for cell in lines["collapsed"].rows[0]][1:] == ["collapsed", "–"]
+
+
+def test_the_opening_table_is_short_and_has_no_interval_that_one_lacks() -> None:
+    rows = [judged(kappa(), checkpoint=f"b{number}") for number in range(12)]
+    table = verdicts.overview(frame(rows, judged=True))
+    assert len(table.rows) == 10 and table.caption == "Verdicts, the first 10 of 12"
+    same = judged(kappa("blocks.3"), 0.0, verdict="identical", judgement="", sim_low=NAN, sim_high=NAN)
+    (line,) = verdicts.overview(frame([judged(kappa()), same], judged=True)).rows
+    assert [cell.line for cell in line][1:] == ["better (1 of 2), same (1 of 2)", "+0.000 to +0.100"]
 
 
 def test_a_narrow_window_holds_all_but_what_it_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:

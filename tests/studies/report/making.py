@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from moeprobe.runtime.csv import write_csv
 
@@ -48,14 +49,14 @@ def minus(one: Value, other: Value) -> Value:
     return difference, difference - 0.02, difference + 0.02
 
 
-def sidecar(kind: str, checkpoints: Sequence[str], **more: Any) -> dict[str, Any]:
+def sidecar(kind: str, checkpoints: Sequence[str], **more: Any) -> Sidecar:
     """What a probe records; ``request`` is added to what was asked, everything else replaces its part."""
     hashes = {name: (name.encode().hex() * 64)[:64] for name in checkpoints}
     request: dict[str, Any] = {
         "kind": kind, "data": "digits", "split": "test", "view": {"name": "random_crop", "flip": False},
         "severities": [], "layers": None, "limit": None, "seed": 0, "trained_capacity": False,
     }  # fmt: skip
-    return {
+    content = {
         "request": request | more.pop("request", {}),
         "command": f"moeprobe {kind} somewhere",
         "checkpoints": {
@@ -66,7 +67,8 @@ def sidecar(kind: str, checkpoints: Sequence[str], **more: Any) -> dict[str, Any
         "versions": {"moeprobe": "0.1.0", "torch": "2.13.0"},
         "platform": "Linux x86_64",
         "git_commit": "1" * 40,
-    } | more
+    }
+    return Sidecar(content | more)
 
 
 def write_run(
