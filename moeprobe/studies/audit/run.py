@@ -304,9 +304,9 @@ def audit_runs(
         "modality": IMAGE.name,
         "wall_seconds": time.perf_counter() - started,
     }
-    result = _result(rows, runs, {}, sidecar, out)
-    _write(result)
-    return result
+    audited = _result(rows, runs, {}, sidecar, out)
+    _write(audited)
+    return audited
 
 
 def _at_severities(result: Result, fields: Mapping[str, Any] | None) -> Result:

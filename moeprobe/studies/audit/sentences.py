@@ -92,7 +92,7 @@ def short_value(row: Row) -> str:
 
 def difference_text(row: Row) -> str:
     """Return a difference with its interval; empty where every image gives the same."""
-    return "" if row["value"] == row["ci_low"] == row["ci_high"] == 0 else value_text(row, signed=True)
+    return "" if row["judgement"] == "the same" else value_text(row, signed=True)
 
 
 def interval_text(row: Row, *, signed: bool = False, decimals: int = 3) -> str:
