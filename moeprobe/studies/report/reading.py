@@ -140,7 +140,7 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
     """Return a run whose checkpoints are called otherwise on the page; its files stay as they are."""
     if not names:
         return run
-    tables = {
+    tables: dict[str, Any] = {
         name: rename_table(table, names)
         for name in ("table", "comparison")
         if (table := getattr(run, name)) is not None
