@@ -55,9 +55,10 @@ class Group(NamingGroup):
         as_json = "--json" in ctx.args  # before the command takes its arguments
         with Ending() as ending:
             try:
-                return super().invoke(ctx)
-            except FinishedError as error:
-                print_finished(error.folder, as_json=as_json)
+                try:
+                    return super().invoke(ctx)
+                except FinishedError as error:
+                    print_finished(error.folder, as_json=as_json)
             except UserError as error:
                 if not isinstance(error, OtherFailedError):
                     say(error)

@@ -1,6 +1,7 @@
 """Open views and images by name."""
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.catalog import VIEWS
+from moeprobe.runtime.files import open_regular
 from moeprobe.runtime.schema import Plugin, make_plugin
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml
 
@@ -53,6 +55,19 @@ def pick_images(
         return Files(files), list(range(len(files))), "files"
     assert dataset is not None
     return dataset, [_find_image(dataset, name, data=data) for name in images] or None, data
+
+
+def content_of(files: Sequence[str | Path]) -> dict[str, list[str]]:
+    """Return the hashes of a user's files for a request, since an edited file keeps its name.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    hashes = []
+    for file in files:
+        with open_regular(Path(file)) as opened:
+            hashes.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return {"files": hashes} if hashes else {}
 
 
 def _find_image(dataset: Dataset, name: str, *, data: str) -> int:

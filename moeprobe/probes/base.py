@@ -46,12 +46,14 @@ class Arg:
             other lists are separated by commas.
         choices: words that are typed for values; None = the value itself.
         in_request: whether the numbers of a run depend on it and nothing else in the request says so.
+        of_figures: whether figures depend on it, and no number does.
     """
 
     help: str
     flag: str = ""
     choices: Mapping[str, Any] | None = None
     in_request: bool = True
+    of_figures: bool = False
 
 
 class Views(enum.Enum):
@@ -231,9 +233,19 @@ class Probe(Kind, ABC, Generic[R]):
         return {}
 
     def request(self) -> dict[str, Any]:
-        """Return the fields that the numbers depend on."""
+        """Return the fields that the numbers depend on, and under ``figures`` the changed options of figures."""
         names = (name for name in fields_of(type(self)) if arg_of(type(self), name).in_request)
-        return {name: plain(getattr(self, name)) for name in names}
+        # Only where they differ, so that earlier runs with the usual figures still ask the same.
+        figures = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if arg_of(type(self), field.name).of_figures
+            # As JSON: the command line gives a list where the default is a tuple.
+            and (value := plain(getattr(self, field.name))) != plain(field.default)
+        }
+        return {name: plain(getattr(self, name)) for name in names} | (
+            {"figures": figures} if figures else {}
+        )
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck
-from moeprobe.recordings.destination import check_destination, named_checkpoint
+from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.findings import COUNTED, Findings
 from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
@@ -109,7 +109,7 @@ def import_routed_experts(
         watcher=progress_of(watcher),
     )
     check = CaptureCheck()
-    with writing(path) as file:
+    with new_trace(path, overwrite=overwrite) as target, writing(target) as file:
         for rows in grouped(reading.rows(), progress=reading.watcher.advance):
             check.add(rows)
             file.write([rows])

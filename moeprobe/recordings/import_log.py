@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck, not_empty
-from moeprobe.recordings.destination import check_destination, named_checkpoint
+from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.format import is_ordered, metadata, writing
 from moeprobe.recordings.log import Log
@@ -67,7 +67,7 @@ def import_trace(
     watcher.start(f"import {log.name}", log.stat().st_size)
     entries = Log(log, num_experts=num_experts, progress=watcher.advance)
     check = CaptureCheck()
-    with writing(path) as file:
+    with new_trace(path, overwrite=overwrite) as target, writing(target) as file:
         for rows in entries.batches():
             check.add(rows)
             file.write([rows])

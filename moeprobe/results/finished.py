@@ -27,6 +27,8 @@ from moeprobe.runtime.paths import shortest_ends
 
 # Bytes of a table.
 _LARGEST_CSV = 2**30
+# Columns of texts in tables that hold no values of metrics; a name may look like a number.
+_TEXTS = frozenset(["checkpoint", "image_id", "kind", "layer", "model", "number", "view_1"])
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,28 @@ def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
     return with_present_names(table, sidecar)
 
 
+def read_rows(path: Path) -> pd.DataFrame:
+    """Return a table that a run wrote beside its values, such as one row per patch, as it was written.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    text = read_bytes(path, limit=_LARGEST_CSV)
+    try:
+        header = list(pd.read_csv(io.BytesIO(text), nrows=0))
+        numbers = [name for name in header if name not in _TEXTS]
+        table = pd.read_csv(
+            io.BytesIO(text),
+            dtype=dict.fromkeys(_TEXTS.intersection(header), str),
+            dtype_backend="numpy_nullable",
+            keep_default_na=False,
+            na_values={name: [""] for name in numbers},
+        )
+    except ValueError as error:
+        raise UserError(f"Cannot read {path} ({error}); run its command again with --overwrite.") from error
+    return table.assign(**{name: table[name].map(restored) for name in header if name in _TEXTS})
+
+
 def check_no_shard(path: Path) -> None:
     """Raise ``UserError`` if a folder holds a part of a run alone."""
     if is_there(path / SHARD):
@@ -178,6 +202,7 @@ def _shared_request(run: Measured) -> dict[str, Any]:
     """Return what runs must have in common: the request, and how many images compete for a capacity."""
     groups = {info.get("group_images") for info in run.checkpoints.values()}
     request = run.request | {"group_images": sorted(map(str, groups))}
+    request.pop("figures", None)  # no number depends on what was drawn
     # Of traces: trace by trace, so that a sentence need not show them all.
     captures = request.pop("recorded", {})
     return request | {f"the capture recorded as {name}": capture for name, capture in captures.items()}

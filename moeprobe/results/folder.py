@@ -126,8 +126,8 @@ class OutputFolder:
         # Before anything is made, and once more when nobody else can change it.
         _check_outside(path, request, overwrite=overwrite, shared=shared)
         self._own = RunFolder(path, family_of(path), shared=shared)
-        self._begun_here = overwrite or not is_there(path / REQUEST)
         try:
+            self._begun_here = overwrite or not is_there(path / REQUEST)
             _check(path, request, overwrite=overwrite, shared=shared)
             if overwrite:
                 self._own.clear()
@@ -193,8 +193,9 @@ class OutputFolder:
 
     def close(self, *, failed: bool = False) -> None:
         """Give the folder back; of a run that failed before it had anything, its question goes too."""
-        if failed and self._begun_here and scan(self.path, RUN).own == (REQUEST,):
-            with contextlib.suppress(UserError, OSError):
+        # What cannot be looked at or removed stays; the folder is given back whatever happens.
+        with contextlib.suppress(UserError, OSError):
+            if failed and self._begun_here and scan(self.path, RUN).own == (REQUEST,):
                 remove(self.path / REQUEST)
         self._own.close()
 
@@ -207,14 +208,33 @@ class OutputFolder:
 
 @contextlib.contextmanager
 def output_folder(
-    path: Path | None, request: dict[str, Any], *, overwrite: bool
+    path: Path | None, request: dict[str, Any], *, overwrite: bool, svg: bool = False
 ) -> Iterator[OutputFolder | None]:
-    """Yield a run's folder, closed when the block ends; None where no folder was named."""
+    """Yield a run's folder, closed when the block ends; None where no folder was named.
+
+    Raises:
+        UserError: what ``OutputFolder`` raises; or a finished run lacks the figures that are asked for by ``svg``.
+    """
     if path is None:
         yield None
     else:
-        with OutputFolder(path, request, overwrite=overwrite) as folder:
+        with figures_as_asked(svg=svg):
+            folder = OutputFolder(path, request, overwrite=overwrite)
+        with folder:
             yield folder
+
+
+@contextlib.contextmanager
+def figures_as_asked(*, svg: bool) -> Iterator[None]:
+    """Raise ``UserError`` in place of ``FinishedError`` where SVG figures are wanted and the run has none."""
+    try:
+        yield
+    except FinishedError as error:
+        if svg and any(error.folder.rglob("*.png")) and not any(error.folder.rglob("*.svg")):
+            raise UserError(
+                f"{shown(error.folder)} is finished without SVG figures; add --overwrite to draw them."
+            ) from None
+        raise
 
 
 def _complete(path: Path) -> None:

@@ -253,6 +253,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def has_same_bytes(first: Path, second: Path) -> bool:
+    """Whether two regular files are there, with the same content."""
+    if not (is_file(first) and is_file(second)) or first.stat().st_size != second.stat().st_size:
+        return False
+    return sha256(first) == sha256(second)
+
+
 # Weights that need the program that wrote them.
 _OF_OTHERS = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".npz", ".msgpack", ".h5", ".onnx")
 

@@ -78,7 +78,8 @@ class RunFolder:
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
-            if self._alone and not contents.own:
+            # One that was there before stays: without it nobody knows whose the files are.
+            if self._alone and not (contents.recorded and contents.own):
                 with contextlib.suppress(OSError):
                     (self.path / RECORD).unlink()
 
@@ -101,9 +102,7 @@ class RunFolder:
                 self._add(name)
 
     def _append(self, line: Any) -> None:
-        rest = json.dumps(line).encode() + b"\n"
-        while rest:  # a disk may take a part at a time
-            rest = rest[os.write(self._descriptor, rest) :]
+        _write_all(self._descriptor, json.dumps(line).encode() + b"\n")
 
     def _add(self, name: str) -> None:
         if name not in self._names:
@@ -254,19 +253,24 @@ class RunFolder:
         remove_empty_around(self.path, self._names - set(existing))
         lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *existing)]
         content = "".join(f"{line}\n" for line in lines)
-        new = self.path / NEW_RECORD
-        with contextlib.suppress(OSError):
+        new, descriptor = self.path / NEW_RECORD, -1
+        try:
             new.unlink(missing_ok=True)  # one of an earlier run, or a link that would be written through
             if (self.path / RECORD).read_text(encoding="ascii", errors="replace") == content:
                 return
-            new.write_text(content, encoding="ascii")
+            # Opened once, before it takes the place of the record: what cannot be opened afterwards would be lost.
+            descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
+            _write_all(descriptor, content.encode("ascii"))
             new.replace(self.path / RECORD)
-            earlier = self._descriptor
-            self._descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
-            os.close(earlier)
-            return
-        with contextlib.suppress(OSError):  # the record stays as it is, which is enough
-            new.unlink(missing_ok=True)
+        except OSError:  # the record stays as it is, which is enough
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            replaced = descriptor
+        else:
+            replaced, self._descriptor = self._descriptor, descriptor
+        if replaced >= 0:
+            with contextlib.suppress(OSError):
+                os.close(replaced)
 
     def close(self) -> None:
         """Give the folder back; one that was made here and holds nothing goes again."""
@@ -291,3 +295,8 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:  # a disk may take a part at a time
+        content = content[os.write(descriptor, content) :]

@@ -81,10 +81,7 @@ class Lock:
 
     def _take(self, wait: bool, until: float) -> int:
         while True:
-            try:
-                descriptor = os.open(self.path, _FLAGS | os.O_CREAT, 0o644)
-            except OSError as error:
-                raise UserError(f"Cannot write {shown(self.path)}: {error.strerror or error}.") from error
+            descriptor, is_new = self._open()
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise UserError(f"{shown(self.path)} is not a regular file; remove it.")
@@ -96,10 +93,27 @@ class Lock:
                     raise _in_use(self.path)
                 else:
                     time.sleep(_PAUSE)
-            except BaseException:
-                os.close(descriptor)
+            except BaseException as error:
+                if is_new and isinstance(error, OSError):
+                    # What cannot be locked is no use, and a folder that was made for it must be empty to go.
+                    with contextlib.suppress(OSError):
+                        self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+                if isinstance(error, OSError):
+                    raise UserError(f"Cannot lock {shown(self.path)}: {error.strerror or error}.") from error
                 raise
             os.close(descriptor)
+
+    def _open(self) -> tuple[int, bool]:
+        """Return the open file, and whether it was made here."""
+        try:
+            try:
+                return os.open(self.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644), True
+            except FileExistsError:
+                return os.open(self.path, _FLAGS | os.O_CREAT, 0o644), False
+        except OSError as error:
+            raise UserError(f"Cannot write {shown(self.path)}: {error.strerror or error}.") from error
 
     def _write_holder(self) -> None:
         info = {

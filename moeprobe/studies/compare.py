@@ -153,6 +153,8 @@ def compare(
     try:
         return work.execute(progress)
     except FinishedError as error:
+        if not sources.hashed:
+            raise  # as of every probe: nobody knows whether it is of these models
         text = f"{shown(error.folder)} is finished; add --overwrite to repeat it."
         warnings.warn(RunWarning(text), stacklevel=2)
         # What was measured is in its folder; what may fail a continuous integration is judged again.
@@ -211,6 +213,15 @@ class Sources:
     measured: Measured
     work: "Measurement[Result] | None" = None
 
+    @property
+    def hashed(self) -> bool:
+        """Whether every checkpoint has a hash; finished runs are recognized by their sums."""
+        if self.work is None:
+            return True
+        from moeprobe.probes.engine.models import are_hashed  # here, since it imports torch
+
+        return are_hashed(self.work.models)
+
     def sample(self) -> Measured:
         """Return the sums of one batch of every checkpoint, which tell the metrics there will be."""
         if self.work is None:
@@ -227,16 +238,14 @@ class Sources:
         if work is None:
             return self.measured
         out = None if work.options.out is None else work.options.out / _PROBE
+        options = dataclasses.replace(work.options, out=out, overwrite=False)
         try:
-            result = run(
-                work.probe,
-                work.models,
-                data=work.data,
-                options=dataclasses.replace(work.options, out=out, overwrite=False),
-                watcher=progress,
-            )
+            result = run(work.probe, work.models, data=work.data, options=options, watcher=progress)
         except FinishedError as error:
-            return dataclasses.replace(finished.read(error.folder), runs={})
+            if self.hashed:
+                return dataclasses.replace(finished.read(error.folder), runs={})
+            options = dataclasses.replace(options, overwrite=True)
+            result = run(work.probe, work.models, data=work.data, options=options, watcher=progress)
         return dataclasses.replace(self.measured, sums=result.sums, checkpoints=result.sidecar.checkpoints)
 
 

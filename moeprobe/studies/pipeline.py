@@ -6,13 +6,12 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.models import pipeline
-from moeprobe.models.checkpoints.header import read_header
-from moeprobe.models.config import TrainConfig
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.reporting import Report
-from moeprobe.runtime.files import LAST, is_file, is_folder, is_there, read_json, sha256
+from moeprobe.runtime.files import is_file, is_folder, is_there, sha256
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.replacing import in_use_first
+from moeprobe.studies.starting_weights import CHECKPOINT, recorded_hash, starting_weights
 from moeprobe.studies.train import check_run_folder, clear, train
 
 
@@ -94,28 +93,11 @@ def _check_stage(pipe: Pipeline, stage: str, *, overwrite: bool) -> None:
     folder = pipe.folder / stage
     with in_use_first(folder):
         state = check_run_folder(folder, pipe.stages[stage], overwrite=overwrite)
-    before = _weights_before(pipe.stages[stage])
+    before = starting_weights(pipe.stages[stage]).get(CHECKPOINT)
     if state != "new" and before is not None:
         now = sha256(before) if is_file(before) else None
-        if _started_from(folder, state) != now:
+        if recorded_hash(folder, state, CHECKPOINT) != now:
             raise UserError(
                 f"{folder} was trained from other weights than {before} holds now; add --overwrite to train all "
                 f"stages again, or remove {folder}."
             )
-
-
-def _weights_before(config: TrainConfig) -> Path | None:
-    if config.initialise is None:
-        return None
-    path = Path(config.initialise.checkpoint)
-    return path / LAST if path.suffix != ".safetensors" else path
-
-
-def _started_from(folder: Path, state: str) -> str | None:
-    """Return the hash of the weights that a run began with."""
-    if state == "finished":
-        description = read_json(folder / "finished.json")
-    else:
-        description = read_header(folder / "state.safetensors").description
-    start = description.get("started_from") if isinstance(description, dict) else None
-    return start.get("sha256") if isinstance(start, dict) else None

@@ -20,15 +20,16 @@ from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 from moeprobe.studies import training_files
+from moeprobe.studies.starting_weights import check_same_start
 
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
-_CURVE = "training.png"
+_CURVE, _CURVE_SVG = "training.png", "training.svg"
 FAMILY = Family(
     "training",
     is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
     known=(
         *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", _CURVE,
-        "training.svg",
+        _CURVE_SVG,
     ),
     always=("tensorboard/events.out.tfevents.*", "state/*/*.safetensors"),
 )  # fmt: skip
@@ -69,16 +70,16 @@ def train(
     resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
     with in_use_first(folder):
-        state = check_run_folder(folder, resolved, overwrite=overwrite)
+        state = _check_run(folder, resolved, overwrite=overwrite)
     if state == "finished":
-        return complete(folder, resolved) | {"folder": str(folder), "kept": True}
+        return complete(folder, resolved, svg=svg) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)
     # Only now, when everything fits together, is the folder made, or an earlier run given up.
     with RunFolder(folder, FAMILY) as run_folder:
         # Once more, when no other process can change it.
-        state = check_run_folder(folder, resolved, overwrite=overwrite)
+        state = _check_run(folder, resolved, overwrite=overwrite)
         if state == "finished":
-            return _complete(folder, resolved) | {"folder": str(folder), "kept": True}
+            return _complete(folder, resolved, svg=svg) | {"folder": str(folder), "kept": True}
         if state == "unfinished":
             trainer.resume()
         elif overwrite:
@@ -103,30 +104,34 @@ def clear(folder: Path) -> None:
             run_folder.clear()
 
 
-def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
-    """Do what a finished run lacks that was killed in its last moment, and return its summary.
+def complete(folder: Path, config: TrainConfig, *, svg: bool = False) -> dict[str, Any]:
+    """Do what a finished run lacks, killed in its last moment or without a wanted SVG, and return its summary.
 
     Raises:
         UserError: its files cannot be read or written.
     """
-    if _at_its_end(folder):
+    if _at_its_end(folder, svg=svg):
         return read_summary(folder)
     with RunFolder(folder, FAMILY):
-        return _complete(folder, config)
+        return _complete(folder, config, svg=svg)
 
 
-def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
+def _complete(folder: Path, config: TrainConfig, *, svg: bool) -> dict[str, Any]:
     summary = read_summary(folder)
-    if not is_file(folder / _CURVE):
-        draw_curve(folder, config)
+    if not _is_curve_drawn(folder, svg=svg):
+        draw_curve(folder, config, svg=svg)
     discard(folder)
     return summary
 
 
-def _at_its_end(folder: Path) -> bool:
+def _at_its_end(folder: Path, *, svg: bool) -> bool:
     """Whether a finished run was not killed before it had put everything in order."""
     has_state = any(is_there(folder / name) for name in ("state.safetensors", "state", LOCK, NEW_RECORD))
-    return is_file(folder / _CURVE) and not has_state
+    return _is_curve_drawn(folder, svg=svg) and not has_state
+
+
+def _is_curve_drawn(folder: Path, *, svg: bool) -> bool:
+    return is_file(folder / _CURVE) and (not svg or is_file(folder / _CURVE_SVG))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -215,6 +220,14 @@ def check_run_folder(
     return "finished" if finished else "unfinished"
 
 
+def _check_run(folder: Path, config: TrainConfig, *, overwrite: bool) -> str:
+    """Return what ``check_run_folder`` does; raises ``UserError`` too where the run began from other weights."""
+    state = check_run_folder(folder, config, overwrite=overwrite)
+    if state != "new":
+        check_same_start(folder, config, state)
+    return state
+
+
 def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
     """Raise ``UserError`` where a new run would replace the weights that it starts from: it could not be repeated."""
     replaced = {(folder / name).resolve() for name in contents.own}
@@ -272,31 +285,35 @@ def train_together(
     state = None
     if first:
         with in_use_first(folder):
-            state = check_run_folder(folder, config, overwrite=overwrite)
+            state = _check_run(folder, config, overwrite=overwrite)
     state = ranks.exchange(state)[0]
     if state == "finished":
-        summary = complete(folder, config) if first else None
+        summary = complete(folder, config, svg=svg) if first else None
         return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": True}
     trainer = make_trainer(config, folder=folder, device=own_device(device), ranks=ranks)
     if not first:
-        ranks.exchange("ready")
-        summary = _run(
-            trainer, ranks, resumed=state == "unfinished", report=lambda _: None, draw=lambda: None
-        )
+        state = ranks.exchange(None)[0]
+        summary = None
+        if state != "finished":
+            resumed = state == "unfinished"
+            summary = _run(trainer, ranks, resumed=resumed, report=lambda _: None, draw=lambda: None)
     else:
         with RunFolder(folder, FAMILY) as run_folder:
-            # Once more, when no other process can change it.
-            check_run_folder(folder, config, overwrite=overwrite)
+            # Once more, when no other process can change it: another run may have been at it meanwhile.
+            state = _check_run(folder, config, overwrite=overwrite)
             if overwrite:
                 run_folder.clear()
-            ranks.exchange("ready")
+            ranks.exchange(state)
 
             def draw() -> None:
                 draw_curve(run_folder.path, config, svg=svg)
                 run_folder.check()
 
-            summary = _run(trainer, ranks, resumed=state == "unfinished", report=report, draw=draw)
-    return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": False}
+            if state == "finished":
+                summary = _complete(folder, config, svg=svg)
+            else:
+                summary = _run(trainer, ranks, resumed=state == "unfinished", report=report, draw=draw)
+    return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": state == "finished"}
 
 
 def _run(

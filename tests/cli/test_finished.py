@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from PIL import Image
 
 from moeprobe.results.folder import OutputFolder
 from moeprobe.runtime.folders import RunFolder
@@ -37,13 +39,35 @@ def test_a_finished_probe_prints_its_table(trained: Trained, tmp_path: Path, com
 def test_a_finished_run_without_a_table_names_its_files(trained: Trained, tmp_path: Path) -> None:
     overlay = ("overlay", trained["prc"], "--count", 1, "--out", tmp_path / "overlay")
     correspond = ("correspond", trained["prc"], "--count", 1, "--out", tmp_path / "correspond")
+    trace = ("trace", "record", trained["prc"], "--limit", 3, "--out", tmp_path / "trace")
     shard = ("confidence", trained["prc"], "--limit", 40, "--shard", "1/2", "--out", tmp_path / "shard")
-    for arguments in (overlay, correspond, shard):
-        assert run(*arguments).exit_code == 0
+    for arguments in (overlay, correspond, trace, shard):
+        first = run(*arguments, "--json")
+        assert first.exit_code == 0, first.output
         again = run(*arguments)
         assert again.exit_code == 0 and "is finished; --overwrite repeats it." in again.stderr
         assert f"Written to {arguments[-1]}/" in again.stdout
-        assert "sidecar" in json.loads(run(*arguments, "--json").stdout)
+        repeated = json.loads(run(*arguments, "--json").stdout)
+        assert_same_content(repeated, json.loads(first.stdout))
+
+
+def assert_same_content(repeated: dict[str, Any], first: dict[str, Any]) -> None:
+    """Numbers have the digits of their file; figures are named in the order of their names."""
+    assert list(repeated) == list(first)
+    for key, value in first.items():
+        if key in ("patches", "pairs"):
+            pd.testing.assert_frame_equal(pd.DataFrame(repeated[key]), pd.DataFrame(value))
+        elif key == "files":
+            assert sorted(repeated[key]) == sorted(value)
+        else:
+            assert repeated[key] == value
+
+
+def test_a_finished_run_that_cannot_be_read_is_a_sentence(trained: Trained, tmp_path: Path) -> None:
+    arguments = ("overlay", trained["prc"], "--count", 1, "--out", tmp_path / "out")
+    assert run(*arguments).exit_code == 0
+    (tmp_path / "out" / "table.json").write_text("[]")
+    assert "table.json is not as moeprobe wrote it" in refused(*arguments, "--json")
 
 
 def test_what_fails_after_the_mark_is_no_error(
@@ -80,3 +104,51 @@ def test_a_request_that_cannot_be_read_is_not_taken_for_none(
     assert "Stale file handle" in said or "nosuch" in said
     with pytest.raises(Exception, match=r"Cannot read .*run\.json: Stale file handle"):
         OutputFolder(tmp_path / "out", {"kind": "sweep"})
+
+
+@pytest.mark.parametrize(
+    ("command", "other"),
+    [
+        ("routes --limit 12", "--count 1"),
+        ("discontinuity --limit 2", "--count 1"),
+        ("discontinuity --limit 2", "--pick largest-jump"),
+        ("correspond --count 1", "--lines 3"),
+    ],
+)
+def test_a_run_with_other_figures_is_another_run(
+    trained: Trained, tmp_path: Path, command: str, other: str
+) -> None:
+    arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")
+    assert run(*arguments).exit_code == 0
+    assert "figures" not in json.loads((tmp_path / "out" / "run.json").read_text()), "as of earlier runs"
+    assert "holds a finished run of something else" in refused(*arguments, *other.split())
+    assert run(*arguments, *other.split(), "--overwrite").exit_code == 0
+    assert "is finished" in run(*arguments, *other.split()).stderr
+
+
+def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path) -> None:
+    for name, count in (("baseline", 1), ("prc", 2)):
+        arguments = ("routes", trained[name], "--limit", 24, "--count", count, "--out", tmp_path / name)
+        assert run(*arguments).exit_code == 0
+    assert run("compare", tmp_path / "baseline", tmp_path / "prc").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["overlay", "correspond", "discontinuity"])
+def test_an_edited_file_is_another_image(trained: Trained, tmp_path: Path, command: str) -> None:
+    image = tmp_path / "image.png"
+    arguments = (command, trained["prc"], "--file", image, "--out", tmp_path / "out")
+    Image.new("RGB", (32, 32), "red").save(image)
+    assert run(*arguments).exit_code == 0
+    assert "is finished" in run(*arguments).stderr
+    Image.new("RGB", (32, 32), "blue").save(image)
+    assert "holds a finished run of something else" in refused(*arguments)
+
+
+@pytest.mark.parametrize("command", ["confidence --limit 12", "overlay --count 1", "correspond --count 1"])
+def test_a_finished_run_without_svg_figures_says_so(trained: Trained, tmp_path: Path, command: str) -> None:
+    arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")
+    assert run(*arguments).exit_code == 0
+    assert "out is finished without SVG figures; add --overwrite to draw them" in refused(*arguments, "--svg")
+    assert run(*arguments, "--svg", "--overwrite").exit_code == 0
+    assert "is finished" in run(*arguments, "--svg").stderr
+    assert "is finished" in run(*arguments).stderr

@@ -2,10 +2,14 @@
 
 import errno
 import os
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from safetensors import SafetensorError
 
+import moeprobe
 from moeprobe.cli.front.environment import system_error
 from moeprobe.probes.engine import run as engine
 from tests.commands import Trained, refused
@@ -27,7 +31,8 @@ def test_an_error_with_a_number_names_the_file(name: str) -> None:
     [
         RuntimeError("unable to mmap 4096 bytes from file </x.safetensors>: Cannot allocate memory (12)"),
         OSError("Error reading bytes from file. Detail: [errno 5] Input/output error"),
-        ValueError("Error while reading: I/O error: Stale file handle (os error 116)"),
+        pa.ArrowInvalid("Error while reading: Stale file handle"),
+        SafetensorError("Error while reading: I/O error: Stale file handle (os error 116)"),
     ],
 )
 def test_what_other_libraries_say_without_a_number(error: Exception) -> None:
@@ -38,6 +43,18 @@ def test_what_other_libraries_say_without_a_number(error: Exception) -> None:
 def test_a_bug_stays_one() -> None:
     assert system_error(OSError("no number")) is None
     assert system_error(KeyError("file")) is None
+    for bug in (ValueError, TypeError, KeyError, NotImplementedError):
+        assert system_error(bug("Input/output error")) is None
+    for number in (errno.EBADF, errno.EINVAL, errno.EEXIST):
+        assert system_error(OSError(number, os.strerror(number), "a")) is None
+
+
+def test_a_missing_file_of_the_package_is_a_bug(tmp_path: Path) -> None:
+    def missing(path: Path) -> OSError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    assert system_error(missing(Path(moeprobe.__file__).parent / "templates" / "page.html")) is None
+    assert system_error(missing(tmp_path / "page.html")) is not None
 
 
 def test_the_command_line_says_it(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.recordings import responses
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.model_config import read_moe_shape
@@ -350,7 +350,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 requests, 4 layers (layers.1 to layers.4): 39 tokens" in result.output
     assert "read as vllm." in result.output and f"Written: {trace}" in result.output
-    assert "exists; add --overwrite" in refused(*command)
+    with pytest.warns(RunWarning, match=r"served\.parquet is finished; add --overwrite to repeat it"):
+        again = run(*command)
+    assert again.exit_code == 0 and again.stdout == result.stdout
+    assert "exists; add --overwrite" in refused(*command, "--name", "other")
     said = json.loads(run(*command, "--overwrite", "--json").stdout)
     assert (said["requests"], said["tokens"], said["file"]) == (3, 39, str(trace))
     assert "There is no reader 'vlm'. Did you mean 'vllm'?" in refused(

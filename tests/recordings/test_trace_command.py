@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from moeprobe.errors import RunWarning
 from tests.commands import Trained, names_in, refused, run
 
 NOISE = ("--view", "gaussian_noise", "--severities", "0.1,0.3", "--limit", 20)
@@ -93,7 +94,15 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     result = run("trace", "import", log, trace, "--num-experts", 8)
     assert result.exit_code == 0, result.output
     assert "1 requests, layers blocks.3: 2 tokens in all layers" in result.output
+    before = trace.stat().st_mtime_ns
+    with pytest.warns(RunWarning, match=r"monday\.parquet is finished; add --overwrite to repeat it"):
+        again = run("trace", "import", log, trace, "--num-experts", 8)
+    assert again.exit_code == 0 and again.stdout == result.stdout
+    assert "exists; add --overwrite" in refused("trace", "import", log, trace, "--num-experts", 9)
+    log.write_text(json.dumps(line | {"experts": [[3, 5], [0, 2]]}))
     assert "exists; add --overwrite" in refused("trace", "import", log, trace, "--num-experts", 8)
+    assert trace.stat().st_mtime_ns == before
+    log.write_text(json.dumps(line))
     (tmp_path / "mine.parquet").write_text("mine")
     said = refused("trace", "import", log, tmp_path / "mine.parquet", "--num-experts", 8, "--overwrite")
     assert "replaces traces alone" in said and (tmp_path / "mine.parquet").read_text() == "mine"

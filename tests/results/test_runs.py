@@ -17,7 +17,7 @@ from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import frame, image_table
-from moeprobe.runtime.files import LAST, remove, write_text
+from moeprobe.runtime.files import GUARDS, LAST, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, RECORD, Family
 from tests.results.stores import read_images
@@ -320,3 +320,31 @@ def test_two_may_begin_the_same_folder_at_once_only_where_they_share_it(tmp_path
                 OutputFolder(tmp_path, request)
         remove(part)
     assert set(tree(tmp_path)) == {"run.json", RECORD}
+
+
+def test_a_folder_whose_request_cannot_be_looked_at_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise UserError("Cannot read out/run.json: Interrupted system call.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_check", lambda *_, **__: None)
+        patch.setattr(runs, "is_there", failing)
+        with pytest.raises(UserError, match="Interrupted"):
+            OutputFolder(tmp_path / "out", {"kind": "sweep"})
+    assert not GUARDS and not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise UserError("Cannot read out: Input/output error.")
+
+    folder = OutputFolder(tmp_path / "out", {"kind": "sweep"})
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "scan", failing)
+        folder.close(failed=True)
+    with OutputFolder(tmp_path / "out", {"kind": "sweep"}) as folder:
+        folder.finish({})

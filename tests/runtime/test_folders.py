@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -286,3 +287,60 @@ def test_a_record_that_cannot_be_put_in_order_leaves_no_temporary_file(
     new.touch()
     RunFolder(tmp_path, FAMILY).close()
     assert not new.exists() and scan(tmp_path, FAMILY).own == ("a.csv", "b.csv")
+
+
+def test_a_record_that_cannot_be_begun_leaves_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version wrote this folder; with an empty record its files would be nobody's."""
+    (tmp_path / "run.json").write_text("{}")
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(UserError, match="No space left"):
+            RunFolder(tmp_path, FAMILY)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json"}
+    assert scan(tmp_path, FAMILY).own == ("run.json",)
+
+
+def test_a_record_that_is_put_in_order_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it took the place of the earlier one, nothing may fail: what is written next would not be on it."""
+    replace, opened = Path.replace, os.open
+    with RunFolder(tmp_path, FAMILY) as folder:
+        write_text(tmp_path / "run.json", "{}")
+        write_text(tmp_path / "a.csv", "")
+
+        def failing(path: Any, *arguments: Any, **keywords: Any) -> int:
+            if str(path).endswith(RECORD):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+            return opened(path, *arguments, **keywords)
+
+        def replaced(path: Path, target: Path) -> Path:
+            monkeypatch.setattr(os, "open", failing)
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "replace", replaced)
+        folder.discard(["a.csv"])
+        monkeypatch.undo()
+        write_text(tmp_path / "b.csv", "")
+        folder.check()
+    assert scan(tmp_path, FAMILY).own == ("b.csv", "run.json")
+
+
+def test_a_run_inside_that_cannot_be_locked_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with RunFolder(tmp_path / "out", FAMILY):
+        monkeypatch.setattr(fcntl, "flock", failing)
+        with pytest.raises(UserError, match=r"Cannot lock .*Input/output error"):
+            RunFolder(tmp_path / "out" / "inside", FAMILY)
+        monkeypatch.undo()
+    assert not (tmp_path / "out").exists()

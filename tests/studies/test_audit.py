@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.studies.audit import scales
@@ -133,6 +133,22 @@ def test_recorded_routing_is_audited_without_its_model(tmp_path: Path) -> None:
     assert "analyze-trace" in (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
     again = api.audit(traces[:2], out=tmp_path / "audit")
     pd.testing.assert_frame_equal(again.verdicts, pair.verdicts, check_dtype=False)
+    traces[1].write_bytes(traces[0].read_bytes())
+    with pytest.raises(UserError, match="holds a finished run of something else"):
+        api.audit(traces[:2], out=tmp_path / "audit")
+
+
+def test_a_model_without_a_hash_is_never_taken_for_an_earlier_one(tmp_path: Path) -> None:
+    def audited(model: api.Checkpoint) -> api.AuditResult:
+        provenance = {**model.provenance, "sha256": None}
+        model = dataclasses.replace(model, name="mine", provenance=provenance)
+        return api.audit(model, probes=QUICK, out=tmp_path / "audit", **FEW)
+
+    assert verdict(audited(api.load_model(MODEL)), "crops") != "collapsed"
+    with pytest.raises(FinishedError):
+        audited(collapsed_model())
+    (tmp_path / "audit" / "table.json").unlink()
+    assert verdict(audited(collapsed_model()), "crops") == "collapsed"
 
 
 def test_a_probe_joins_by_its_declaration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """``moeprobe compare`` as a user meets it: from checkpoints, from finished runs, in a continuous integration."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moeprobe import api
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import FinishedError, RunWarning, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
@@ -251,6 +252,27 @@ def test_what_was_interrupted_goes_on(
     assert run(*by_hand).exit_code == 0
     assert "probe holds a finished run of something else; add --overwrite" in refused(*arguments)
     assert run(*arguments, "--overwrite").exit_code == 0
+
+
+@pytest.mark.usefixtures("unpictured")
+def test_models_without_a_hash_are_never_taken_for_those_of_before(trained: Trained, tmp_path: Path) -> None:
+    """A notebook changes a model that has no file, and compares again into the same folder."""
+
+    def compared(first: str, second: str) -> pd.DataFrame:
+        models = []
+        for name, path in (("first", first), ("second", second)):
+            checkpoint = api.load_model(trained[path])
+            provenance = {**checkpoint.provenance, "sha256": None}
+            models.append(dataclasses.replace(checkpoint, name=name, provenance=provenance))
+        return api.compare(models, limit=12, out=tmp_path / "out").table
+
+    before = compared("baseline", "prc")
+    with pytest.raises(FinishedError):
+        compared("prc", "prc")
+    (tmp_path / "out" / "table.json").unlink()
+    after = compared("prc", "prc")
+    assert not after["value"].equals(before["value"])
+    assert not after["value"].any(), "one model with itself"
 
 
 @pytest.mark.usefixtures("unpictured")

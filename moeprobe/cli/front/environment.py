@@ -7,6 +7,7 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import in_one_line, is_unicode
@@ -84,7 +85,18 @@ def _escaped(character: str) -> str:
 # Errors of the operating system, wherever they are raised, as one sentence: a disk that fails is no bug.
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What libraries that are not written in Python say without a number of their own: Arrow, safetensors, torch.
+# What a disk, a server of files, a limit or somebody else's access may cause. EBADF, EINVAL or EEXIST are bugs.
+_OF_SYSTEM = frozenset(
+    number
+    for name in (
+        "EIO", "ESTALE", "EACCES", "EPERM", "EROFS", "EMFILE", "ENFILE", "ENODEV", "ENXIO", "ENOMEM", "EINTR", "EFBIG",
+        "EBUSY", "ETXTBSY", "ENOLCK", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH",
+        "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EREMOTEIO", "ENOSPC", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR",
+        "ENAMETOOLONG", "ELOOP", "ENOTEMPTY", "ENOTSUP", "EUCLEAN", "EBADMSG",
+    )
+    if (number := getattr(errno, name, None)) is not None
+)  # fmt: skip
+# Of these, what libraries that are not written in Python say without a number: Arrow, safetensors, torch.
 _SAID = tuple(
     os.strerror(number)
     for number in (
@@ -92,6 +104,7 @@ _SAID = tuple(
         errno.EINTR, *_NO_ROOM,
     )
 )  # fmt: skip
+_PACKAGE = Path(__file__).parents[2]
 _LONGEST = 300
 
 
@@ -100,13 +113,40 @@ def system_error(error: BaseException) -> UserError | None:
     if isinstance(error, BrokenPipeError):
         return None  # whoever reads the output has read enough: no error
     if isinstance(error, OSError) and error.errno is not None:
-        return _of_system(error)
+        return _of_system(error) if error.errno in _OF_SYSTEM and not _lacks_own_file(error) else None
+    if not _may_be_in_words(error):
+        return None
     phrase = next((words for words in _SAID if words in str(error)), None)
     if phrase is None:
         return None
     # The last line: an error of a loader process begins with its traceback.
     line = in_one_line([line for line in str(error).splitlines() if phrase in line][-1].strip())
     return UserError(f"Reading or writing a file failed: {line[:_LONGEST].rstrip('.')}.")
+
+
+def _lacks_own_file(error: OSError) -> bool:
+    """Whether a file of the package itself is missing, which is a bug or a damaged installation."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | os.PathLike):
+        return False
+    return Path(os.path.abspath(error.filename)).is_relative_to(_PACKAGE)  # noqa: PTH100  (which follows links)
+
+
+def _may_be_in_words(error: BaseException) -> bool:
+    """Whether an error's type may report the system's errors in words.
+
+    In any other type such words are a coincidence, and the error is a bug. A library that was not imported raises
+    nothing.
+    """
+    if isinstance(error, OSError | ImportError):  # the latter of a shared library that cannot be opened
+        return True
+    if type(error) is RuntimeError:
+        return "torch" in sys.modules
+    libraries = (("pyarrow", "ArrowException"), ("safetensors", "SafetensorError"))
+    return any(
+        isinstance(error, getattr(sys.modules[module], name))
+        for module, name in libraries
+        if module in sys.modules
+    )
 
 
 def _of_system(error: OSError) -> UserError:

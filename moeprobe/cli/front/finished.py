@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import FinishedError
@@ -25,8 +25,9 @@ def result_of(compute: Callable[[], "Result"]) -> "Result":
     except FinishedError as error:
         from moeprobe.results.finished import read_result
 
-        _say(error.folder)
-        return read_result(error.folder)
+        result = read_result(error.folder)
+        _say(error.folder)  # now that its files are read: an error is one sentence
+        return result
 
 
 def print_finished(folder: Path, *, as_json: bool) -> None:
@@ -36,20 +37,77 @@ def print_finished(folder: Path, *, as_json: bool) -> None:
     from moeprobe.results.sidecars import read_sidecar
     from moeprobe.runtime.files import read_bytes
 
-    _say(folder)
     if as_json:
         sidecar = read_json(folder / SHARD) if is_file(folder / SHARD) else read_sidecar(folder)
-        print_json({"sidecar": sidecar, "out": str(shown(folder))})
+        content = _content(folder, sidecar)
+        _say(folder)
+        print_json(content)
         return
     screen = console()
-    if is_file(folder / _TEXT):
-        if is_earlier(read_sidecar(folder)):
-            sys.stderr.write(
-                "Where k > 1, load means first choices in these tables; --overwrite repeats them.\n"
-            )
-        text = read_bytes(folder / _TEXT, limit=_LONGEST).decode("utf-8", errors="replace")
-        screen.print(text, soft_wrap=True)
+    text = read_bytes(folder / _TEXT, limit=_LONGEST) if is_file(folder / _TEXT) else None
+    first_choices = text is not None and is_earlier(read_sidecar(folder))
+    _say(folder)
+    if first_choices:
+        sys.stderr.write("Where k > 1, load means first choices in these tables; --overwrite repeats them.\n")
+    if text is not None:
+        screen.print(text.decode("utf-8", errors="replace"), soft_wrap=True)
     print_files(screen, shown(folder))
+
+
+def _content(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
+    """Return what the run itself printed with ``--json``, from the files of its folder."""
+    kind = sidecar["request"]["kind"]
+    if is_file(folder / SHARD) or kind not in _CONTENTS:
+        return {"sidecar": sidecar, "out": str(shown(folder))}
+    return _CONTENTS[kind](folder, sidecar)
+
+
+def _patches(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
+    return {"patches": _rows(folder / "patches.csv"), "files": _pictures(folder, "patches.csv")}
+
+
+def _pairs(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
+    return {"pairs": _rows(folder / "pairs.csv"), "files": _pictures(folder, "pairs.csv")}
+
+
+def _paper(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
+    return {"table": _rows(folder / "seeds.csv"), "load": _rows(folder / "load.csv"), "sidecar": sidecar}
+
+
+def _traces(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
+    from moeprobe.recordings.reading import TraceFile
+
+    files = [folder / name for name in sidecar["files"]]
+    traces = [TraceFile(path) for path in files]
+    # Sequences of tokens that one of the models cannot read are inputs of the run all the same.
+    left_out = traces[0].about["skipped"] if "tokens" in sidecar["request"] else []
+    return {
+        "files": [str(path) for path in files],
+        "images": len(traces[0].ids) + len(left_out),
+        "layers": {trace.about["checkpoint"]["name"]: list(trace.layers) for trace in traces},
+        "bytes": sum(path.stat().st_size for path in files),
+        "sidecar": sidecar,
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    from moeprobe.cli.front.screen import records
+    from moeprobe.results.finished import read_rows
+
+    return records(read_rows(path))
+
+
+def _pictures(folder: Path, table: str) -> list[str]:
+    return [str(path) for path in (*sorted((folder / "figures").iterdir()), folder / table)]
+
+
+# By the kind of a run: those whose result is no table of values.
+_CONTENTS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
+    "correspond": _pairs,
+    "overlay": _patches,
+    "paper": _paper,
+    "trace": _traces,
+}
 
 
 def _say(folder: Path) -> None:

@@ -12,16 +12,17 @@ from moeprobe.errors import RunWarning, UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
-from moeprobe.runtime.files import LAST, Scratch, is_file, sha256
+from moeprobe.runtime.files import LAST, Scratch, has_same_bytes, is_file
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import Family, scan
 from moeprobe.runtime.replacing import check_replaceable
 
+_DESCRIPTION = "last.json"
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
 _FAMILY = Family(
     "checkpoint",
     is_ours=lambda path: header.is_written_by_moeprobe(path / LAST),
-    known=(LAST, "last.json"),
+    known=(LAST, _DESCRIPTION),
 )
 
 
@@ -90,9 +91,14 @@ def save(
         if is_file(folder / LAST) and not overwrite:
             scratch = Scratch()
             write(scratch.path)
-            if sha256(scratch.path / LAST) != sha256(folder / LAST):
+            if not has_same_bytes(scratch.path / LAST, folder / LAST):
                 raise _another(folder)
-            warnings.warn(RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3)
+            # A kill may have left the weights without their description beside them.
+            if has_same_bytes(scratch.path / _DESCRIPTION, folder / _DESCRIPTION):
+                warnings.warn(
+                    RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3
+                )
+                return
         write(folder)
         run_folder.check()
 

@@ -1,6 +1,7 @@
 """moeprobe's checkpoints into V-MoE's."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16
+from moeprobe.models.checkpoints.header import CheckpointInfo
 from moeprobe.models.checkpoints.vmoe_files import index_path, shard_path
 from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, parameters
 from moeprobe.models.checkpoints.vmoe_write import existing_files, write_vmoe
 from moeprobe.models.nn.build import build_model, is_ours
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.runtime.files import is_folder, is_there, read_json, write_json
+from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there, read_json, write_json
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import RECORD
 
@@ -49,41 +51,30 @@ def export_vmoe(
         source: a run folder or a ``.safetensors`` file.
         prefix: of the files ``PREFIX.index`` and ``PREFIX.data-…``.
         shards: number of data shards.
-        overwrite: replace a checkpoint of this prefix.
+        overwrite: replace a checkpoint of this prefix; without it an equal checkpoint stays.
 
     Raises:
-        UserError: the checkpoint is none, or no V-MoE; there are files of the prefix already.
+        UserError: the checkpoint is none, or no V-MoE; there is another checkpoint of the prefix already.
     """
     prefix = Path(prefix)
     if not 1 <= shards <= _MOST_SHARDS:
         raise UserError(f"A checkpoint has 1 to {_MOST_SHARDS:,} shards; got {shards}.")
     if not prefix.name or is_folder(prefix):
         raise UserError(f"{prefix} is a folder; give the beginning of the files' names, e.g. {prefix}/vmoe.")
-    if existing_files(prefix) and not overwrite:
-        raise UserError(
-            f"{existing_files(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
-        )
-    earlier = _read_record(prefix)
-    if foreign := [path for path in existing_files(prefix) if path.name not in earlier]:
+    names = [index_path(prefix).name, *(shard_path(prefix, shard, shards).name for shard in range(shards))]
+    earlier, existing = _read_record(prefix), existing_files(prefix)
+    # The index comes last: without it an earlier export was interrupted.
+    is_complete = index_path(prefix) in existing
+    foreign = [path for path in existing if path.name not in earlier]
+    if not overwrite and (foreign or (is_complete and {path.name for path in existing} != set(names))):
+        raise _another(existing[0])
+    if foreign:
         raise UserError(
             f"{foreign[0]} was not exported by moeprobe, and --overwrite replaces nothing else; move it away, or "
             "choose another prefix."
         )
     info, tensors = checkpoint.read_info(source)
-    if not is_ours(info.model.name):
-        raise UserError(
-            f"{info.path} is a {info.model.name} made sparse, which is no V-MoE; its format has no place for that."
-        )
-    if info.model.router_name != "softmax_token_choice":
-        raise UserError(
-            f"{info.path} is routed by {info.model.router_name}; V-MoE's format does not say how a model is routed, "
-            "and its program would read it as softmax_token_choice."
-        )
-    if info.model.router is not None and info.model.router.parameters.get("renormalise"):
-        raise UserError(
-            f"{info.path} renormalizes the weights of the chosen experts; V-MoE's format does not say so, and its "
-            "program would not."
-        )
+    _check_format(info)
     with torch.device("meta"):
         model = build_model(info.model)
     model_shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -103,16 +94,45 @@ def export_vmoe(
         return _array(row.layout.to_theirs(tensors[row.ours], sizes)[part])
 
     shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in sources.items()}
-    # Before they are there, so that they are known after a crash.
-    names = [index_path(prefix).name, *(shard_path(prefix, shard, shards).name for shard in range(shards))]
-    write_json(_record(prefix), sorted({*earlier, *names}))
-    files = write_vmoe(prefix, shapes, array, shards=shards)
-    write_json(_record(prefix), sorted(names))
+    if is_complete and not overwrite:
+        scratch = Scratch()
+        same = write_vmoe(scratch.path / prefix.name, shapes, array, shards=shards)
+        files = [prefix.with_name(path.name) for path in same]
+        if not all(map(has_same_bytes, same, files)):
+            raise _another(existing[0])
+        warnings.warn(RunWarning(f"{prefix} is finished; add --overwrite to repeat it."), stacklevel=3)
+    else:
+        # Before they are there, so that they are known after a crash.
+        write_json(_record(prefix), sorted({*earlier, *names}))
+        files = write_vmoe(prefix, shapes, array, shards=shards)
+        write_json(_record(prefix), sorted(names))
     return Exported(
         files=tuple(files),
         parameters=sum(math.prod(shape) for shape, _ in shapes.values()),
         nbytes=sum(file.stat().st_size for file in files),
     )
+
+
+def _check_format(info: CheckpointInfo) -> None:
+    """Raise ``UserError`` unless V-MoE's format can say what the model is."""
+    if not is_ours(info.model.name):
+        raise UserError(
+            f"{info.path} is a {info.model.name} made sparse, which is no V-MoE; its format has no place for that."
+        )
+    if info.model.router_name != "softmax_token_choice":
+        raise UserError(
+            f"{info.path} is routed by {info.model.router_name}; V-MoE's format does not say how a model is routed, "
+            "and its program would read it as softmax_token_choice."
+        )
+    if info.model.router is not None and info.model.router.parameters.get("renormalise"):
+        raise UserError(
+            f"{info.path} renormalizes the weights of the chosen experts; V-MoE's format does not say so, and its "
+            "program would not."
+        )
+
+
+def _another(path: Path) -> UserError:
+    return UserError(f"{path} is there already; add --overwrite to replace it, or choose another prefix.")
 
 
 def _record(prefix: Path) -> Path:

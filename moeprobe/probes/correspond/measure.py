@@ -19,7 +19,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.open import open_images, open_view, parse_view, pick_images
+from moeprobe.inputs.open import content_of, open_images, open_view, parse_view, pick_images
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import Correspond, pair_up
@@ -143,6 +143,7 @@ def correspond(
         lines=lines,
         options=options,
     )
+    work.request |= content_of(files)
     return work.execute(progress_of(watcher))
 
 
@@ -165,6 +166,8 @@ class _Matching(Work[CorrespondResult]):
             "patch_size": model_input.grid.patch_size,
             "crop_fraction": model_input.framing.crop_fraction,
             "images": [spec.dataset.image_ids[index] for index in spec.indices],
+            # Only where it differs, so that earlier pictures still are of the same request.
+            **({} if lines == LINES else {"figures": {"lines": lines}}),
         } | model_input.source
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> CorrespondResult:

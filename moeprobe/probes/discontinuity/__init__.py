@@ -51,13 +51,14 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         Sequence[str | Path],
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("Number of images to draw.", in_request=False)] = 3
+    count: Annotated[int, Arg("Number of images to draw.", in_request=False, of_figures=True)] = 3
     pick: Annotated[
         str,
         Arg(
             "Which images are drawn: random ones, or those with the largest jump of any checkpoint.",
             choices={RANDOM: RANDOM, LARGEST_JUMP: LARGEST_JUMP},
             in_request=False,
+            of_figures=True,
         ),
     ] = RANDOM
 

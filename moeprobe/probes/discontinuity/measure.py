@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
-from moeprobe.inputs.open import pick_images
+from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity, follow
 from moeprobe.probes.engine import loop
@@ -74,6 +74,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
             "images": image_names,
             "steps": self.probe.steps,
             "tolerance": follow.TOLERANCE,
+            **content_of(self.probe.files),
         }
 
     def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:

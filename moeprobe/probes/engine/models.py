@@ -35,6 +35,11 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
     ]
 
 
+def are_hashed(models: Sequence[Checkpoint]) -> bool:
+    """Whether every model has a hash; without, an earlier run cannot be recognized."""
+    return all(model.provenance.get("sha256") is not None for model in models)
+
+
 def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoint]:
     """Return checkpoints that cut texts off at one length, None = the least of their own; images are no matter.
 

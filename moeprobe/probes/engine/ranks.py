@@ -11,7 +11,7 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.engine.shard import Shard, check_batches
 from moeprobe.probes.engine.work import ProbeWork
-from moeprobe.results.folder import OutputFolder
+from moeprobe.results.folder import OutputFolder, figures_as_asked
 from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.filenames import PARTS, SHARD, SHARDS
 from moeprobe.runtime.files import Scratch, is_folder, read_json
@@ -60,7 +60,8 @@ def run_together(
         ranks.exchange("measured")
         return None
     try:
-        opened = OutputFolder(out, work.request, overwrite=options.overwrite)
+        with figures_as_asked(svg=options.svg):
+            opened = OutputFolder(out, work.request, overwrite=options.overwrite)
     except FinishedError:
         ranks.exchange(_FINISHED)
         raise

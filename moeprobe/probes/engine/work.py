@@ -72,7 +72,8 @@ class Work(ABC, Generic[R]):
         Raises:
             FinishedError: the folder holds this run already, finished.
         """
-        with output_folder(self.options.out, self.request, overwrite=self.options.overwrite) as folder:
+        options = self.options
+        with output_folder(options.out, self.request, overwrite=options.overwrite, svg=options.svg) as folder:
             return self.execute_in(folder, progress)
 
     def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:

@@ -15,7 +15,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.geometry import Correspondence
-from moeprobe.inputs.open import pick_images
+from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.applicability import check_images
@@ -187,6 +187,7 @@ class Drawing(ProbeWork[OverlayResult]):
             "analyses": [probe.kind],
             "images": [dataset.image_ids[index] for index in indices],
             "animate": probe.animate,
+            **content_of(probe.files),
         }
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> OverlayResult:

@@ -70,9 +70,11 @@ class Routes(Probe["RoutesResult"]):
 
     images: Annotated[
         Sequence[str],
-        Arg("Names of images to draw a sheet of, comma-separated.", in_request=False),
+        Arg("Names of images to draw a sheet of, comma-separated.", in_request=False, of_figures=True),
     ] = ()
-    count: Annotated[int, Arg("Number of images with a sheet, if none is named.", in_request=False)] = 2
+    count: Annotated[
+        int, Arg("Number of images with a sheet, if none is named.", in_request=False, of_figures=True)
+    ] = 2
 
     def check(self) -> None:
         """Raise ``UserError`` where the number of sheets is negative."""

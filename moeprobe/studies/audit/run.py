@@ -12,9 +12,10 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.open import content_of
 from moeprobe.probes.base import Property
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.engine.models import are_hashed, load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
 from moeprobe.results.finished import read_result
@@ -75,6 +76,8 @@ def audit(
             sources, data=data, minutes=minutes, probes=probes, options=options, watcher=watcher
         )
     except FinishedError as error:
+        if not are_hashed([source for source in sources if isinstance(source, Checkpoint)]):
+            raise  # nobody knows whether it is of these models
         return read_audit(error.folder)
 
 
@@ -143,7 +146,7 @@ def _audit_models(
     models = load_models(sources, options)
     data = choose_data(data, models)
     request = _request(models, data=data, minutes=minutes, probes=probes, options=options)
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+    with output_folder(options.out, request, overwrite=options.overwrite, svg=options.svg) as folder:
         plan = _plan(models, folder, data=data, minutes=minutes, probes=probes, options=options)
         runs: dict[str, Result] = {}
         for step in plan.steps:
@@ -184,7 +187,8 @@ def _audit_recordings(
     check_recordings(paths, data=data)
     request = {"kind": KIND, "recordings": [str(path) for path in paths], "seed": options.seed}
     request |= {"layers": None if options.layers is None else list(options.layers)}
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+    request |= content_of(paths)
+    with output_folder(options.out, request, overwrite=options.overwrite, svg=options.svg) as folder:
         result, rows, left_out = audit_recordings(paths, options=options, watcher=watcher)
         sidecar = {
             "request": request,
@@ -255,7 +259,10 @@ def _run(
     try:
         return engine.run(step.probe, models, data=data, options=of_step, watcher=watcher)
     except FinishedError as error:
-        return read_result(error.folder) if step.entry.properties else None
+        if are_hashed(models):
+            return read_result(error.folder) if step.entry.properties else None
+    of_step = dataclasses.replace(of_step, overwrite=True)
+    return engine.run(step.probe, models, data=data, options=of_step, watcher=watcher)
 
 
 def _command(item: Property, name: str, words: str, data: str) -> str:

@@ -4,6 +4,7 @@
 next to it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import atomic_file, is_there, read_bytes, remove, write_text
+from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import Family, scan
@@ -76,7 +77,8 @@ def report(
         runs: output folders, in the order of the report.
         names: what the page calls the checkpoints, in the order in which the runs name them; None = as the runs do.
         out: folder for ``report.html``, ``report.md`` and ``report-files/``; None = nothing is written.
-        overwrite: replace a report that is there; other files of the folder are left alone.
+        overwrite: replace a report that is there; other files of the folder are left alone. Without it an equal
+            report stays.
 
     Raises:
         UserError: a folder is no finished run or is given twice; ``out`` is in a run or holds a report already.
@@ -85,20 +87,24 @@ def report(
     folder = None if out is None else Path(out)
     # First, since a folder that is no run is a better reason than where the report would lie.
     read = in_one_color(read_runs(folders, names=None if names is None else several(names)))
-    if folder is not None:
-        _check(folder, folders, overwrite=overwrite)
+    stays = folder is not None and _check(folder, folders, overwrite=overwrite)
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
     files: list[Path] = []
-    if folder is not None:
+    if folder is not None and stays:
+        files = _same_files(folder, html, markdown, parts)
+        warnings.warn(RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3)
+    elif folder is not None:
         with RunFolder(folder, _FAMILY) as run_folder:
             # Once more, when no other process can change it.
-            _check(folder, folders, overwrite=overwrite)
+            if _check(folder, folders, overwrite=overwrite):
+                raise _another(folder)
             files = _write(run_folder, html, markdown, parts)
     return Document(html, markdown, read, summary.headline_rows(read), files)
 
 
-def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
+def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:
+    """Return whether a finished report is there that stays; raises ``UserError`` where none may be written."""
     contents = scan(folder, _FAMILY)
     check_family(folder, contents, _FAMILY)
     for run in runs:
@@ -110,16 +116,35 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
     interrupted = contents.recorded and _HTML not in existing
     if not existing or (interrupted and _MARKDOWN not in contents.foreign):
-        return
+        return False
     if not overwrite:
-        raise UserError(
-            f"{folder / existing[0]} is there already; add --overwrite to replace it, or choose another --out."
-        )
+        return True
     for name in existing:
         if name in contents.foreign or f"{name}/" in contents.foreign:
             raise UserError(
                 f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
             )
+    return False
+
+
+def _another(path: Path) -> UserError:
+    return UserError(f"{path} is there already; add --overwrite to replace it, or choose another --out.")
+
+
+def _same_files(folder: Path, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
+    """Return the files of a report, or raise ``UserError`` where the folder holds another one."""
+    contents = {name: content for part in parts for name, content in part.files().items()}
+    contents |= {_MARKDOWN: markdown.encode(), _HTML: html.encode()}
+    for name, content in contents.items():
+        path = folder / name
+        if not is_file(path) or read_bytes(path, limit=_LARGEST_PAGE) != content:
+            existing = next(part for part in (_HTML, _MARKDOWN, render.FILES) if is_there(folder / part))
+            raise _another(folder / existing)
+    return [
+        folder / _HTML,
+        folder / _MARKDOWN,
+        *sorted(folder / name for name in contents if name not in (_HTML, _MARKDOWN)),
+    ]
 
 
 def _is_page(path: Path) -> bool:

@@ -14,6 +14,7 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.models import config
 from moeprobe.models.training import loop
 from moeprobe.models.training.loop import Trainer
+from moeprobe.runtime.distributed.ranks import Alone
 from moeprobe.runtime.records import LOCK
 from moeprobe.runtime.signals.ending import Ending, Terminated
 from moeprobe.runtime.signals.postponed import uninterrupted
@@ -180,3 +181,48 @@ def test_signals_wait_and_an_ignored_one_stays_ignored() -> None:
     with Ending() as ending, uninterrupted():
         signal.raise_signal(signal.SIGHUP)
     assert ending.number is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_other_starting_weights_are_another_run(
+    command: list[str], whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    start = tmp_path / "start.safetensors"
+    start.write_bytes(whole["last.safetensors"])
+    command = [*command, f"initialise.checkpoint={start}"]
+    assert run(*command).exit_code == 0
+    assert "Finished already" in run(*command).stdout
+    start.write_bytes(whole["last.safetensors"][:-1] + b"?")
+    assert f"was trained from other weights than {start} holds now; add --overwrite" in refused(*command)
+    start.unlink()
+    assert "Finished already" in run(*command).stdout, "what was learned does not need them"
+
+
+def test_a_finished_training_is_drawn_as_svg_too(command: list[str], whole: dict[str, bytes]) -> None:
+    folder = Path(command[4])
+    assert run(*command).exit_code == 0
+    assert "Finished already" in run(*command, "--svg").stdout
+    assert (folder / "training.svg").is_file() and contents(folder) == whole
+
+
+def test_processes_together_see_what_another_run_finished_meanwhile(
+    command: list[str], whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    make = trainings.make_trainer
+
+    def overtaken(*arguments: Any, **keywords: Any) -> Trainer:
+        monkeypatch.undo()
+        api.train(command[2], folder=folder, device="cpu")
+        return make(*arguments, **keywords)
+
+    monkeypatch.setattr(trainings, "make_trainer", overtaken)
+    summary = trainings.train_together(
+        config.load(command[2], []),
+        folder=folder,
+        device="cpu",
+        overwrite=False,
+        report=lambda _: None,
+        svg=False,
+        ranks=Alone(),  # type: ignore[arg-type]
+    )
+    assert summary["kept"] is True and contents(folder) == whole

@@ -184,6 +184,10 @@ def test_the_command_trains_and_prints_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"Upcycled from {NAME} ({file}): experts are copies" in result.stdout
     assert "leave out either" in refused(*command, "initialise=checkpoints/x", "--overwrite")
+    assert "Finished already" in run(*command, f"model.upcycle.file={file}").stdout
+    written(tmp_path / "dense.safetensors", dense_model(seed=1).state_dict(), "safetensors")
+    said = refused(*command, f"model.upcycle.file={file}")
+    assert f"trained from other weights than {file} holds now; add --overwrite" in said
 
 
 class Harmful:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.studies.report.reading import read_runs as reading
 from tests.commands import Trained, names_in, refused, run
 from tests.studies.report.page import Page
@@ -91,6 +91,18 @@ def test_a_report_that_another_process_made_meanwhile_stays(
         api.report(runs[1], out=out)
     monkeypatch.undo()
     assert (out / "report.html").read_text() == api.report(runs[0]).html
+
+
+def test_the_same_report_is_finished(runs: list[Path], tmp_path: Path) -> None:
+    arguments = ("report", *runs, "--out", tmp_path / "out")
+    first = run(*arguments)
+    assert first.exit_code == 0, first.output
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+        again = run(*arguments)
+    assert again.exit_code == 0 and again.stdout == first.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == times
+    assert "is there already; add --overwrite" in refused("report", runs[1], "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.md", "report-files"])

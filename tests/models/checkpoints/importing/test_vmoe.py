@@ -232,8 +232,13 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     source = written(tmp_path, random_parameters())
     import_vmoe(source, tmp_path / "c")
     before = (tmp_path / "c" / "last.safetensors").read_bytes()
+    written_at = (tmp_path / "c" / "last.safetensors").stat().st_mtime_ns
     with pytest.warns(RunWarning, match="c is finished; add --overwrite to repeat it"):
         import_vmoe(source, tmp_path / "c")
+    assert (tmp_path / "c" / "last.safetensors").stat().st_mtime_ns == written_at
+    (tmp_path / "c" / "last.json").unlink()
+    import_vmoe(source, tmp_path / "c")
+    assert names_in(tmp_path / "c") == {"last.json", "last.safetensors"}, "of an import that was killed"
     other = written(tmp_path / "other", random_parameters())
     for again in (
         lambda: import_vmoe(source, tmp_path / "c", top_k=1),
@@ -257,7 +262,17 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
         import_vmoe(source, tmp_path / "mine", overwrite=True)
     with pytest.raises(UserError, match="is a file"):
         import_vmoe(source, tmp_path / "mine" / "letter.txt")
-    export_vmoe(tmp_path / "c", tmp_path / "out")
+    exported = export_vmoe(tmp_path / "c", tmp_path / "out")
+    times = [path.stat().st_mtime_ns for path in exported.files]
+    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+        assert export_vmoe(tmp_path / "c", tmp_path / "out") == exported
+    assert [path.stat().st_mtime_ns for path in exported.files] == times
+    exported.files[-1].unlink()
+    assert export_vmoe(tmp_path / "c", tmp_path / "out") == exported, "goes on where it was interrupted"
+    changed = written(tmp_path / "changed", random_parameters(seed=1))
+    import_vmoe(changed, tmp_path / "d")
+    with pytest.raises(UserError, match="is there already; add overwrite=True"):
+        export_vmoe(tmp_path / "d", tmp_path / "out")
     with pytest.raises(UserError, match="is there already; add overwrite=True"):
         export_vmoe(tmp_path / "c", tmp_path / "out", shards=2)
     files = export_vmoe(tmp_path / "c", tmp_path / "out", shards=2, overwrite=True).files
