@@ -1,0 +1,49 @@
+"""Run ``moeprobe compare`` for the action of action.yml: its verdicts go to the step's summary.
+
+The exit code is the one of ``moeprobe compare``: 3 where ``--fail-if-worse`` fails, 2 for a user's mistake.
+Usage: ``python .github/compare.py REFERENCE CANDIDATE [option …]``, with ``GITHUB_STEP_SUMMARY`` naming a file.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.results.layouts.verdicts import overview
+
+
+def main() -> int:
+    """Compare, append the summary, and return the exit code."""
+    command = [sys.executable, "-m", "moeprobe", "compare", *sys.argv[1:], "--json"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
+    text = (
+        summary(json.loads(run.stdout)) if run.stdout else f"moeprobe compare exited with {run.returncode}.\n"
+    )
+    print(text)
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text)
+    return run.returncode
+
+
+def summary(result: dict[str, list[dict[str, object]]]) -> str:
+    """Return the verdicts as a table in Markdown, and what fails the step."""
+    table = overview(pd.DataFrame(result["comparison"]))
+    lines = [f"### {table.caption}", "", row(table.columns), row("---" for _ in table.columns)]
+    lines += [row(cell.text for cell in cells) for cells in table.rows]
+    if failures := result["failures"]:
+        lines += ["", f"**Worse in {len(failures)} comparisons:**", ""]
+        lines += [f"- {failure['metric']}, {failure['layer']}" for failure in failures]
+    return "\n".join(lines) + "\n"
+
+
+def row(cells: object) -> str:
+    """Return a row of a table in Markdown."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
