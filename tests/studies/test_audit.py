@@ -130,7 +130,8 @@ def test_recorded_routing_is_audited_without_its_model(tmp_path: Path) -> None:
     pair = api.audit(traces[:2], out=tmp_path / "audit")
     recorded = pair.verdicts.set_index("property").loc["recorded"]
     assert 0 < recorded["value"] < 1 and recorded["ci_low"] < recorded["value"] < recorded["ci_high"]
-    assert "analyze-trace" in (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    page = (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    assert "analyze-trace/table.csv" in page and "trace analyze" in page
     again = api.audit(traces[:2], out=tmp_path / "audit")
     pd.testing.assert_frame_equal(again.verdicts, pair.verdicts, check_dtype=False)
     traces[1].write_bytes(traces[0].read_bytes())
