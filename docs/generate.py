@@ -5,7 +5,6 @@
 Tests hold that what is committed is what this writes.
 """
 
-import re
 from pathlib import Path
 
 from writers import columns, commands, configurations, metrics, plugins, python, speed, terms
@@ -43,6 +42,21 @@ FIGURES = {
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
     "routers-shapes-steadiness.png": "reports/routers/shapes/figures/steadiness.png",
 }
+# Figures that scripts in reports/scripts draw for pages alone: printed, guide_figures, kappa_reference.
+DRAWN = {
+    "overlay-strip.png",
+    "good-kappa.png",
+    "data.png",
+    "shards.png",
+    "report.png",
+    "server-disagreement.png",
+    "server-mismatch.png",
+    "guide-match.png",
+    "guide-noise.png",
+    "guide-forest.png",
+    "guide-own-model.png",
+    "guide-drift.png",
+}
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)
 
@@ -60,7 +74,7 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the generated pages: file below docs, and its text."""
-    written = {"index.md": index((ROOT / "README.md").read_text(encoding="utf-8"))}
+    written: dict[str, str] = {}
     for writer in WRITERS:
         written |= writer.pages()
     return written
@@ -76,18 +90,6 @@ def with_sizes(page: str) -> str:
     begin, end = "<!-- sizes of the tree -->\n", "<!-- end -->"
     before, _, rest = page.partition(begin)
     return before + begin + table(["part", "files", "lines"], rows) + "\n" + end + rest.partition(end)[2]
-
-
-def index(readme: str) -> str:
-    """Return the first page of the site: the README, with its links as they are in docs."""
-
-    def link(match: re.Match[str]) -> str:
-        target = match["target"]
-        return "](" + (target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}") + ")"
-
-    text = re.sub(r"<!-- .*? -->\n", "", readme)
-    title, rest = re.sub(r"\]\((?!https?:|#)(?P<target>[^)]+)\)", link, text).split("\n", 1)
-    return f"{title}\n\n<!-- written by docs/generate.py from README.md -->\n{rest}"
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def pages() -> dict[str, str]:
     first = page(
         "Commands",
         _SOURCE,
-        "Every command explains itself with `--help`. [First steps](../guide/first-steps.md) says which command "
+        "Every command explains itself with `--help`. [Which command?](../guide/which-command.md) says which command "
         "answers what.",
         *overview,
         "## Shared options\n\nMost commands that take checkpoints have these:",

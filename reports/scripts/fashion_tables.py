@@ -40,25 +40,6 @@ def accuracies(folder: Path) -> list[str]:
     return lines
 
 
-def in_short(folder: Path) -> list[str]:
-    """Return what matters most of the models with k = 2: the first MoE layer, then the accuracy."""
-    asked = [
-        ("match-ratio", "top1_match_kappa", "pooled", "prc_crops: κ"),
-        ("match-ratio", "top1_match_kappa", "image", "prc_crops: κ within image"),
-        ("match-ratio", "top2_set_match_kappa", "image", "prc_crops: κ of any order, within image"),
-        ("routes", "class_information", "", "information of experts on class"),
-        ("routes", "position_information", "", "information of experts on position"),
-        ("match-ratio", "dead_experts", "", "dead experts"),
-        ("eval", "accuracy", "", "accuracy"),
-    ]
-    lines = _header("", [*MODELS.values(), *_DIFFERENCES])
-    for part, metric, null, label in asked:
-        rows = _rows(folder, part, metric, null)
-        first = rows[rows["layer"] == rows["layer"].iloc[0]]
-        lines.append(_line(label, _compared(first, digits=0 if metric.startswith("dead") else 3)))
-    return lines
-
-
 def matches(folder: Path) -> list[str]:
     """Return match, κ and load of corresponding patches by layer and k."""
     numbers = {

@@ -19,6 +19,7 @@ from reports.scripts import (
     attack_tables,
     fashion_tables,
     faults,
+    kappa_reference,
     more_tables,
     router_costs,
     scale,
@@ -33,18 +34,18 @@ from reports.scripts.seeds import read
 ROOT = Path(__file__).parents[2]
 PAGES = (
     ROOT / "README.md",
+    ROOT / "docs" / "concepts" / "good-kappa.md",
     ROOT / "docs" / "concepts" / "intervals.md",
     *sorted((ROOT / "docs" / "results").glob("*.md")),
 )
 _BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
-# What is shown of the first seed: in the README, on its own page; and of all seeds.
-IN_SHORT = (
-    "random_crop: top-1 match",
-    "random_crop: κ",
-    "random_crop: κ within image",
-    "random_crop: top-2 match, any order",
-)
-REST_IN_SHORT = ("highest gate", "load entropy", "dead experts", "dead as first choice")
+# What is shown of the first seed: in the README, in its words, on its own page; and of all seeds.
+IN_SHORT = {
+    "random_crop: top-1 match": "same expert in two random crops",
+    "random_crop: κ": "κ, the same corrected for chance",
+    "dead as first choice": "dead experts (of 8), counting first choices",
+    "accuracy": "accuracy",
+}
 # What the numbers of all seeds do not have: metric and chance level, and what it is called.
 OF_SETS = {("top2_set_match_kappa", "image"): "random_crop: κ of any order, within image"}
 OF_FIRST = (
@@ -97,14 +98,17 @@ def first_seed(folder: Path) -> list[str]:
 
 
 def in_short(folder: Path) -> list[str]:
-    """Return what matters most of the first pair: the first MoE layer, then the accuracy."""
+    """Return four numbers of the first pair, of the first MoE layer; only differences have intervals."""
     first, names = _first_pair(folder)
-    lines = [f"| | {' | '.join(names)} | difference |", "|---|---|---|---|"]
-    layer = layers_of(first)[0]
-    lines += [f"| {_line(first, layer, number)}" for number in IN_SHORT]
-    lines += _of_sets(folder / "match-ratio", layer)
-    lines += [f"| {_line(first, layer, number)}" for number in REST_IN_SHORT]
-    return [*lines, f"| {_line(first, '', 'accuracy')}"]
+    lines = [f"| | {' | '.join(names)} | difference [95 %] |", "|---|---|---|---|"]
+    for number, label in IN_SHORT.items():
+        rows = first[(first["number"] == number) & first["layer"].isin(["", layers_of(first)[0]])]
+        *values, difference = (row for _, row in rows.iterrows())
+        same = difference["ci_low"] == difference["ci_high"]  # of counts: an interval says nothing more
+        shown = [cell(row).partition(" ")[0] for row in values]
+        shown.append(cell(difference).partition(" ")[0] if same else cell(difference))
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return lines
 
 
 def all_seeds(folder: Path) -> list[str]:
@@ -241,6 +245,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "how often the gate fails an equal model": gate,
     "the first seed in short": in_short,
     "the first seed": first_seed,
+    "reference values of κ": kappa_reference.lines,
     "all seeds": all_seeds,
     "accuracies": accuracies,
     "dead experts": dead_experts,
@@ -265,7 +270,6 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "Table 4 of the thesis": thesis_tables.sizes,
     "Table 5 of the thesis": thesis_tables.without_experts,
     "Table 6 of the thesis": thesis_tables.manual_routing,
-    "Fashion-MNIST in short": fashion_tables.in_short,
     "accuracy on Fashion-MNIST": fashion_tables.accuracies,
     "match on Fashion-MNIST": fashion_tables.matches,
     "information on Fashion-MNIST": fashion_tables.information,

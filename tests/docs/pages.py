@@ -25,8 +25,8 @@ def text(name: str) -> str:
 
 
 def blocks(language: str, page: Path | None = None) -> list[str]:
-    """Code blocks of a page, or of all pages but the site's copy of the README."""
-    texts = [TEXT[page]] if page else [TEXT[one] for one in PAGES if one != ROOT / "docs" / "index.md"]
+    """Code blocks of a page, or of all pages."""
+    texts = [TEXT[page]] if page else list(TEXT.values())
     return [block for one in texts for block in re.findall(rf"```{language}\n(.*?)```", one, flags=re.DOTALL)]
 
 

@@ -20,7 +20,7 @@ from moeprobe.runtime.catalog import VIEWS
 from tests.commands import run
 from tests.contracts import test_probes as probe_contract
 from tests.contracts import test_views as view_contract
-from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, name_of, text
+from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, text
 from tests.routing.routings import aligned, routing
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
@@ -35,7 +35,7 @@ ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
     }  # fmt: skip
 
 
@@ -65,16 +65,17 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my_models", "contrast", "sharp_token_choice", "colors", "tutorial", "sure", "certainty"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "my_models.py").write_text(
-        "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\nvit, net = zoo.vit, zoo.vit()\n"
+        f"{blocks('python', OWN_MODEL)[0]}\nnet = vit()\n"
+        "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\n"
         "from tests.adapters.test_hooks_replay import HandingMoe\nhanding = zoo.vit(HandingMoe)\n"
         "def hooked():\n    return Hooks(net, **zoo.VIT)\n"
     )
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [README, OWN_MODEL], ids=name_of)
-def test_a_model_of_ones_own_is_probed_as_the_pages_say(page: Path, my_models: Path) -> None:
-    example = blocks("python", page)[0]
+@pytest.mark.parametrize(("page", "number"), [(README, 0), (OWN_MODEL, 1)], ids=["README", "own-model"])
+def test_a_model_of_ones_own_is_probed_as_the_pages_say(page: Path, number: int, my_models: Path) -> None:
+    example = blocks("python", page)[number]
     made: dict[str, Any] = {}
     exec(compile(example, str(page), "exec"), made)
     assert set(made["result"].table["checkpoint"]) == {"mine"}
@@ -83,7 +84,7 @@ def test_a_model_of_ones_own_is_probed_as_the_pages_say(page: Path, my_models: P
 
 def test_a_model_of_ones_own_repeats_a_routing_as_the_page_says(my_models: Path) -> None:
     made: dict[str, Any] = {}
-    exec(compile(blocks("python", OWN_MODEL)[1], str(OWN_MODEL), "exec"), made)
+    exec(compile(blocks("python", OWN_MODEL)[2], str(OWN_MODEL), "exec"), made)
     assert made["others"].shape == (4, 10) and not torch.allclose(made["others"], made["scores"], atol=1e-3)
 
 
@@ -92,9 +93,11 @@ def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> N
     assert settings.startswith("# vit.yaml")
     (my_models / "vit.yaml").write_text(settings)
     commands = [command for command in documented_commands() if any("py:" in word for word in command)]
-    assert [command[0] for command in commands] == ["inspect", "noise-sweep"]
+    assert [command[0] for command in commands] == ["inspect", "noise-sweep", "audit"]
     assert "blocks.3.mlp.gate" in run(*commands[0]).output
-    assert "2 checkpoints x 50 images" in run(*commands[1], "--dry-run").output
+    assert "x 50 images" in run(*commands[1], "--dry-run").output
+    assert "py:my_models:hooked" in text("guide/own-model.md")
+    assert run("inspect", "py:my_models:hooked").exit_code == 0
 
 
 def test_the_responses_of_the_page_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

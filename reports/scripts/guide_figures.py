@@ -1,0 +1,97 @@
+"""Draw the pictures of README and guides that no command draws: the strip of overlays, data sets, shards.
+
+    python -m reports.scripts.guide_figures
+
+Writes into ``docs/img``.
+"""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from PIL import Image
+
+from moeprobe.results.figures import STYLE, save
+from moeprobe.runtime.catalog import DATA
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "img"
+OVERLAY = ROOT / "reports/fashion/seed0/overlay/figures/overlay-blocks.1.png"
+# Pixels of the first two rows of the committed overlay, without the names above them.
+STRIP = (30, 136, 1440, 880)
+SHOWN = ("digits", "shapes", "checkerboard")
+
+
+def main() -> None:
+    """Draw all of them."""
+    for name, figure in {"overlay-strip": strip(), "data": data_sets(), "shards": shards()}.items():
+        [path] = save(figure, IMAGES / name)
+        with Image.open(path) as image:
+            image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def strip() -> Figure:
+    """Return the first two images of an overlay under the names of models and inputs."""
+    with Image.open(OVERLAY) as image:
+        pixels = np.asarray(image.convert("RGB").crop(STRIP))
+    figure = Figure(figsize=(9.4, 5.6))
+    ax = figure.add_axes((0, 0, 1, 0.885))
+    ax.imshow(pixels, interpolation="lanczos")
+    ax.set_axis_off()
+    for place, model in ((0.25, "V-MoE"), (0.75, "V-MoE with PRC")):
+        figure.text(place, 0.965, model, ha="center", va="center", fontsize=14, weight="bold")
+    for place, shown in zip((0.125, 0.375, 0.625, 0.875), ("clean", "noise, σ = 0.1") * 2, strict=True):
+        figure.text(place, 0.905, shown, ha="center", va="center", fontsize=11)
+    return figure
+
+
+def data_sets(count: int = 6) -> Figure:
+    """Return images of the data sets that are built in, a row each."""
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        panels = figure.subplots(len(SHOWN), count)
+        for row, name in zip(panels, SHOWN, strict=True):
+            dataset = DATA.get(name)(split="test")
+            for number, ax in enumerate(row):
+                ax.imshow(np.asarray(dataset.example(number).image), cmap="gray")
+                ax.set(xticks=[], yticks=[])
+            row[0].set_ylabel(name)
+    return figure
+
+
+def shards() -> Figure:
+    """Return how the parts of a run come together."""
+    figure = Figure(figsize=(7.6, 2.6))
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, 10), ylim=(0, 3.4))
+    ax.set_axis_off()
+    parts = [(2.4, "--shard 1/3"), (1.4, "--shard 2/3"), (0.4, "--shard 3/3")]
+    _box(ax, (0.2, 1.4), 1.9, "1,200 images")
+    for height, text in parts:
+        _box(ax, (3.1, height), 2.0, text)
+        _arrow(ax, (2.1, 1.7), (3.1, height + 0.3))
+        _arrow(ax, (5.1, height + 0.3), (6.1, 1.7))
+    _box(ax, (6.1, 1.4), 1.4, "merge")
+    _arrow(ax, (7.5, 1.7), (8.1, 1.7))
+    _box(ax, (8.1, 1.15), 1.7, "the run of\none process", height=1.1)
+    return figure
+
+
+def _box(
+    ax: mpl.axes.Axes, corner: tuple[float, float], width: float, text: str, height: float = 0.6
+) -> None:
+    shape = FancyBboxPatch(
+        corner, width, height, boxstyle="round,pad=0,rounding_size=0.12", fc="#eef4f8", ec="#0072B2"
+    )
+    ax.add_patch(shape)
+    ax.text(corner[0] + width / 2, corner[1] + height / 2, text, ha="center", va="center", fontsize=11)
+
+
+def _arrow(ax: mpl.axes.Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color="#606060"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Put what commands really print into the guides, and copy the figures that these commands draw.
+
+    python -m reports.scripts.printed [PAGE …]
+
+A block begins with ``<!-- printed by: moeprobe … -->`` and ends with ``<!-- end -->``. Before ``-->`` may be a part of
+the output: ``; lines 1-3``, ``; sentences`` (before the first table), ``; table 1`` (with its title), ``; to table 1``,
+or ``; after table 1``. The commands run in one folder, page after page. There ``checkpoints/demo-baseline`` and
+``checkpoints/demo-prc`` are the reference checkpoints, so no number depends on a training of today. It takes minutes,
+so no test repeats it. Named pages are the only ones that are written, but all commands are run.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# In the order in which a reader would run their commands: later pages use what earlier ones wrote.
+PAGES = (
+    "../README.md",
+    "guide/first-steps.md",
+    "guide/own-model.md",
+    "guide/checkpoints.md",
+    "guide/comparing.md",
+    "guide/data.md",
+    "guide/routes.md",
+    "guide/recorded-routing.md",
+    "guide/reports.md",
+    "guide/plugins.md",
+    "guide/many-machines.md",
+    "guide/tradeoff.md",
+    "guide/training.md",
+)
+# Figures that the commands draw: the file in docs/img, and where a command wrote it.
+FIGURES = {
+    "guide-match.png": "reports/my-match/figures/match-ratio.png",
+    "guide-noise.png": "reports/my-noise/figures/routing.png",
+    "guide-forest.png": "reports/my-compare/figures/forest.png",
+    "guide-own-model.png": "reports/mine/figures/routing.png",
+    "guide-drift.png": "reports/my-drift/figures/drift.png",
+}
+WIDTH = 118
+_BLOCK = re.compile(
+    r"<!-- printed by: (?P<command>[^\n;]+)(?:; (?P<part>[\w -]+))? -->\n.*?<!-- end -->", re.DOTALL
+)
+
+
+def main() -> None:
+    """Run the commands of all pages, and write the pages that are named, or all."""
+    chosen = sys.argv[1:] or list(PAGES)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for page in PAGES:
+            path = DOCS / page
+            text = path.read_text(encoding="utf-8")
+            for file, content in files(text):
+                (folder / file).write_text(content, encoding="utf-8")
+            marks = [match[0] for match in _BLOCK.finditer(text)]
+            filled = [block(match, folder) for match in _BLOCK.finditer(text)]
+            text = path.read_text(encoding="utf-8")  # it may have been edited meanwhile
+            for before, after in zip(marks, filled, strict=True):
+                text = text.replace(before, after)
+            if page in chosen:
+                path.write_text(text, encoding="utf-8")
+            for figure, source in FIGURES.items():
+                if (folder / source).exists():
+                    shrink(folder / source, DOCS / "img" / figure)
+
+
+def prepare(folder: Path) -> None:
+    """Put the checkpoints where the guides have them."""
+    for name in ("baseline", "prc"):
+        kept = ROOT / "checkpoints" / "reference" / f"digits-{name}-k2-seed0"
+        shutil.copytree(kept, folder / "checkpoints" / f"demo-{name}")
+
+
+def files(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the files that a page prints: code blocks whose first line is a comment with a name."""
+    for code in re.findall(r"```(?:python|yaml)\n(.*?)```", text, flags=re.DOTALL):
+        name = re.match(r'(?:# |""")([\w.]+\.(?:py|yaml))', code)
+        if name:
+            yield name[1], code
+
+
+def block(match: re.Match[str], folder: Path) -> str:
+    """Return a block with what its command prints now."""
+    program, *words = shlex.split(match["command"])
+    if program != "moeprobe":
+        raise SystemExit(f"Not a command of moeprobe: {match['command']}")
+    print(match["command"], flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "moeprobe", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    printed = [line for part in (done.stdout + done.stderr).splitlines() for line in wrapped(part.rstrip())]
+    if match["part"]:
+        printed = chosen_part(printed, match["part"])
+    mark = match[0].split("\n", 1)[0]
+    return "\n".join([mark, "```text", *printed, "```", "<!-- end -->"])
+
+
+def chosen_part(printed: list[str], part: str) -> list[str]:
+    """Return some lines of an output, by the names that the docstring of this module has."""
+    words = part.split()
+    if words[0] == "lines":
+        first, last = map(int, words[1].split("-"))
+        return printed[first - 1 : last]
+    number = 1 if part == "sentences" else int(words[-1])
+    begins = [index for index, line in enumerate(printed) if line.startswith("┏")]
+    ends = [index for index, line in enumerate(printed) if line.startswith("└")]
+    begin, end = begins[number - 1] - 1, ends[number - 1] + 1  # a title of one line stands above
+    parts = {
+        "sentences": printed[:begin],
+        "table": printed[begin:end],
+        "to": printed[:end],
+        "after": printed[end:],
+    }
+    return parts[words[0]]
+
+
+def wrapped(line: str) -> list[str]:
+    """Return a sentence in lines of a readable length; tables, lists and empty lines stay as they are."""
+    if not line or "   " in line or any(character in line for character in "│┃━─┏└"):
+        return [line]
+    return textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def shrink(source: Path, target: Path) -> None:
+    """Copy a figure with 256 colors, which is all that a chart needs."""
+    with Image.open(source) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
