@@ -104,6 +104,10 @@ class Request(dict[str, Any]):
 class Sidecar(dict[str, Any]):
     """The request of a finished run, its checkpoints and inputs, and provenance."""
 
+    def __or__(self, other: Mapping[str, Any]) -> "Sidecar":  # type: ignore[override]
+        """Return a sidecar with some entries added or replaced."""
+        return Sidecar({**self, **other})
+
     @property
     def request(self) -> Request:
         """What determines the numbers."""

@@ -33,6 +33,7 @@ def test_what_is_not_there_reads_as_nothing() -> None:
     assert sidecar.colors == {} and sidecar.notes == [] and sidecar.severity_unit is None
     assert not sidecar.request.trained_capacity
     assert sidecar.fail_if_worse is None
+    assert (sidecar | {"notes": ["x"]}).notes == ["x"], "entries that are added leave it a sidecar"
     assert Request({"kind": "compare", "probe": REQUEST}).probe.data == "digits"
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.results.folder import Result
 from moeprobe.results.showing import one_line
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import read_bytes
 from moeprobe.studies.audit.judge import COLUMNS
@@ -41,7 +41,7 @@ class AuditContent:
     verdicts: pd.DataFrame
     runs: Mapping[str, Result]
     left_out: Mapping[str, str]
-    sidecar: dict[str, Any]
+    sidecar: Sidecar
     folder: Path | None = None
 
     @property

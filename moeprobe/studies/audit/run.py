@@ -22,7 +22,7 @@ from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import read_sidecar
+from moeprobe.results.sidecars import Sidecar, read_sidecar
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text
@@ -354,7 +354,7 @@ def _result(
         verdicts=pd.DataFrame(rows, columns=COLUMNS),
         runs=runs,
         left_out=left_out,
-        sidecar=sidecar,
+        sidecar=Sidecar(sidecar),
         folder=folder,
     )
     return AuditResult(**vars(content), html=page.page_html(content))
