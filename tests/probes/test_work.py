@@ -10,6 +10,7 @@ from moeprobe.errors import FinishedError
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Work
 from moeprobe.results.folder import OutputFolder
+from moeprobe.results.provenance import provenance
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.files import write_text
 from moeprobe.runtime.progress import Progress
@@ -61,10 +62,8 @@ def test_the_tables_come_before_the_figures_and_the_mark_is_last(tmp_path: Path)
         ("draw", ["run.json", "table.csv"]),
     ]
     sidecar = json.loads((tmp_path / "out" / "table.json").read_text())
-    assert list(sidecar) == [
-        "request", "command", "colours", "wall_seconds", "device", "extra", "versions", "platform", "git_commit",
-        "notes",
-    ]  # fmt: skip
+    keys = ["request", "command", "colours", "wall_seconds", "device", "extra", *provenance(), "notes"]
+    assert list(sidecar) == keys
     with pytest.raises(FinishedError):
         Counting(Options(out=tmp_path / "out")).execute(Progress())
 

@@ -3,6 +3,7 @@
 import json
 
 from moeprobe.results.folder import Result
+from moeprobe.results.provenance import provenance
 from moeprobe.results.sidecars import Request, Sidecar, make_sidecar
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
@@ -21,7 +22,7 @@ def test_a_sidecar_is_written_in_the_order_of_the_file() -> None:
         REQUEST, device="cpu", training_images=4, command="moeprobe sweep", colours={"a": "#000000"}
     )
     assert list(sidecar)[:5] == ["request", "command", "colours", "device", "training_images"]
-    assert list(sidecar)[5:] == ["versions", "platform", "git_commit"]
+    assert list(sidecar)[5:] == list(provenance())
     assert list(sidecar.to_json()) == list(sidecar) and type(sidecar.to_json()) is dict
     assert json.dumps(sidecar["request"]) == json.dumps(REQUEST), "a request keeps its order"
 
