@@ -134,7 +134,7 @@ def test_what_one_side_lacks_is_left_out_and_counted(differing: NDArray[np.bool_
     )
     assert value(result.table, "pairs_differ") == pytest.approx(differing[:, : TOKENS - 3].mean())
     assert (rows(result.table, "choice_differs")["trials"] == REQUESTS * (TOKENS - 3)).all()
-    left = f"sequence of each pair: {3 * REQUESTS:,} of one recorded, 0 of other recorded"
+    left = f"beginning of two sequences: {3 * REQUESTS:,} of one recorded, 0 of other recorded"
     assert any(left in note for note in result.sidecar["notes"]), result.sidecar["notes"]
 
 
@@ -147,7 +147,7 @@ def test_tokens_after_the_first_other_token_are_left_out(tmp_path: Path) -> None
         paths.append(api.import_trace(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet").path)
     result = api.analyze_trace(paths)
     assert rows(result.table, "choice_differs")[["value", "trials"]].to_numpy().tolist() == [[1 / 3, 3]]
-    assert any("2 tokens of a recorded and 2 of b recorded" in note for note in result.sidecar["notes"])
+    assert any("sequences: 2 of a recorded, 2 of b recorded" in note for note in result.sidecar["notes"])
 
 
 def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_], tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_server_and_model_agree_where_they_are_the_same(family: str, tmp_path: P
     assert same == [0] * len(same) and last == pytest.approx(
         2 * len(LENGTHS) / sum(p + g - 1 for p, g in LENGTHS)
     )
-    assert any("0 tokens of served recorded and 4 of" in note for note in compared.sidecar["notes"])
+    assert any("sequences: 0 of served recorded, 4 of" in note for note in compared.sidecar["notes"])
 
 
 def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def notes_of(
 ) -> list[str]:
     """Return sentences on numbers that are missing or partial.
 
-    ``left_out``: by trace, tokens of the first one and of it beyond the shorter sequence.
+    ``left_out``: by trace, tokens of the first one and of it after the common beginning.
     """
     notes = [
         f"{len(trace_view.trace.ids) - len(ids):,} of the {len(trace_view.trace.ids):,} inputs of "
@@ -205,8 +205,8 @@ def notes_of(
     for label, (of_first, of_other) in left_out.items():
         if of_first or of_other:
             notes.append(
-                f"tokens beyond the shorter sequence of each pair: {of_first:,} of {traces[0].label}, {of_other:,} of "
-                f"{label}"
+                f"tokens after the common beginning of two sequences: {of_first:,} of {traces[0].label}, "
+                f"{of_other:,} of {label}"
             )
     long = [layer for layer in layers if most_tokens(traces, layer, ids) > LONGEST]
     if long and len(traces) > 1:

@@ -138,7 +138,7 @@ class Measuring:
     """The sums per input of every trace; of the first, alone, only on request.
 
     Attributes:
-        left_out: by trace, tokens of the first one and of it beyond the shorter sequence.
+        left_out: by trace, tokens of the first one and of it after the common beginning.
     """
 
     def __init__(
