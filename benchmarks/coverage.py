@@ -18,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
-from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Trials, undivided
-from moeprobe.metrics.stats.chance.within_image import within_image
-from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.chance.trials import Trials, undivided, within_image
 from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.linearized import of_all
-from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.linearized import linearize_all
+from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Share, Statistic
 
 Array = NDArray[np.float64]
@@ -140,7 +138,7 @@ def experiments(
     def values(statistics: Mapping[str, Statistic], *, trials: int = PATCHES) -> dict[str, Replicates]:
         count = np.full(num_images, trials)
         if linear:
-            return {name: of_all(statistic, count) for name, statistic in statistics.items()}
+            return {name: linearize_all(statistic, count) for name, statistic in statistics.items()}
         found = bootstrap.replicate([(statistic, count) for statistic in statistics.values()])
         return dict(zip(statistics, found, strict=True))
 

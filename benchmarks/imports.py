@@ -210,7 +210,7 @@ def _child(path: Path) -> None:
     import torch  # noqa: F401  (so that its memory is not counted to readers that need it)
 
     from moeprobe.recordings.import_experts import import_routed_experts
-    from moeprobe.runtime.memory import largest_resident
+    from moeprobe.runtime.processes import largest_resident
 
     # What is loaded with the first row that is written, before anything is counted.
     before, begun = largest_resident(), time.process_time()

@@ -257,13 +257,13 @@ def light() -> list[str]:
         "import " + ", ".join(light()),
         "import moeprobe.probes.fewshot.ridge",
         "import moeprobe.studies.compare",
-        "import moeprobe.adapters.base, moeprobe.routing.capabilities, moeprobe.routing.pairs",
+        "import moeprobe.adapters.base, moeprobe.routing.capabilities, moeprobe.routing.record",
         "from moeprobe.runtime import catalog; catalog.VIEWS.names(); catalog.ROUTERS.names()",
         "from moeprobe.metrics import registry; registry.find('churn_kappa')",
         "from moeprobe.models import config; config.load('digits-prc')",
         "from moeprobe.models import grid; grid.load('routers-digits')",
         "import moeprobe.models.checkpoints.vmoe_files, moeprobe.models.checkpoints.vmoe_write",
-        "import moeprobe.recordings.reading, moeprobe.recordings.log",
+        "import moeprobe.recordings.reading, moeprobe.recordings.import_log",
     ],
 )
 def test_what_must_not_import_torch(statement: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.speed import parts as bench_parts
-from moeprobe.cli.app import Group
+from moeprobe.cli.app import CommandGroup
 from moeprobe.cli.front.options import AsJson
 from moeprobe.runtime.device import check_device
 
@@ -164,7 +164,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-command = typer.Typer(name="speed", cls=Group, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+command = typer.Typer(
+    name="speed", cls=CommandGroup, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 command.command("bench")(bench)
 
 

@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from moeprobe.runtime.memory import huge_pages_asked
+from moeprobe.runtime.processes import huge_pages_asked
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig
-from moeprobe.models.grid import Sweep
+from moeprobe.models.grid import TrainingGrid
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.timm import VisionTransformer
-from moeprobe.models.training.checks import make_objective
 from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.start import make_objective
 from moeprobe.models.training.tasks import Classification
 
 # Of data that nobody opens.
@@ -36,7 +36,7 @@ def cells_of(sweep: str, layout: str | None) -> Sequence[TrainConfig]:
         UserError: there is no such sweep or configuration, or its cells have no routers.
     """
     base = [] if layout is None else [f"base={layout}"]
-    found: Sweep = grid.load(sweep, ["seeds=[0]", *base])
+    found: TrainingGrid = grid.load(sweep, ["seeds=[0]", *base])
     dense = [cell.name for cell in found.cells if cell.model.dense]
     if dense:
         raise UserError(f"{dense[0]} of the sweep {found.name!r} has no router to be timed.")

@@ -23,10 +23,10 @@ from moeprobe.inputs.views.prc_crops import PrcCrops
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.models.config import OptimizerConfig, TrainConfig
 from moeprobe.models.nn.capture import capture, moe_layers
-from moeprobe.models.nn.losses import importance_loss, load_loss
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.loop import Trainer
+from moeprobe.models.training.objectives.base import importance_loss, load_loss
 from moeprobe.models.training.optimize import make_optimizer
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.seeds import torch_seed

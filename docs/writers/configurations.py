@@ -1,7 +1,7 @@
 """Configurations and sweeps that come with moeprobe, and all keys, as their schemas declare them."""
 
 from moeprobe.models import config_files, grid, pipeline
-from moeprobe.models.keys import list_keys
+from moeprobe.models.config import list_keys
 from moeprobe.runtime.yaml import first_sentence
 from writers.markdown import code, inline, page, table
 

@@ -6,11 +6,10 @@ import torch
 
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.metrics import key_routes, registry
-from moeprobe.metrics.applicable import applicable
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.metrics.registry import applicable
+from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime import catalog
 from writers.markdown import code, inline, page, table
 

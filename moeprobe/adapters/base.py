@@ -10,8 +10,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.routing.capabilities import Traceable
+from moeprobe.runtime.arguments import checked_class
 from moeprobe.runtime.catalog import unknown
-from moeprobe.runtime.keywords import checked_class
 
 if TYPE_CHECKING:
     import torch

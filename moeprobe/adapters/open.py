@@ -16,10 +16,10 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.checkpoints.header import refuse_settings
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.filenames import TAKEN
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.files import TAKEN
 from moeprobe.runtime.seeds import random_state_kept
 
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.

@@ -10,10 +10,9 @@ from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
-from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
+from moeprobe.models.nn.capture import Choices, capture, capture_inputs, moe_layers, replaying
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
-from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of

@@ -19,8 +19,9 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.open import as_checkpoint, load_model, wrap
-from moeprobe.api.pictures import overlay, record
-from moeprobe.api.planning import (
+from moeprobe.api.asking import (
+    measure_shard,
+    merge,
     plan,
     plan_contagion,
     plan_discontinuity,
@@ -29,20 +30,23 @@ from moeprobe.api.planning import (
     plan_record,
 )
 from moeprobe.api.probing import (
+    attack,
     confidence,
     contagion,
+    determinism,
     discontinuity,
     evaluate,
     fewshot,
     match_ratio,
     noise_sweep,
+    overlay,
+    precision,
     probe,
+    record,
     routes,
     s_matrix,
     sweep,
 )
-from moeprobe.api.sharding import measure_shard, merge
-from moeprobe.api.stress import attack, determinism, precision
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.images import Framing
@@ -63,18 +67,17 @@ from moeprobe.probes.mismatch.measure import mismatch
 from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
-from moeprobe.recordings.check_trace import CheckedTrace, check_trace
+from moeprobe.recordings.check_trace import CheckedTrace, Overlap, check_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.import_log import ImportedTrace, import_trace
-from moeprobe.recordings.overlap import Overlap
-from moeprobe.recordings.replay_source import recorded_routing
+from moeprobe.recordings.rows import recorded_routing
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime import catalog
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
-from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.audit import AuditPlan, AuditResult, audit, plan_audit, read_audit
 from moeprobe.studies.compare import Comparison, compare, plan_comparison

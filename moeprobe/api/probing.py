@@ -6,9 +6,11 @@ from typing import TypeVar, Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask, attribution, choose_probe
+from moeprobe.probes.attack import Attack
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.contagion import Contagion
+from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.discontinuity import Discontinuity
 from moeprobe.probes.discontinuity.measure import DiscontinuityResult
 from moeprobe.probes.engine.options import Keywords, Options, with_options
@@ -16,10 +18,15 @@ from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
+from moeprobe.probes.overlay import Overlay
+from moeprobe.probes.overlay.measure import OverlayResult
+from moeprobe.probes.precision import Precision
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.probes.sweep import Sweep
+from moeprobe.probes.trace import Trace
+from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
 
@@ -288,3 +295,165 @@ def probe(
         UserError: something named does not exist or does not fit.
     """
     return ask(choose_probe(kind, view, severities, attribute), models, data, options, watcher, changes)
+
+
+@with_options
+def attack(
+    models: Models,
+    *,
+    data: str | None = None,
+    epsilons: Sequence[float] = Attack.epsilons,
+    steps: int = Attack.steps,
+    direction: str = Attack.direction,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how the routing changes under a small change of the pixels that harms the answer.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        epsilons: largest changes of a value of the image, in 255ths of the range of a pixel.
+        steps: of the ascent.
+        direction: "gradient", up the cross-entropy, or "random", what a change of that size does by itself.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or a model has no gradient to follow.
+    """
+    probe = Attack(epsilons=epsilons, steps=steps, direction=direction)
+    return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def precision(
+    models: Models,
+    *,
+    data: str | None = None,
+    parts: Sequence[str] = Precision.parts,
+    formats: Sequence[str] = Precision.formats,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how many tokens change experts when the weights of one part of a model are rounded to a format.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        parts: of ``router``, ``experts``, ``attention`` and ``rest``; several are rounded together too.
+        formats: of ``bf16``, ``fp16``, ``fp8_e4m3``, ``int8`` and ``int4_g128``.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    return ask(Precision(parts=parts, formats=formats), models, data, options, watcher, changes)
+
+
+@with_options
+def determinism(
+    models: Models,
+    *,
+    data: str | None = None,
+    batches: Sequence[int] = Determinism.batches,
+    padding: int = Determinism.padding,
+    repeats: int = Determinism.repeats,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how many tokens change experts when the same inputs are run in other ways.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        batches: sizes of batches beside ``batch_size``.
+        padding: tokens of padding that are added to texts.
+        repeats: how often a batch is run again as it was.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    probe = Determinism(batches=batches, padding=padding, repeats=repeats)
+    return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def overlay(
+    models: Models,
+    *,
+    data: str | None = None,
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    count: int = Overlay.count,
+    view: str = Overlay.view,
+    severity: float | None = None,
+    severities: Sequence[float] | None = None,
+    animate: bool = False,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> OverlayResult:
+    """Show which expert each patch chooses on the clean and on the perturbed image.
+
+    Args:
+        models: checkpoints, side by side.
+        data: data set, used unless ``files`` are given.
+        images: names of images of the data set; none = ``count`` seeded random ones.
+        files: image files of the user's own.
+        count: how many random images.
+        view: a view with a severity.
+        severity: its severity; None = 0.2.
+        severities: with ``animate``, its severities, all from one draw; None = the view's own steps.
+        animate: show the routing as the severity grows: frames, a GIF, and a strip of the first image.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    probe = Overlay(
+        images=images, files=files, count=count, view=view, severity=severity, severities=severities, animate=animate
+    )  # fmt: skip
+    return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def record(
+    models: Models,
+    *,
+    data: str | None = None,
+    view: str = Trace.view,
+    severities: Sequence[float] | None = None,
+    all_gates: bool = False,
+    tokens: str | Path | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Recorded:
+    """Write what the routers decide for each token to ``out``: CHECKPOINT/VIEW.parquet.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        view: perturbation; the reference that it is compared with (the clean image, or the first of two random
+            views) is recorded too.
+        severities: of the view; None = its own steps.
+        all_gates: keep the gates of all experts.
+        tokens: file of a server's responses with token ids, which a language model reads instead of data.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or no output folder is named.
+    """
+    probe = Trace(
+        view=view, severities=severities, all_gates=all_gates, tokens=None if tokens is None else Path(tokens)
+    )
+    return ask(probe, models, data, options, watcher, changes)

@@ -10,12 +10,11 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli.front import loading
-from moeprobe.cli.front.environment import USER_ERROR, prepare, say, system_error
+from moeprobe.cli.front.environment import USER_ERROR, collect_rarely, prepare, say, system_error
 from moeprobe.errors import UserError
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import use_plugins
-from moeprobe.runtime.plugins import asked
+from moeprobe.runtime.plugins import plugin_options
 
 
 def main() -> None:
@@ -33,13 +32,11 @@ def _run() -> None:
         if wrong is not None:
             raise UserError(wrong)
         # Before the application is made, whose commands and help texts follow from the catalogs.
-        plugins = asked(sys.argv[1:])
+        plugins = plugin_options(sys.argv[1:])
         # Of the user: plug-ins, and the files that make models.
-        foreign = bool(plugins) or any("py:" in argument for argument in sys.argv[1:])
-        loading.load_torch_so(collected=foreign)
+        collect_rarely(at_end=bool(plugins) or any("py:" in argument for argument in sys.argv[1:]))
         use_plugins(plugins)
-        with loading.loading(collected=foreign):
-            from moeprobe.cli.app import app
+        from moeprobe.cli.app import app
     except UserError as error:
         say(error)
         sys.exit(USER_ERROR)

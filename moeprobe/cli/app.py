@@ -11,23 +11,18 @@ import typer
 
 from moeprobe import __version__
 from moeprobe.cli.commands import (
-    analyze_trace,
     audit,
-    check_trace,
     compare,
     correspond,
-    curves,
     demo,
     doctor,
-    drift,
     explain,
     import_routing,
     inspect,
     listing,
-    merge,
-    mismatch,
     paper,
-    report,
+    runs,
+    traces,
     tradeoff,
     train,
     vmoe,
@@ -42,12 +37,12 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
-from moeprobe.runtime.signals.ending import Ending
+from moeprobe.runtime.signals import Ending
 
 INTERRUPTED = 130
 
 
-class Group(NamingGroup):
+class CommandGroup(NamingGroup):
     """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -82,8 +77,8 @@ class Group(NamingGroup):
 
 def _correctable(error: Exception) -> UserError | None:
     """Return what to say of an error that is no bug of ours, wherever it is raised; None if it may be one."""
-    from moeprobe.inputs.lost_workers import lost_workers
-    from moeprobe.runtime.plugin_errors import blamed
+    from moeprobe.runtime.catalog import blamed
+    from moeprobe.runtime.processes import lost_workers
 
     lost = lost_workers(error) if isinstance(error, RuntimeError) else None
     return lost or blamed(error) or _without_memory(error) or system_error(error)
@@ -91,9 +86,9 @@ def _correctable(error: Exception) -> UserError | None:
 
 def _without_memory(error: Exception) -> UserError | None:
     """Return what to say where memory ran out."""
-    from moeprobe.runtime import memory
+    from moeprobe.runtime import processes
 
-    if memory.ran_out(error):
+    if processes.ran_out(error):
         return UserError(
             "Memory ran out; use a smaller --batch-size (in training batch_size=N), or a device with more."
         )
@@ -102,7 +97,7 @@ def _without_memory(error: Exception) -> UserError | None:
 
 app = typer.Typer(
     name="moeprobe",
-    cls=Group,
+    cls=CommandGroup,
     help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -160,18 +155,18 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.PROBES: {"correspond": correspond.correspond},
     Panel.COMPARE: {
         "compare": compare.compare,
-        "report": report.report,
+        "report": runs.report,
         "paper": paper.paper,
-        "merge": merge.merge,
+        "merge": runs.merge,
     },
-    Panel.TRAIN: {"train": train.train, "tradeoff": tradeoff.tradeoff, "curves": curves.curves},
+    Panel.TRAIN: {"train": train.train, "tradeoff": tradeoff.tradeoff, "curves": runs.curves},
     Panel.STRESS: {},
     Panel.TRACES: {
         "trace import": import_routing.import_routing,
-        "trace check": check_trace.check_trace,
-        "trace analyze": analyze_trace.analyze_trace,
-        "trace drift": drift.drift,
-        "trace mismatch": mismatch.mismatch,
+        "trace check": traces.check_trace,
+        "trace analyze": traces.analyze_trace,
+        "trace drift": traces.drift,
+        "trace mismatch": traces.mismatch,
     },
     Panel.FILES: {
         "import vmoe": vmoe.import_vmoe,

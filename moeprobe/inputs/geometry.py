@@ -84,9 +84,9 @@ def around(matrix: Map, x: float, y: float) -> Map:
     return translation(x, y) @ matrix @ translation(-x, -y)
 
 
-def crop(left: float, top: float, width: float, height: float, size: int, *, flip: bool = False) -> Map:
+def crop(x: float, y: float, width: float, height: float, size: int, *, flip: bool = False) -> Map:
     """Return the ``to_source`` map of a crop of the source that was resized to ``size`` x ``size``."""
-    to_source = translation(left, top) @ scaling(width / size, height / size)
+    to_source = translation(x, y) @ scaling(width / size, height / size)
     return to_source @ horizontal_flip(size) if flip else to_source
 
 

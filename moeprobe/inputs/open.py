@@ -13,10 +13,9 @@ from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.naming import Files, open_data
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.files import open_regular
-from moeprobe.runtime.schema import Plugin, make_plugin
+from moeprobe.runtime.schema import Plugin, make_plugin, split_assignments
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml
 
 

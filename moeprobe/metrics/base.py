@@ -21,8 +21,7 @@ from moeprobe.metrics.declaration import Estimator, Metric, MetricFamily
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 # What a batch is to an analysis.

@@ -17,8 +17,7 @@ from moeprobe.metrics.stats.statistic import Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, Metric]:
@@ -46,7 +45,7 @@ def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, M
     return share, dropped, distance
 
 
-class Contagion(LayerAnalysis):
+class ContagionAnalysis(LayerAnalysis):
     """Share of watched tokens that are worked on by other experts, and how far their combine weights move.
 
     The reference is the routing before the exchange, the view that after it. Patches without a partner were exchanged

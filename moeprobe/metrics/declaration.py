@@ -85,7 +85,7 @@ class Estimator:
         return self.null not in ("", "image")
 
     @property
-    def counted(self) -> NDArray[np.generic]:
+    def used_trials(self) -> NDArray[np.generic]:
         """Its trials ``(n,)``; none where it takes another image and there is none."""
         alone = self.between_images and np.count_nonzero(self.trials) <= 1
         return np.zeros_like(self.trials) if alone else self.trials

@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import Estimator, Metric
-from moeprobe.metrics.stats.arrays import Integers
 from moeprobe.metrics.stats.chance.levels import Chance, Matched
-from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Trials, undivided
-from moeprobe.metrics.stats.chance.within_image import Tokens, within_image
-from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, undivided, within_image
+from moeprobe.metrics.stats.statistic import Integers, Share
 
 
 def strata(

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moeprobe.metrics.base import Columns
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 # Levels of red, green and blue of a patch's mean color: so many bins to the third power.
 LEVELS = 4

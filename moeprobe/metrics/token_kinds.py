@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moeprobe.metrics.base import Columns
-    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerPair
 
 
 # Column of the token ids, where they are known.

@@ -4,18 +4,22 @@ The classes below are the schema: every key of a configuration file is a field h
 in one file, to be read as one, which takes more than 300 lines.
 """
 
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import annotated_types
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from moeprobe.errors import UserError
 from moeprobe.models.config_files import pair, path_of, put, read, written_out
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.processes import MOST_WORKERS
-from moeprobe.runtime.schema import Plugin, Section, sentence
+from moeprobe.runtime.schema import ConfigSection, Plugin, section_of, sentence
 
 # Of the two ways to give a run's length, an override of one replaces the other.
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
@@ -27,14 +31,14 @@ Room = Annotated[float, Field(le=_MOST_ROOM)] | None | Literal["none"]
 DEFAULT_OBJECTIVE = "balanced"
 
 
-class UpcycleConfig(Section):
+class UpcycleConfig(ConfigSection):
     """Dense weights to start from, of one of timm's vision transformers."""
 
     name: str = Field(description="one of timm's vision transformers")
     file: str | None = Field(None, description="weights, safetensors or torch's; null: from timm's hub")
 
 
-class SwinConfig(Section):
+class SwinConfig(ConfigSection):
     """The stages of a Swin transformer, each of half the resolution and twice the width of the one before."""
 
     depths: list[int] = Field(min_length=1, description="blocks of each stage")
@@ -50,7 +54,7 @@ class SwinConfig(Section):
         return self
 
 
-class TransformerConfig(Section):
+class TransformerConfig(ConfigSection):
     """Which transformer. None = the named model's own value."""
 
     name: str = Field("vmoe_tiny_patch8_32", description="the transformer; with upcycle, the dense model's")
@@ -82,7 +86,7 @@ class TransformerConfig(Section):
         return content
 
 
-class MoeConfig(Section):
+class MoeConfig(ConfigSection):
     """How a transformer is made sparse.
 
     None = V-MoE's value (``NUM_EXPERTS``, ``LAYERS``, ``ROUTER``; no dropout, no bfloat16) or the router's own.
@@ -144,7 +148,7 @@ class ModelConfig(MoeConfig, TransformerConfig):
     )
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """Which data set: ``name`` or ``name:location``."""
 
     name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
@@ -174,7 +178,7 @@ class DataConfig(Section):
         return self.name if self.val_fraction is None else f"{self.name}?val_fraction={self.val_fraction!r}"
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(ConfigSection):
     """One of timm's optimizers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
 
     name: str = Field("adamw", description="one of timm's optimizers; momentum is heavy-ball SGD")
@@ -189,7 +193,7 @@ class OptimizerConfig(Section):
     clip_norm: float | None = Field(None, gt=0, description="largest global norm of the gradients; null: any")
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(ConfigSection):
     """Linear warm-up from 0, then a cosine or a straight line to ``end_value``; counted in steps."""
 
     name: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls")
@@ -197,7 +201,7 @@ class ScheduleConfig(Section):
     end_value: float = Field(0.0, ge=0, description="learning rate at the end")
 
 
-class InitialiseConfig(Section):
+class InitialiseConfig(ConfigSection):
     """Start from a checkpoint: everything except the head, the pre-logits and ``fresh``, positions resampled."""
 
     checkpoint: str = Field(description="run folder or .safetensors file")
@@ -205,7 +209,7 @@ class InitialiseConfig(Section):
     fresh: list[str] = Field([], description='patterns of parameters that start new, e.g. "*.router.*"')
 
 
-class MaeConfig(Section):
+class MaeConfig(ConfigSection):
     """Masked autoencoding in the place of classification: a decoder draws the patches that the model does not see."""
 
     mask: float = Field(0.75, gt=0, lt=1, description="share of the patches that are hidden")
@@ -214,7 +218,7 @@ class MaeConfig(Section):
     num_heads: int = Field(6, gt=0, description="attention heads of the decoder")
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     """One training run."""
 
     name: str = Field(
@@ -385,3 +389,76 @@ def _beginning(name: str) -> str:
     """Return the first part of a name, with its number: ``blocks.3``."""
     first, *parts = name.split(".")
     return f"{first}.{parts[0]}" if parts and parts[0].isdigit() else first
+
+
+_WORDS = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "null"}
+_BOUNDS = {
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Ge: ("≥", "ge"),
+    annotated_types.Lt: ("<", "lt"),
+    annotated_types.Le: ("≤", "le"),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key.
+
+    Attributes:
+        name: with dots, as in an override.
+        type: what it takes, with bounds.
+        default: as in YAML; "required" where there is none.
+        meaning: in a few words.
+    """
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def list_keys(schema: type[BaseModel] = TrainConfig) -> list[Key]:
+    """Return the keys of a configuration, section by section."""
+    return list(_keys(schema, ""))
+
+
+def _keys(schema: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in schema.model_fields.items():
+        section = section_of(schema, name)
+        if section is None or issubclass(section, Plugin):
+            yield Key(f"{prefix}{name}", _type(field), _default(field), field.description or "")
+        else:
+            yield from _keys(section, f"{prefix}{name}.")
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [f"{sign} {getattr(bound, at)}" for bound in field.metadata for sign, at in _signs(bound)]
+    return " ".join([_type_text(field.annotation), ", ".join(bounds)]).strip()
+
+
+def _signs(bound: object) -> list[tuple[str, str]]:
+    return [sign for kind, sign in _BOUNDS.items() if isinstance(bound, kind)]
+
+
+def _type_text(annotation: Any) -> str:
+    """Return a type in the words of YAML."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(_type_text(part) for part in get_args(annotation))
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is list:
+        return f"list of {_type_text(get_args(annotation)[0])}"
+    if get_origin(annotation) is Annotated:
+        return _type_text(get_args(annotation)[0])
+    return _WORDS.get(annotation, "name, with parameters")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None:
+        return "null"
+    if isinstance(value, Plugin):
+        return value.name
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

@@ -32,7 +32,7 @@ from moeprobe.models.config import LENGTHS, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
 from moeprobe.runtime.files import is_folder
-from moeprobe.runtime.schema import Section, sentence
+from moeprobe.runtime.schema import ConfigSection, sentence
 
 # The part of a cell's name for a key; of others the last part of the key goes before the value.
 _SHORT = {"model.router": "", "model.top_k": "k", "model.capacity_factor": "c"}
@@ -46,7 +46,7 @@ _OWN = {
 }
 
 
-class MeasureConfig(Section):
+class MeasureConfig(ConfigSection):
     """What is measured of a trained cell, in addition to accuracy, confidence and load on the clean images."""
 
     split: str = "test"
@@ -61,7 +61,7 @@ class MeasureConfig(Section):
     contagion: bool = True  # how far a token's routing depends on batch-mates, other tokens and other patches
 
 
-class SweepConfig(Section):
+class SweepConfig(ConfigSection):
     """One sweep of trainings."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -73,7 +73,7 @@ class SweepConfig(Section):
 
 
 @dataclass(frozen=True)
-class Sweep:
+class TrainingGrid:
     """A sweep with its configurations worked out, one per cell; their names are unique.
 
     A pipeline's configuration is its last stage's; ``pipelines`` has all stages, by the cell's name.
@@ -113,7 +113,9 @@ def path_of(source: str) -> Path:
     return config_files.find(source, names(), what="sweep", folder=SWEEPS)
 
 
-def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path("checkpoints")) -> Sweep:
+def load(
+    source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path("checkpoints")
+) -> TrainingGrid:
     """Return the sweep called ``source`` (a name or a path to a YAML file).
 
     An override is of a key of the file (``seeds=[0]``, ``measure.limit=100``) or of the configurations
@@ -145,7 +147,7 @@ def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path
             )
     pipelines = {cell.name: cell for cell in cells if isinstance(cell, Pipeline)}
     configs = [list(cell.stages.values())[-1] if isinstance(cell, Pipeline) else cell for cell in cells]
-    return Sweep(sweep.name, tuple(configs), sweep.measure, pipelines)
+    return TrainingGrid(sweep.name, tuple(configs), sweep.measure, pipelines)
 
 
 def load_measure(overrides: Iterable[str]) -> MeasureConfig:
@@ -160,11 +162,11 @@ def load_measure(overrides: Iterable[str]) -> MeasureConfig:
     return _parse(content, _Measured).measure
 
 
-class _Measured(Section):
+class _Measured(ConfigSection):
     measure: MeasureConfig = MeasureConfig()
 
 
-def _parse(content: dict[str, Any], schema: type[Section]) -> Any:
+def _parse(content: dict[str, Any], schema: type[ConfigSection]) -> Any:
     try:
         return schema.model_validate(content)
     except ValidationError as error:

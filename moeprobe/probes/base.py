@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_typ
 from moeprobe.errors import UserError
 from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
 from moeprobe.results.headlines.properties import AuditEntry, Property, Rule  # noqa: F401  # as above
-from moeprobe.runtime import arguments, keywords
+from moeprobe.runtime import arguments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,7 +187,7 @@ class Probe(Kind, ABC, Generic[R]):
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Refuse keywords that are no field; the constructor of each probe is made later than this class."""
-        keywords.check_keywords(cls.__name__, keywords.signature_of(cls), named)
+        arguments.check_keywords(cls.__name__, arguments.signature_of(cls), named)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.faults import (
+    BITS,
     OF_CHOICES,
     OF_INPUTS,
     Finding,
+    FrozenChoices,
+    bits_of_zeros,
     constant_layers,
     first_names,
     layers_alike,
     nothing,
     zero_layers,
 )
-from moeprobe.recordings.frozen import BITS, FrozenChoices, bits_of_zeros
 
 # What marks an empty place in buffers of 8 bits.
 _FILL = 255

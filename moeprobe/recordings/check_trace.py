@@ -1,14 +1,173 @@
-"""Check recorded routing for known faults of its capture."""
+"""Check recorded routing for known faults of its capture, alone or beside another trace of the same model.
+
+Are two traces of one model about the same layers and positions? Their choices overlap most where they are. The overlap
+of two tokens is the share of the experts of the one that the other has too. It is looked at with one trace shifted by
+some layers and some positions, and with its experts numbered anew, as they would be if one server had written physical
+ids of experts that it has moved.
+
+Axes: L layers, n inputs, T tokens, K choices, E experts.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.faults import Finding
-from moeprobe.recordings.overlap import Overlap, overlap
 from moeprobe.recordings.reading import TraceFile
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.progress import Progress, progress_of
+
+# Shifts to either side; inputs and tokens that are looked at.
+_LAYERS, _POSITIONS, _INPUTS, _TOKENS = 3, 3, 16, 256
+# By how much an overlap must be larger to be told from one that is not, beside four standard errors.
+_MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much the choices of two traces overlap.
+
+    Attributes:
+        inputs: how many of those that both have were looked at: no more than 16.
+        common: how many both have.
+        here: overlap of the same tokens in the same layers.
+        chance: what it would be of two draws by how often either side chooses each expert.
+        layers, positions: the shift of the second trace at which the overlap is largest; 0 where none is clearly
+            larger.
+        shifted: the overlap there.
+        renumbered: overlap after the second's experts were numbered anew, of tokens by which that was not decided; None
+            where it was not tried.
+    """
+
+    inputs: int
+    common: int
+    here: float
+    chance: float
+    layers: int
+    positions: int
+    shifted: float
+    renumbered: float | None
+
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether other numbers of the experts explain much more."""
+        return self.renumbered is not None and self.renumbered - max(self.here, self.shifted) > _MARGIN
+
+
+def overlap(first: TraceFile, second: TraceFile) -> Overlap:
+    """Return the overlap of the choices of two traces.
+
+    Raises:
+        UserError: they have no input in common, or other numbers of experts or of choices.
+    """
+    for trace in (first, second):
+        if any(layer.load_only for layer in trace.layers.values()):
+            raise UserError(
+                f"{trace.path} holds counts of choices and no tokens, so nothing of it overlaps; leave --against out."
+            )
+    second_ids = set(second.ids)
+    common = [name for name in first.ids if name in second_ids]
+    ids = common[:_INPUTS]
+    if not ids:
+        raise UserError(
+            f"{first.path} and {second.path} have no input in common; their names look like {first.ids[0]!r} and "
+            f"{second.ids[0]!r}."
+        )
+    sizes = {
+        (layer.num_experts, layer.top_k, layer.experts_choose)
+        for trace in (first, second)
+        for layer in trace.layers.values()
+    }
+    if len(sizes) > 1 or any(top_k == 0 or choose for _, top_k, choose in sizes):
+        raise UserError(
+            f"The layers of {first.path} and {second.path} differ in their numbers of experts or choices; only layers "
+            "of one model can be compared."
+        )
+    [(num_experts, _, _)] = sizes
+    first_choices, second_choices = _choices(first, ids), _choices(second, ids)
+    scan = {
+        (layers, positions): _of_shift(first_choices, second_choices, layers, positions)
+        for layers in range(-_LAYERS, _LAYERS + 1)
+        for positions in range(-_POSITIONS, _POSITIONS + 1)
+    }
+    unshifted, pairs = scan[0, 0]
+    best = max(scan, key=lambda shift: scan[shift][0])
+    larger = scan[best][0] - unshifted
+    if not larger > max(_MARGIN, 4 * np.sqrt(0.25 / max(min(pairs, scan[best][1]), 1))):
+        best = (0, 0)
+    chance = _chance(first_choices, second_choices, num_experts)
+    shifted = scan[best][0]
+    low = best == (0, 0) and unshifted - chance < (1 - chance) / 2
+    renumbered = _renumbered(first_choices, second_choices, num_experts) if low else None
+    return Overlap(len(ids), len(common), unshifted, chance, *best, shifted, renumbered)
+
+
+def _choices(trace: TraceFile, ids: list[str]) -> NDArray[np.int16]:
+    """Return choices ``(L, n, T, K)``, −1 = none and padding."""
+    length = min(max(int(trace.num_tokens(layer, ids).max()) for layer in trace.layers), _TOKENS)
+    longest = {layer: int(trace.num_tokens(layer, ids).max()) for layer in trace.layers}
+    return np.stack(
+        [
+            trace.read(layer, ids, num_tokens=max(longest[layer], length)).experts[:, :length]
+            for layer in trace.layers
+        ]
+    )
+
+
+def _of_shift(
+    first_choices: NDArray[np.int16], second_choices: NDArray[np.int16], layers: int, positions: int
+) -> tuple[float, int]:
+    """Return the overlap where layer l, token t of the one is layer l + ``layers``, t + ``positions`` of the other."""
+    first = _cut(_cut(first_choices, 0, -layers), 2, -positions)
+    second = _cut(_cut(second_choices, 0, layers), 2, positions)
+    shape = tuple(min(sizes) for sizes in zip(first.shape, second.shape, strict=True))
+    first, second = (side[: shape[0], :, : shape[2]] for side in (first, second))
+    present = (first[..., 0] >= 0) & (second[..., 0] >= 0)
+    pairs = int(present.sum())
+    if not pairs:
+        return 0.0, 0
+    a, b = first[present], second[present]
+    common = (a[:, :, None] == b[:, None]) & (a >= 0)[:, :, None]
+    return float(common.sum() / (a >= 0).sum()), pairs
+
+
+def _cut(side: NDArray[np.int16], axis: int, start: int) -> NDArray[np.int16]:
+    return side[(slice(None),) * axis + (slice(max(start, 0), None),)]
+
+
+def _chance(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int) -> float:
+    """Return the overlap of independent draws, the mean over the layers that both have."""
+    overlaps = []
+    for a, b in zip(first, second, strict=False):
+        counts = [np.bincount(side[side >= 0], minlength=num_experts) for side in (a, b)]
+        tokens = max(int((b[..., 0] >= 0).sum()), 1)
+        overlaps.append((counts[0] / max(counts[0].sum(), 1)) @ (counts[1] / tokens))
+    return float(np.mean(overlaps))
+
+
+def _renumbered(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int) -> float | None:
+    """Return the overlap under the best numbering of each layer, decided by every other token."""
+    size = min(first.shape[2], second.shape[2])
+    hits = total = 0
+    for a, b in zip(first[:, :, :size], second[:, :, :size], strict=False):
+        fit, held_out = (_together(a[:, start::2], b[:, start::2], num_experts) for start in (0, 1))
+        rows, columns = linear_sum_assignment(fit, maximize=True)
+        hits += int(held_out[rows, columns].sum())
+        experts = a[:, 1::2]
+        total += int(((experts >= 0) & (b[:, 1::2, :1] >= 0)).sum())
+    return hits / total if total else None
+
+
+def _together(a: NDArray[np.int16], b: NDArray[np.int16], num_experts: int) -> NDArray[np.int64]:
+    """Return how often expert e of the one goes with expert f of the other ``(E, E)``."""
+    codes = a[..., :, None].astype(np.int64) * num_experts + b[..., None, :]
+    present = (a[..., :, None] >= 0) & (b[..., None, :] >= 0)
+    return np.bincount(codes[present], minlength=num_experts**2).reshape(num_experts, num_experts)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.reading import TraceFile
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime.files import read_json
 
 

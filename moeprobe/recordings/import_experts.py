@@ -1,7 +1,11 @@
-"""Make a routing trace of the responses of inference servers that return routed experts."""
+"""Make a routing trace of the responses of inference servers that return routed experts.
+
+Choices that no router makes are refused where they are met (see ``validate_capture``). Missing ones are counted over
+all responses, and named.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,22 +17,105 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
-from moeprobe.recordings.findings import COUNTED, Findings
 from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
-from moeprobe.recordings.packed import grouped
 from moeprobe.recordings.readers.base import Capture, Reader
-from moeprobe.recordings.responses import Gathered, identity, responses
+from moeprobe.recordings.responses import GatheredResponse, grouped, identity, responses
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
-from moeprobe.recordings.validate_capture import Routed, decode_choices
-from moeprobe.runtime.arguments import several
+from moeprobe.recordings.validate_capture import Routed, decode_choices, improbable
+from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import check_regular, is_file
-from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress, progress_of
+
+# What a check of the trace says as well (``capture_check``), of rows that are counted here.
+COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
+
+
+@dataclass
+class Findings:
+    """Counts over requests; ``nulls`` and ``without`` are names of those that are left out."""
+
+    nulls: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    zero_requests: int = 0
+    unset_requests: int = 0
+    prompts_zero: int = 0
+    zeros: int = 0
+    unset: int = 0
+    before: int = 0
+    short: int = 0
+    lacking: int = 0
+    longer: int = 0
+    tokens: int = 0
+    lower: int = 0
+    nonzero: bool = False
+    # Choices of which no token is known.
+    counted_choices: int = 0
+
+    def add(self, name: str, request: Routed) -> None:
+        """Count one request."""
+        rows = len(request.experts) - request.before
+        self.zeros += request.zeros
+        self.unset += request.unset
+        self.short += request.lacking > 0
+        self.lacking += max(request.lacking, 0)
+        self.longer += request.lacking < 0
+        if request.anything:
+            self.tokens += rows - request.zeros - request.unset
+            self.before += request.before
+            self.prompts_zero += request.prompt_zero
+            self.nonzero |= bool((request.experts > 0).any())
+        else:
+            self.without.append(name)
+            self.zero_requests += request.zeros > 0
+            self.unset_requests += request.zeros == 0 < rows
+
+    def check(self, files: str, shape: MoeShape) -> None:
+        """Raise ``UserError`` where nothing at all was captured."""
+        if self.tokens and not self.nonzero and improbable(self.tokens, shape):
+            self.zero_requests, self.tokens = max(self.zero_requests, 1), 0
+        if self.tokens or self.counted_choices:
+            return
+        if self.zero_requests:
+            raise UserError(
+                f"{files}: every expert is 0, which is known as an all-zero capture. Kernels that choose experts "
+                "themselves leave the buffer empty (monolithic, fused); serve with another kernel."
+            )
+        if self.unset_requests:
+            raise UserError(
+                f"{files}: every expert is -1 or the highest number of its type (255), known as an all -1 capture "
+                "or 255 fill. No layer wrote the buffer; look at the server's setting for routed experts."
+            )
+        if self.nulls:
+            raise UserError(
+                f"{files}: the routed experts of all {len(self.nulls):,} sequences are null, which is known of aborted "
+                "requests and of servers that do not return them; start the server so that it does."
+            )
+        raise UserError(f"{files}: there are no tokens with routed experts.")
+
+    def sentences(self) -> list[str]:
+        """Return findings that do not hinder the import; missing values enter no number."""
+        notes = [
+            (len(self.nulls), "sequences have null for routed experts (aborted, or not captured) and are left out"),
+            (len(self.without), "sequences have no token with an expert (all zero, all -1, no rows) and are left out"),
+            (self.prompts_zero, "sequences are zero for every token of the prompt: known as prompt rows zero, of "
+             "servers that capture generated tokens only"),
+            (self.zeros, "tokens are zero in every layer, which no router chooses: not captured, and no valid tokens"),
+            (self.unset, "tokens are -1 (or 255, the fill of uint8) in every layer: known as rows from the prefix "
+             "cache, or padding, and no valid tokens"),
+            (self.before, "tokens before the first row that was asked for (start) are no valid tokens"),
+            (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "
+             "rows missing, or leading rows cut without a word"),
+            (self.lower, "choices of a token do not have the highest scores (a bias or groups of experts that the "
+            "file does not have, or dropped tokens)"),
+            (self.longer, "sequences have more rows than stated tokens less one: known as one off, as nothing routes "
+             "the last token"),
+        ]  # fmt: skip
+        return [f"{count:,} {note}." for count, note in notes if count]
 
 
 @dataclass(frozen=True)
@@ -193,7 +280,7 @@ class _Reading:
         if not captures:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
         name_of = identity(response, location)
-        sequences = [] if isinstance(response, Gathered) else tokens_of(response)
+        sequences = [] if isinstance(response, GatheredResponse) else tokens_of(response)
         for number, capture in enumerate(captures):
             name = capture.name or (name_of if len(captures) == 1 else f"{name_of}/{number}")
             if name in self.names:

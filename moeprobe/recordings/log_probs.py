@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.readers.base import Reader, choices, listed
-from moeprobe.recordings.responses import Gathered, identity, responses
+from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import is_file
@@ -61,7 +61,7 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
 
 def _of_response(response: Mapping[str, Any]) -> list[NDArray[np.float32] | None]:
     """Return the log-probabilities of each sequence, in their order."""
-    if isinstance(response, Gathered):
+    if isinstance(response, GatheredResponse):
         return [_numbers(values) for values in reader_of(response).log_probabilities(response)]
     meta = response.get("meta_info")
     if isinstance(meta, dict) and isinstance(meta.get("output_token_logprobs"), list):
@@ -149,7 +149,7 @@ def named_sequences(response: Mapping[str, Any], location: str) -> list[tuple[st
     Raises:
         Fault: ids are no list of whole numbers.
     """
-    if isinstance(response, Gathered):
+    if isinstance(response, GatheredResponse):
         return list(reader_of(response).sequences(response))
     name, several = identity(response, location), tokens_of(response)
     return [
@@ -157,7 +157,7 @@ def named_sequences(response: Mapping[str, Any], location: str) -> list[tuple[st
     ]
 
 
-def reader_of(response: Gathered) -> Reader:
+def reader_of(response: GatheredResponse) -> Reader:
     """Return what reads a gathered response.
 
     Raises:

@@ -16,16 +16,16 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.recordings.reading import Block, Layer, TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing
-from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.characters import exact
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.runtime.files import shortest_ends
 
 # What two traces must have in common to be of the same inputs.
 _SOURCE = ("data", "split", "crop_fraction")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTrace:
     """A trace, and what the tables call it: two of one run differ in their name, view or severity.
 
     ``has_moved``: its patches have other positions than in the trace that it is compared with. ``symmetric``: the two
@@ -50,7 +50,7 @@ class Named:
         return self.view if self.severity != self.severity else f"{self.view} {exact(self.severity)}"
 
 
-def name_all(traces: Sequence[TraceFile]) -> list[Named]:
+def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     """Name traces, the first of which is the reference of the others.
 
     The name is the checkpoint's; where several files share one name, or one view occurs twice, it is the path's.
@@ -71,7 +71,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
     counts = Counter(str(label) for label in labels)
     ambiguous = {label[0] for label in labels if counts[str(label)] > 1 or len(hashes[label[0]]) > 1}
     return [
-        Named(
+        NamedTrace(
             trace,
             end if name in ambiguous else name,
             view,
@@ -222,7 +222,7 @@ def _token_ids(reference: Block, view: Block) -> Tensor:
 
 
 def pair(
-    reference: Block, view: Block, *, view_trace: Named, known_columns: Container[str] = ()
+    reference: Block, view: Block, *, view_trace: NamedTrace, known_columns: Container[str] = ()
 ) -> LayerPair:
     """Return the routing of the same inputs in two traces, and which tokens correspond.
 

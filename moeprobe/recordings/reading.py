@@ -31,8 +31,7 @@ from moeprobe.recordings.format import (
     as_set,
     is_ordered,
 )
-from moeprobe.runtime.files import check_regular, is_folder, status
-from moeprobe.runtime.parquet import check_size
+from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, status
 
 # Row groups that stay in memory. Where the inputs of two traces come in the same order, each is read once.
 _HELD = 8
@@ -118,7 +117,7 @@ class TraceFile:
         self.path = path
         self._file = open_file(path)
         self.about = metadata_of(path, self._file.schema_arrow)
-        check_size(path, self._file.metadata, whole=True)
+        check_parquet_size(path, self._file.metadata, all_rows=True)
         self._columns = set(self._file.schema_arrow.names)
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)

@@ -1,22 +1,234 @@
-"""Files of responses: JSON lines, one response each; a JSON document of one or a list of them; or a file of torch."""
+"""Files of responses: JSON lines, one response each; a JSON document of one or a list of them; or a file of torch.
+
+A CSV of ``layer,expert``, a line per choice, is counted a block at a time: how often each expert was chosen. A file
+that ``torch.save`` wrote holds plain containers, tensors and NumPy arrays alone: nothing in it is run.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.recordings.csv_choices import expert_counts, is_csv
-from moeprobe.recordings.log_rows import Fault
-from moeprobe.recordings.packed import is_packed, unpacked
+from moeprobe.recordings.format import COLUMNS, batch, lists
+from moeprobe.recordings.log_rows import Fault, Row
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import open_regular
+from moeprobe.runtime.files import DAMAGE, open_regular
+
+# Whole numbers and floats, which are all that routing and what lies beside it takes.
+_KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?")
+
+
+def is_packed(head: bytes) -> bool:
+    """Whether a file with these first bytes is of torch."""
+    return head.startswith(b"PK\x03\x04")
+
+
+def unpacked(path: Path) -> dict[str, Any]:
+    """Return the mapping in a file; tensors are mapped from it, and not read.
+
+    Raises:
+        UserError: it is damaged, holds what would have to be run, or is no mapping by names.
+    """
+    return _mapping(path, str)
+
+
+def unpacked_layers(path: Path) -> dict[int, Any]:
+    """Return the mapping by number of layer in a file; raises as ``unpacked``."""
+    return _mapping(path, int)
+
+
+def _mapping(path: Path, key: type) -> dict[Any, Any]:
+    import torch
+
+    allowed: list[Any] = [
+        np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in _KINDS},
+        *((_reconstruct(), f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    ]  # fmt: skip
+    try:
+        with zipfile.ZipFile(path) as file:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
+                raise UserError(f"{path} is compressed, which torch.save never does.")
+        with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except DAMAGE as error:
+        refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
+        if refused is not None:
+            raise UserError(
+                f"{path} holds {refused[1]}, which would have to be run; in a program that you trust, save a "
+                "dictionary of tensors, lists and numbers."
+            ) from None
+        raise UserError(
+            f"{path} is damaged, or torch.save wrote more into it than containers, tensors and arrays."
+        ) from None
+    if not isinstance(content, dict) or not all(isinstance(name, key) for name in content):
+        raise UserError(f"{path} holds no dictionary with {'names' if key is str else 'numbers'} as keys.")
+    return content
+
+
+def _reconstruct() -> Any:
+    """Return the constructor of an empty array, which a pickle then fills."""
+    return np.empty(0).__reduce__()[0]
+
+
+def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[Any]:
+    """Return a tensor, an array or nested lists as an array; what a shape claims is not allocated.
+
+    Args:
+        value: what it is.
+        what: its name.
+        kinds: of its numbers, letters as NumPy has them.
+        dims: its axes.
+
+    Raises:
+        Fault: it is none, or of other axes or numbers.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise Fault(f"{what} is no plain tensor")
+        value = (value.float() if value.dtype == torch.bfloat16 else value.detach()).numpy()
+    try:
+        numbers = np.asarray(value)
+    except (ValueError, OverflowError, TypeError):
+        numbers = np.asarray(None)
+    if numbers.ndim != dims or (numbers.dtype.kind not in kinds and numbers.size):
+        raise Fault(f"{what} takes {'whole ' if kinds == 'iu' else ''}numbers in {dims} axes")
+    return numbers
+
+
+# Rows that other programs' files are read as, gathered into row groups of a trace.
+
+# Rows and list entries of a row group, about.
+_ROWS, _VALUES = 4096, 2**18
+
+
+def grouped(
+    entries: Iterable[tuple[Row, int]], *, progress: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a trace, some thousands at a time.
+
+    Args:
+        entries: rows, and how many bytes of the file each took.
+        progress: called with the bytes since the last call.
+    """
+    rows: list[Row] = []
+    values, read = 0, 0
+    for row, size in entries:
+        rows.append(row)
+        read += size
+        values += row.experts.size + (0 if row.all_gates is None else row.all_gates.size)
+        if len(rows) >= _ROWS or values >= _VALUES:
+            yield _batch(rows)
+            progress(read)
+            rows, values, read = [], 0, 0
+    if rows:
+        yield _batch(rows)
+        progress(read)
+
+
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    columns: dict[str, Any] = {
+        "id": [row.id for row in rows],
+        "layer": [row.layer for row in rows],
+        "num_tokens": [len(row.experts) for row in rows],
+        "gates_sum_to_one": [row.all_gates is not None and row.sum_to_one for row in rows],
+        "experts_choose": False,
+    }
+    for name in rows[0].layer_fields:
+        columns[name] = [row.layer_fields[name] for row in rows]
+    for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates", "counts"):
+        columns[name] = _lists(name, [getattr(row, name) for row in rows])
+    return batch(columns, rows=len(rows))
+
+
+def _lists(name: str, values: list[NDArray[Any] | None]) -> pa.Array:
+    """Return a column of lists, of which some may be missing (of another layer)."""
+    kind = COLUMNS[name][0]
+    values_present = [value for value in values if value is not None]
+    lengths = np.array([value.size for value in values_present], dtype=np.int64)
+    flat = np.concatenate([value.ravel() for value in values_present]) if values_present else np.zeros(0)
+    column = lists(flat, lengths, rows=len(values_present), kind=kind)
+    present = np.array([value is not None for value in values])
+    indices = np.cumsum(present) - 1
+    return column.take(pa.array(indices, pa.int64(), mask=~present))
+
+
+CSV_COLUMNS = ("layer", "expert")
+_HEADER = re.compile(rb'\A(?:\xef\xbb\xbf)?[ \t]*"?layer"?[ \t]*,[ \t]*"?expert"?[ \t]*\r?\n')
+_PAIR = re.compile(rb"\A[ \t]*\d{1,9}[ \t]*,[ \t]*\d{1,9}[ \t]*\r?(\n|\Z)")
+# What a column of 16 bits holds.
+_MOST_NUMBER = 2**15
+
+
+def is_csv(beginning: bytes) -> bool:
+    """Whether a file that begins so is such a CSV, with its header or without."""
+    return bool(_HEADER.match(beginning) or _PAIR.match(beginning))
+
+
+def expert_counts(
+    path: Path, file: BinaryIO, beginning: bytes, *, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """Return the pairs that occur, and how often: arrays ``layer``, ``expert`` and ``count``.
+
+    Args:
+        path: of the file, for errors.
+        file: open at its beginning.
+        beginning: its first bytes.
+        progress: called with the bytes read since the last call.
+
+    Raises:
+        UserError: a line holds anything but two whole numbers.
+    """
+    counts: Counter[int] = Counter()
+    try:
+        reader = pa.csv.open_csv(
+            file,
+            read_options=pa.csv.ReadOptions(
+                column_names=list(CSV_COLUMNS),
+                skip_rows=1 if _HEADER.match(beginning) else 0,
+                use_threads=False,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(CSV_COLUMNS, pa.int32()), null_values=[], strings_can_be_null=False
+            ),
+        )
+        for block in reader:
+            layer, expert = (block[name].to_numpy().astype(np.int64) for name in CSV_COLUMNS)
+            if ((layer < 0) | (expert < 0) | (layer >= _MOST_NUMBER) | (expert >= _MOST_NUMBER)).any():
+                raise UserError(f"{path} holds a layer or an expert beyond 0 to {_MOST_NUMBER - 1:,}.")
+            pairs, times = np.unique(layer * _MOST_NUMBER + expert, return_counts=True)
+            counts.update(dict(zip(pairs.tolist(), times.tolist(), strict=True)))
+            progress(block.nbytes)
+    except (pa.ArrowException, ValueError) as error:
+        problem = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"{path} is no CSV of layer,expert with two whole numbers in each line ({problem})."
+        ) from None
+    keys = np.array(sorted(counts), np.int64)
+    return {
+        "layer": keys // _MOST_NUMBER,
+        "expert": keys % _MOST_NUMBER,
+        "count": np.array([counts[int(key)] for key in keys], np.int64),
+    }
+
 
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
 _MOST = 2**29
 
 
-class Gathered(dict[str, Any]):
+class GatheredResponse(dict[str, Any]):
     """What was put together of a whole file or of several lines; its captures say their own names and tokens."""
 
 
@@ -33,11 +245,11 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
     try:
         with open_regular(path) as file:
             if is_packed(file.peek(4)):
-                yield "the file", Gathered(unpacked(path))
+                yield "the file", GatheredResponse(unpacked(path))
                 progress(path.stat().st_size)
                 return
             if is_csv(beginning := file.peek(64)[:64]):
-                yield "the file", Gathered(expert_counts(path, file, beginning, progress=progress))
+                yield "the file", GatheredResponse(expert_counts(path, file, beginning, progress=progress))
                 return
             number = 0
             while line := file.readline(_MOST + 1):

@@ -9,6 +9,7 @@ Axes: B inputs, T tokens, P patches, K choices, E experts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import Correspondence, PatchGrid
+from moeprobe.recordings.faults import BITS, bits_of_zeros
 from moeprobe.recordings.format import COLUMNS, as_set, batch, lists
-from moeprobe.recordings.frozen import BITS, bits_of_zeros
 from moeprobe.recordings.log_rows import Fault, Row
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Weights
-from moeprobe.recordings.reading import Block
-from moeprobe.routing.record import LayerRouting, highest_gates
+from moeprobe.recordings.reading import Block, TraceFile
+from moeprobe.routing.record import LayerRouting, RoutingTrace, highest_gates
+from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.catalog import unknown
 
 _SUMMARY = ("highest", "second", "rest")
 
@@ -264,3 +268,32 @@ def rows_of_counts(
             None,
             counts=layer_counts,
         )
+
+
+@checked
+def recorded_routing(
+    path: str | Path, *, inputs: str | Sequence[str] | None = None, layers: str | Sequence[str] | None = None
+) -> RoutingTrace:
+    """Return what a trace says of some inputs: what a model that can replay takes (``model.replay``).
+
+    Shorter inputs are filled up to the longest; there they have no valid tokens.
+
+    Args:
+        path: the trace.
+        inputs: their names, in the order that is wanted; None = all, in the order of the file.
+        layers: MoE layers; None = all.
+
+    Raises:
+        UserError: the file is damaged or no trace, has no such input or layer, or tokens choose no experts there.
+    """
+    trace = TraceFile(Path(path))
+    ids = trace.ids if inputs is None else several(inputs)
+    names = list(trace.layers) if layers is None else several(layers)
+    for what, requested, available in (("input", ids, trace.ids), ("layer", names, list(trace.layers))):
+        for name in requested:
+            if name not in available:
+                raise UserError(f"{trace.path}: {unknown(what, name, available)}")
+    for name in names:
+        if trace.layers[name].load_only or not trace.layers[name].top_k or trace.layers[name].experts_choose:
+            raise UserError(f"{trace.path}: tokens of {name} choose no experts that could be repeated.")
+    return RoutingTrace({name: to_routing(trace.read(name, ids)) for name in names})

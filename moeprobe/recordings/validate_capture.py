@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.recordings.faults import BITS, bits_of_zeros
 from moeprobe.recordings.format import as_set
-from moeprobe.recordings.frozen import BITS, bits_of_zeros
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture

@@ -17,9 +17,9 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Judged, difference_error, judge
 from moeprobe.metrics.stats.linearized import Name, multiplied
-from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results import verdicts
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row

@@ -21,9 +21,19 @@ from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime.catalog import VIEWS, check_plugins
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST, SHARD
-from moeprobe.runtime.files import check_regular, is_file, is_there, read_bytes, sha256, shown
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.runtime.files import (
+    FINISHED,
+    IMAGES,
+    REQUEST,
+    SHARD,
+    check_regular,
+    is_file,
+    is_there,
+    read_bytes,
+    sha256,
+    shortest_ends,
+    shown,
+)
 
 # Bytes of a table.
 _LARGEST_CSV = 2**30

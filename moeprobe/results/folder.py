@@ -25,18 +25,22 @@ from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.filenames import (
+from moeprobe.runtime.files import (
     FINISHED,
     IMAGES,
+    LAST,
     PARTS,
     REQUEST,
     SHARD,
     SHARDS,
+    absolute,
+    is_there,
+    remove,
+    shown,
+    write_json,
 )  # fmt: skip
-from moeprobe.runtime.files import LAST, absolute, is_there, remove, shown, write_json
-from moeprobe.runtime.folders import RunFolder
+from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, scan
-from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 
 
 @dataclass(frozen=True)

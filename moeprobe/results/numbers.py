@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.replicates import SCORE
+from moeprobe.metrics.stats.bootstrap import SCORE
 
 _ROUNDING = 1e-9
 

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.filenames import CELLS, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import Version, absolute, is_there, read_json, version_of
-from moeprobe.runtime.parquet import check_size
+from moeprobe.runtime.files import (
+    CELLS,
+    PACK,
+    PACKED_IMAGES,
+    Version,
+    absolute,
+    check_parquet_size,
+    is_there,
+    read_json,
+    version_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +126,7 @@ def read_packed_images(run: Place) -> "pa.Table":
         raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
     of_run = (pc.field("run") == run.name) & (pc.field("cell") == run.cell)
     try:
-        check_size(path, pq.read_metadata(path), whole=False)
+        check_parquet_size(path, pq.read_metadata(path), all_rows=False)
         images = pq.read_table(path, columns=run.run.columns, filters=of_run)
     except (OSError, pa.ArrowException) as error:
         raise UserError(

@@ -1,8 +1,7 @@
 """Headings and sentences that the screen and reports share."""
 
 from moeprobe.metrics.analyses import attribution as parts
-from moeprobe.metrics.reading_order import tokens_choose
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.results.numbers import number
 
 # What is attributed -> its columns: (metric, null, heading).

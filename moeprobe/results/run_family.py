@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, REQUEST, SHARD, SHARDS
-from moeprobe.runtime.files import is_there, read_json
+from moeprobe.runtime.files import (
+    FINISHED,
+    IMAGES,
+    PACK,
+    PACKED_IMAGES,
+    REQUEST,
+    SHARD,
+    SHARDS,
+    is_there,
+    read_json,
+)
 from moeprobe.runtime.records import Family
 
 # A run inside a run: that of a comparison, those of a trade-off's cells.

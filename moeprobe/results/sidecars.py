@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from moeprobe.errors import UserError
 from moeprobe.results.packed import find_run
 from moeprobe.results.provenance import provenance
-from moeprobe.runtime.filenames import FINISHED
-from moeprobe.runtime.files import read_json
+from moeprobe.runtime.files import FINISHED, read_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -17,8 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order, opened
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import atomic_file, version_of
-from moeprobe.runtime.parquet import check_size
+from moeprobe.runtime.files import atomic_file, check_parquet_size, version_of
 from moeprobe.runtime.processes import usable
 
 # Columns of names; all others are of numbers.
@@ -135,14 +134,14 @@ def of_file(path: Path) -> SumsStore:
     version = version_of(path)
     file = opened(path, version)
     schema = file.schema_arrow.remove_metadata()
-    check_size(path, file.metadata, whole=False)
+    check_parquet_size(path, file.metadata, all_rows=False)
     _check_columns(path, schema)
     cells = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         keys = _keys(group, schema)
         if keys is None:
-            check_size(path, file.metadata, whole=True)
+            check_parquet_size(path, file.metadata, all_rows=True)
             return of_table(file.read().replace_schema_metadata(None))
         checkpoint, *cell = keys
         cells.append(

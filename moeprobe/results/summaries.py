@@ -10,8 +10,8 @@ import pandas as pd
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.stats.bootstrap import SCORE, Replicates, with_observations
 from moeprobe.metrics.stats.linearized import Name
-from moeprobe.metrics.stats.replicates import SCORE, Replicates, with_observations
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moeprobe.metrics.reading_order import agreement, set_match
+from moeprobe.metrics.registry import agreement, set_match
 from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
 

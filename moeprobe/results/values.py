@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from moeprobe.metrics.base import Analysis, Columns
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats import linearized
-from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.chance.levels import share_equal
 from moeprobe.metrics.stats.linearized import Name
-from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.metrics.stats.statistic import is_linear
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
@@ -93,10 +92,10 @@ class Evaluator:
         share_equal([estimator.statistic for estimator in all_estimators])
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
         resampled = [estimator for estimator in all_estimators if not is_linear(estimator.statistic)]
-        requests = [(estimator.statistic, estimator.counted) for estimator in resampled]
+        requests = [(estimator.statistic, estimator.used_trials) for estimator in resampled]
         values = iter(bootstrap.replicate(requests, paired=self._paired))
         numbers = [
-            linearized.of_all(estimator.statistic, estimator.counted)
+            linearized.linearize_all(estimator.statistic, estimator.used_trials)
             if is_linear(estimator.statistic)
             else next(values)
             for estimator in all_estimators
@@ -167,7 +166,7 @@ class Evaluator:
         sample_columns = {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
         return {
             estimator.key: linearized.embed(
-                linearized.of_all(estimator.statistic, estimator.counted), sampled, size
+                linearized.linearize_all(estimator.statistic, estimator.used_trials), sampled, size
             )
             for estimator in self._estimators(sample_columns)
             if estimator.key in names

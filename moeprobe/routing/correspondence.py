@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import Correspondence
-from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.routing import finite
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 def pair_up(

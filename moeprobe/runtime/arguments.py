@@ -1,12 +1,15 @@
 """What an argument may be, by its annotation: a value of that type, or one sentence."""
 
+import functools
+import inspect
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, keyword_for
+from moeprobe.runtime.catalog import did_you_mean
 
 
 def several(value: Any) -> list[Any]:
@@ -51,7 +54,7 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return kind, True
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
@@ -114,7 +117,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     str: (_text, "a string"),
-    int: (_whole, "a whole number"),
+    int: (_integer, "a whole number"),
     float: (_number, "a number"),
     bool: (_switch, "True or False"),
     Path: (_path, "a path"),
@@ -125,3 +128,107 @@ _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     Sequence[str]: (_texts, "a string, or a list of strings"),
     Sequence[str | Path]: (_files, "a path, or a list of paths"),
 }
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
+
+def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
+    """Refuse keywords that a function does not take, positional arguments too many, and values of another type.
+
+    A lone number or name where the function takes several is one of them.
+
+    Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for ``help`` and the
+    completion of a notebook.
+
+    Args:
+        function: the function to call.
+        defaults: of those keys.
+    """
+    signature_read = inspect.signature(function)
+    parameters = [
+        parameter
+        for parameter in signature_read.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for unpacked in (
+        parameter.annotation
+        for parameter in signature_read.parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    ):
+        [keywords] = get_args(unpacked)
+        declared = {parameter.name for parameter in parameters}
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind
+            )
+            for name, kind in get_type_hints(keywords).items()
+            if name not in declared
+        ]
+    signature = signature_read.replace(parameters=parameters)
+    name = f"api.{function.__name__}"
+
+    @functools.wraps(function)
+    def wrapper(*positional: Any, **named: Any) -> Any:
+        bound = _bound(name, signature, positional, named)
+        # What is unpacked from keywords is read by ``Options``.
+        for key in bound.arguments.keys() & signature_read.parameters.keys():
+            annotation = signature_read.parameters[key].annotation
+            bound.arguments[key] = read(key, annotation, bound.arguments[key])
+        return function(*bound.args, **bound.kwargs)
+
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", wrapper)
+
+
+def checked_class(cls: type[T]) -> type[T]:
+    """Refuse keywords that the constructor of a class does not take, and missing ones; values it checks itself."""
+    construct = cls.__init__
+    signature = signature_of(cls)
+
+    @functools.wraps(construct)
+    def wrapper(self: T, /, *positional: Any, **named: Any) -> None:
+        _bound(f"api.{cls.__name__}", signature, positional, named)
+        construct(self, *positional, **named)
+
+    cls.__init__ = wrapper  # type: ignore[method-assign, assignment]
+    return cls
+
+
+def signature_of(cls: type) -> inspect.Signature:
+    """Return the parameters of a class's constructor, without the object itself."""
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def check_keywords(name: str, signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` where a signature lacks a keyword; ``name`` is the called function's."""
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return
+    for keyword, value in keywords.items():
+        if keyword not in signature.parameters:
+            parameters = list(signature.parameters)
+            meant = keyword_for(keyword, value)
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, parameters)
+            raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(parameters)}.")
+
+
+def _bound(
+    name: str, signature: inspect.Signature, positional: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return the arguments by their names; raises ``UserError`` where they do not fit."""
+    check_keywords(name, signature, keywords)
+    try:
+        return signature.bind(*positional, **keywords)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}; its arguments are {_describe_parameters(signature)}.") from None
+
+
+def _describe_parameters(signature: inspect.Signature) -> str:
+    """Return the arguments of a function as they are written: those by position first, the others with ``=``."""
+    return ", ".join(
+        parameter.name if parameter.kind is not parameter.KEYWORD_ONLY else f"{parameter.name}="
+        for parameter in signature.parameters.values()
+    )

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -42,19 +43,19 @@ class Catalog:
         package: dotted name, e.g. ``"moeprobe.inputs.views"``.
         kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
         base: name of the contract's class in the package's ``base``.
-        others: modules of the package that are no plug-ins, besides ``base``, the contract, and names with a
+        helpers: modules of the package that are no plug-ins, besides ``base``, the contract, and names with a
             leading underscore.
         contract: module of that class; default: ``base`` in the package.
     """
 
     def __init__(
-        self, package: str, kind: str, *, base: str, others: Iterable[str] = (), contract: str = ""
+        self, package: str, kind: str, *, base: str, helpers: Iterable[str] = (), contract: str = ""
     ) -> None:
         self.package = package
         self.kind = kind
         self.base = base
         self.contract = contract or f"{package}.base"
-        self._no_plugins = {"base", *others}
+        self._no_plugins = {"base", *helpers}
         CATALOGS.append(self)
 
     def __contains__(self, name: object) -> bool:
@@ -116,10 +117,11 @@ class Catalog:
         if name not in self.built_in():
             self.check(name)
             return self.outside()[name].made
-        plugin = getattr(importlib.import_module(f"{self.package}.{name}"), class_name(name), None)
-        if plugin is None:
-            raise self._no_class(name)
-        return plugin
+        module = importlib.import_module(f"{self.package}.{name}")
+        for candidate in self._class_names(name):
+            if hasattr(module, candidate):
+                return getattr(module, candidate)
+        raise self._no_class(name)
 
     def check(self, name: str) -> None:
         """Raise what ``get`` raises, and import nothing of the package."""
@@ -144,11 +146,15 @@ class Catalog:
         described = [
             ast.get_docstring(node) or ""
             for node in module.body
-            if isinstance(node, ast.ClassDef) and node.name == class_name(name)
+            if isinstance(node, ast.ClassDef) and node.name in self._class_names(name)
         ]
         if not described:
             raise self._no_class(name)
         return "".join(described[0].splitlines()[:1]).replace("``", "")
+
+    def _class_names(self, name: str) -> tuple[str, str]:
+        """Return what the class of a file may be called: with the contract's name where another kind has the first."""
+        return class_name(name), class_name(name) + self.base
 
     def _no_class(self, name: str) -> UserError:
         return UserError(
@@ -229,10 +235,10 @@ def plugins_in(content: Any) -> list[dict[str, str]]:
     return [{"source": label, "sha256": used[label]} for label in sorted(used)]
 
 
-def check_plugins(what: Path, used: Any) -> None:
+def check_plugins(what: Path, entries: Any) -> None:
     """Raise ``UserError`` unless the plug-ins are known that ``plugins_in`` named when ``what`` was written."""
     labels = {source.label for source in plugins.sources()}
-    for entry in used if isinstance(used, list) else ():
+    for entry in entries if isinstance(entries, list) else ():
         name = entry.get("source") if isinstance(entry, dict) else None
         if isinstance(name, str) and name not in labels:
             raise UserError(
@@ -250,26 +256,26 @@ def _texts(content: Any) -> Iterator[str]:
         yield from (text for value in content for text in _texts(value))
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, candidates: Iterable[str]) -> str:
     """Return the sentence for an unknown name: did-you-mean, and the list."""
-    names = list(known)
+    names = list(candidates)
     return f"There is no {kind} {quoted(name)}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
 
 
-def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
     """Return " Did you mean 'X'?" for the name most like this one (with ``prefix`` before it); "" if none is."""
-    suggestion = nearest(name, known)
+    suggestion = nearest(name, candidates)
     return "" if suggestion is None else f" Did you mean {prefix + suggestion!r}?"
 
 
-ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", others=("rules",))
-VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", others=("crops", "text"))
-DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", others=("readers",))
+ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", helpers=("rules",))
+VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", helpers=("crops", "text"))
+DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", helpers=("readers",))
 OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="Objective")
 ANALYSES = Catalog("moeprobe.metrics.analyses", "analysis", base="Analysis", contract="moeprobe.metrics.base")
-PROBES = Catalog("moeprobe.probes", "probe", base="Kind", others=("engine", "registry"))
+PROBES = Catalog("moeprobe.probes", "probe", base="Kind", helpers=("engine", "registry"))
 READERS = Catalog("moeprobe.recordings.readers", "reader", base="Reader")
-ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", others=("inspection", "open"))
+ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", helpers=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}
 
@@ -278,3 +284,65 @@ def is_foreign(source: str | Path) -> bool:
     """Whether a model is named ``scheme:reference``, and is no path."""
     scheme, _, reference = str(source).partition(":")
     return bool(reference) and (scheme in SCHEMES or scheme in ADAPTERS.outside())
+
+
+# A line of a traceback that is text: of an error in a loader process nothing else reaches this one.
+_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<number>\d+)')
+
+
+def blamed(error: Exception) -> UserError | None:
+    """Return what to say where the code of a plug-in took part in an error; None where none did.
+
+    Args:
+        error: as it was caught; one of a loader process holds its traceback as text.
+    """
+    lines = list(_lines(error))
+    for file, number in reversed(lines):
+        for source in plugins.sources():
+            if _is_of(source, file):
+                who = _plugin_at(source, file, number)
+                # Further inside it may be another's mistake.
+                inside = "" if lines[-1][0] == file else f" (in {lines[-1][0]}, line {lines[-1][1]})"
+                return UserError(f"{who} ({file}, line {number}) raised {_what(error)}{inside}.")
+    return None
+
+
+def _lines(error: Exception) -> Iterator[tuple[str, int]]:
+    """Yield files and line numbers, the innermost last."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        yield frame.filename, frame.lineno or 0
+    for match in _LINE.finditer(str(error)):
+        yield match["file"], int(match["number"])
+
+
+def _is_of(source: plugins.Source, file: str) -> bool:
+    """Whether a file is a plug-in's module, or in its package."""
+    module_file = getattr(source.module, "__file__", None)
+    if module_file is None:
+        return False
+    path = Path(module_file)
+    return file == module_file or (path.name == "__init__.py" and path.parent in Path(file).parents)
+
+
+def _plugin_at(source: plugins.Source, file: str, number: int) -> str:
+    """Return what a plug-in is called in whose class a line of a file is; of other lines the plug-in's file."""
+    try:
+        module = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        module = ast.Module([], [])
+    for node in module.body:
+        if isinstance(node, ast.ClassDef) and node.lineno <= number <= (node.end_lineno or 0):
+            for plugins_of in CATALOGS:
+                name = plugin_name(node.name)
+                outside = plugins_of.outside().get(name)
+                if outside is not None and outside.source == source:
+                    return f"The {plugins_of.kind} {name!r} of the plug-in {source.label}"
+    return f"The plug-in {source.label}"
+
+
+def _what(error: Exception) -> str:
+    """Return an error's type and text, on one line; of a loader process, the error raised there."""
+    lines = str(error).strip().splitlines()
+    if any(map(_LINE.search, lines)):
+        return lines[-1].strip().rstrip(".")
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.arguments import checked
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import struct
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,15 @@ DAMAGE = (
     OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
 )  # fmt: skip
+
+# Names of files in a run's folder: the request, the mark of a finished run, part files, sums per image.
+REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
+# The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.
+SHARD, SHARDS = "shard.json", "shards"
+# The cells of a trade-off: the folder of those in progress, and the two files that finished ones are packed into.
+CELLS, PACK, PACKED_IMAGES = "cells", "cells.json", "cells.parquet"
+# Those that no checkpoint may be called by.
+TAKEN = frozenset({REQUEST, FINISHED, PARTS, SHARD, SHARDS})
 
 # Inode, size, and time of the last change.
 Version = tuple[int, int, int]
@@ -289,3 +298,85 @@ def find_checkpoint(source: str | Path) -> Path:
             f"{did_you_mean(str(path), neighbors)}"
         )
     return path
+
+
+def shortest_ends(paths: Sequence[Path], *, least: int = 1, each: bool = False) -> list[str]:
+    """Return the shortest ends of different paths that are all different, e.g. ``a/run`` and ``b/run``.
+
+    Args:
+        paths: as long as it takes, so absolute ones. Of two equal ones the whole is returned.
+        least: parts that an end has at the least.
+        each: take of each path as little as tells it from the others; else of all as many parts as any takes.
+    """
+    depths = [_depth(path, paths, least) for path in paths]
+    if not each:
+        depths = [max(depths, default=least)] * len(paths)
+    return ["/".join(path.parts[-depth:]) for path, depth in zip(paths, depths, strict=True)]
+
+
+def _depth(path: Path, paths: Sequence[Path], least: int) -> int:
+    depth = least
+    while (
+        depth < len(path.parts)
+        and sum(path_compared.parts[-depth:] == path.parts[-depth:] for path_compared in paths) > 1
+    ):
+        depth += 1
+    return depth
+
+
+_MOST_FILES = 100_000
+
+
+def check_regular_files(folder: Path, pattern: str) -> None:
+    """Raise ``UserError`` if a library that reads a folder would meet a FIFO, a device, or files without end.
+
+    Args:
+        folder: the folder to search; links in it are not followed to other folders.
+        pattern: of the names, e.g. ``"*"`` or ``"**/*"``.
+    """
+    try:
+        for number, path in enumerate(folder.glob(pattern)):
+            if number == _MOST_FILES:
+                raise UserError(
+                    f"{folder} holds more than {_MOST_FILES:,} files; name the folder of the data alone."
+                )
+            if status(path) is not None and not is_folder(path) and not is_file(path):
+                raise UserError(f"Cannot read {path}: it is not a regular file.")
+    except OSError as error:
+        raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from error
+
+
+def check_can_write(folder: Path) -> None:
+    """Raise ``UserError`` unless a folder is there that can be written to, or could be made; nothing is made.
+
+    A later attempt may fail nevertheless; call this before hours of computing.
+    """
+    existing = next(one for one in (absolute(folder), *absolute(folder).parents) if is_there(one))
+    if not is_folder(existing):
+        raise UserError(f"Cannot write {folder}: {shown(existing)} is no folder.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write {folder}: {shown(existing)} is not writable.")
+
+
+# Values of a row group, which is held in memory; and rows of a file of which something is read at once.
+_MOST_VALUES, _MOST_ROWS = 2**28, 2**25
+
+
+def check_parquet_size(path: Path, metadata: Any, *, all_rows: bool) -> None:
+    """Raise ``UserError`` where a file holds more than any run or trace of its kind would.
+
+    Args:
+        path: the file, for the sentence.
+        metadata: of pyarrow.
+        all_rows: whether something of all its rows is read at once.
+    """
+    rows = int(metadata.num_rows)
+    if all_rows and rows > _MOST_ROWS:
+        raise UserError(f"{path} holds {rows:,} rows, more than the {_MOST_ROWS:,} that are read at once.")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        values = max((group.column(column).num_values for column in range(group.num_columns)), default=0)
+        if values > _MOST_VALUES:
+            raise UserError(
+                f"{path} holds {values:,} values in one row group; at most {_MOST_VALUES:,} are read at once."
+            )

@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime import files
-from moeprobe.runtime.files import shown
-from moeprobe.runtime.locks import Lock
+from moeprobe.runtime.files import shown, status
+from moeprobe.runtime.locks import Lock, check_free
 from moeprobe.runtime.records import (
     LOCK,
     NEW_RECORD,
@@ -22,8 +22,6 @@ from moeprobe.runtime.records import (
     read_record,
     scan,
 )
-from moeprobe.runtime.removal import make_folder, remove_empty, remove_empty_around, remove_files
-from moeprobe.runtime.replacing import check_family, check_replaceable
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
 _PATIENCE = 10.0
@@ -300,3 +298,97 @@ class RunFolder:
 def _write_all(descriptor: int, content: bytes) -> None:
     while content:  # a disk may take a part at a time
         content = content[os.write(descriptor, content) :]
+
+
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder; returns those that were missing, the innermost first.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if status(folder) is None]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the empty ones among the folders; the innermost come first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def remove_files(path: Path, names: Iterable[str]) -> None:
+    """Remove files of a folder, and the folders inside that held nothing else.
+
+    Raises:
+        UserError: one cannot be removed.
+    """
+    names = tuple(names)
+    for name in names:
+        try:
+            (path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
+    remove_empty_around(path, names)
+
+
+def remove_empty_around(path: Path, names: Iterable[str]) -> None:
+    """Remove the folders inside a folder that held these files and hold nothing any more; no file is removed."""
+    around = {path / parent for name in names for parent in PurePosixPath(name).parents} - {path}
+    for folder in around:
+        with contextlib.suppress(OSError):
+            # A lock that nobody else holds is all that may be left of a run inside.
+            if os.listdir(folder) == [LOCK]:  # noqa: PTH208
+                (folder / LOCK).unlink(missing_ok=True)
+    remove_empty(sorted(around, key=lambda folder: len(folder.parts), reverse=True))
+
+
+def check_family(path: Path, contents: Contents, family: Family) -> None:
+    """Raise ``UserError`` where a folder's record is one of another kind."""
+    if contents.of not in ("", family.name):
+        raise UserError(
+            f"{shown(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
+        )
+
+
+def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
+    """Raise ``UserError`` unless ``--overwrite`` may remove everything in a folder."""
+    check_family(path, contents, family)
+    if family.shares:
+        return
+    if contents.foreign:
+        raise UserError(
+            f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
+            "--overwrite leaves them alone; move them away, or choose another folder."
+        )
+    resolved = path.resolve()
+    for find_folder, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
+        with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
+            if find_folder().resolve().is_relative_to(resolved):
+                raise UserError(
+                    f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
+                )
+
+
+@contextlib.contextmanager
+def in_use_first(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Where a folder's contents are refused while another process writes them, say that instead.
+
+    Nobody should be advised to replace what another is still writing.
+
+    Args:
+        path: the folder.
+        shared: those who share it do not count.
+
+    Raises:
+        UserError: the block raised one; an ``InUseError`` where the folder is in use.
+    """
+    try:
+        yield
+    except UserError:
+        check_free(path / LOCK, shared=shared)
+        raise

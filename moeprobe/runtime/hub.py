@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.arguments import checked
 
 _allowed: ContextVar[bool] = ContextVar("downloads", default=False)
 _SWITCH = "HF_HUB_OFFLINE"

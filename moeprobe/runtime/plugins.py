@@ -75,13 +75,13 @@ def version() -> str:
 
 
 @contextlib.contextmanager
-def added(more: Iterable[str | Path]) -> Iterator[None]:
+def added(paths: Iterable[str | Path]) -> Iterator[None]:
     """Name further files in the environment of this process and those it starts, for good unless the block fails."""
     before = os.environ.get(VARIABLE)
     # By absolute paths, whatever the working directory is later.
-    paths = [os.path.abspath(path) for path in (*files(), *more)]  # noqa: PTH100  (follows no links)
-    if paths:
-        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(paths))
+    absolute = [os.path.abspath(path) for path in (*files(), *paths)]  # noqa: PTH100  (follows no links)
+    if absolute:
+        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
     try:
         yield
     except BaseException:
@@ -92,7 +92,7 @@ def added(more: Iterable[str | Path]) -> Iterator[None]:
         raise
 
 
-def asked(arguments: Sequence[str]) -> list[str]:
+def plugin_options(arguments: Sequence[str]) -> list[str]:
     """Return the values of ``--plugins`` before the command among the arguments of the command line."""
     values, remaining = [], list(arguments)
     while remaining and remaining[0].startswith("-"):

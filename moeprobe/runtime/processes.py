@@ -1,4 +1,4 @@
-"""Independent pieces of work in several processes, where a process can be copied as it is (Linux).
+"""Independent pieces of work in several processes, where a process can be copied as it is (Linux); their memory.
 
 Every piece is computed with one thread of NumPy's linear algebra: threads of several processes would wait for one
 another, and the last bits of a sum would depend on how many cores there are. The limit holds for the whole process, so
@@ -7,10 +7,12 @@ several threads of Python must not do such work at the same time.
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from moeprobe.errors import UserError
@@ -111,3 +113,57 @@ def _run(
                 return
     except BrokenPipeError:
         return
+
+
+# That of the CPU's allocator, of MPS and of cuBLAS, which have different words for it; CUDA has a class of its own.
+_SAID = ("can't allocate memory", "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# What torch asks when it takes memory of the CPU for the first time.
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+
+
+def ask_for_huge_pages() -> None:
+    """Have large tensors lie on huge pages, where Linux gives them to those who ask, unless the user decided already.
+
+    To be called before torch takes memory. Gradients of many experts are made at every step; to get them in pages of
+    4 KiB can take longer than to compute them.
+    """
+    os.environ.setdefault(HUGE_PAGES, "1")
+
+
+def huge_pages_asked() -> bool:
+    """Return whether torch asks for huge pages."""
+    return os.environ.get(HUGE_PAGES) == "1"
+
+
+def largest_resident() -> float:
+    """Return the largest resident memory of this process so far, in MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # What getrusage says on Linux begins with the memory of the process that started this one.
+        return int(status.read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 1024
+    import resource
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 1024)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether memory ran out, of the machine or of the device; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+WITHOUT_WORKERS = (
+    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
+    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
+)
+
+
+def lost_workers(error: RuntimeError) -> UserError | None:
+    """Return a message for an error of loader processes that ended, or ran out of shared memory."""
+    text = " ".join(str(error).split())
+    if match := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
+        return UserError(WITHOUT_WORKERS.format(match[0].rstrip(".")))
+    return None

@@ -156,7 +156,7 @@ class _Names:
     patterns: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
-        return name in self.names or any(_fits(name, pattern) for pattern in self.patterns)
+        return name in self.names or any(_matches(name, pattern) for pattern in self.patterns)
 
     def holds_below(self, folder: str) -> bool:
         return any(name.startswith(folder) for name in self.names) or any(
@@ -170,26 +170,26 @@ class _Names:
         return temporary is not None and self.holds(folder + slash + temporary[1])
 
 
-def _fits(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("/"), pattern.split("/")
+def _matches(name: str, pattern: str) -> bool:
+    parts, pattern_parts = name.split("/"), pattern.split("/")
     return (
-        len(parts) == len(wanted)
+        len(parts) == len(pattern_parts)
         and name.endswith("/") == pattern.endswith("/")
-        and all(map(fnmatchcase, parts, wanted))
+        and all(map(fnmatchcase, parts, pattern_parts))
     )
 
 
 def _begins(folder: str, pattern: str) -> bool:
-    parts, wanted = folder.removesuffix("/").split("/"), pattern.split("/")
-    return len(parts) < len(wanted) and all(map(fnmatchcase, parts, wanted))
+    parts, pattern_parts = folder.removesuffix("/").split("/"), pattern.split("/")
+    return len(parts) < len(pattern_parts) and all(map(fnmatchcase, parts, pattern_parts))
 
 
-def _walk(path: Path, names: _Names, below: str = "") -> Iterator[tuple[str, bool]]:
+def _walk(path: Path, names: _Names, prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield files, and folders (ending in ``/``) that are runs of their own or hold nothing of moeprobe's."""
-    with os.scandir(path / below) as scanned:
+    with os.scandir(path / prefix) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
-        name = below + entry.name
+        name = prefix + entry.name
         if name in (LOCK, RECORD, NEW_RECORD):
             continue
         if not entry.is_dir(follow_symlinks=False):

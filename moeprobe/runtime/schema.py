@@ -4,6 +4,7 @@ A file's schema is a pydantic model whose sections are models too.
 """
 
 import inspect
+import re
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -73,7 +74,7 @@ def _fields(sections: list[str], schema: type[BaseModel]) -> list[str]:
     return [] if model is None else list(model.model_fields)
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A part of a configuration: an unknown key or a value of another type is an error; nothing is changed later."""
 
     model_config = ConfigDict(
@@ -81,7 +82,7 @@ class Section(BaseModel):
     )
 
 
-class Plugin(Section):
+class Plugin(ConfigSection):
     """A plug-in by name, with parameters for it."""
 
     model_config = ConfigDict(extra="allow")
@@ -118,3 +119,14 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
             message = lower_first(error.errors()[0]["msg"])
             raise UserError(f"In the {what} {plugin.name!r}, {key}: {message}; got {value!r}.") from None
     return kind(**values)
+
+
+# Commas inside a value, e.g. of [0.1, 0.3], or in the name of a folder, are followed by no key.
+_ASSIGNMENT = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
+
+
+def split_assignments(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return what stands before the first ``,key=``, and the keys and values in their order."""
+    name, *assignments = _ASSIGNMENT.split(text)
+    parts = [assignment.partition("=") for assignment in assignments]
+    return name, [(key.strip(), value.strip()) for key, _, value in parts]

@@ -15,24 +15,24 @@ _LONGEST = 200
 _SEPARATORS = re.compile(r"[_\W]+")
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name most like this one, or with a part most like it; None if none is much like it."""
     if len(name) > _LONGEST:
         return None
     # Of several that are as much alike, the shortest, and of these the first.
-    candidates = (
+    rated = (
         (_likeness(name, candidate), -len(candidate), -index, candidate)
-        for index, candidate in enumerate(known)
+        for index, candidate in enumerate(candidates)
     )
-    likeness, _, _, near = max(candidates, default=(0.0, 0, 0, ""))
+    likeness, _, _, near = max(rated, default=(0.0, 0, 0, ""))
     return near if likeness >= _LIKE else None
 
 
-def _likeness(name: str, known: str) -> float:
+def _likeness(name: str, candidate: str) -> float:
     """Return how much alike two names are, 0 to 1; ``sofmax`` is much like a part of ``softmax_token_choice``."""
-    typed, target = _words(name), _words(known)
+    typed, target = _words(name), _words(candidate)
     if not typed or not target:
-        return _ratio(name, known)
+        return _ratio(name, candidate)
     if "".join(typed) == "".join(target):
         return _SAME
     parts = [target[start : start + len(typed)] for start in range(len(target) - len(typed) + 1)]

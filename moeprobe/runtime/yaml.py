@@ -95,7 +95,7 @@ def _check_depth(text: str) -> None:
             raise NotYamlError("it is nested too deeply")
 
 
-def _measure(node: Any, known: dict[int, int], above: tuple[int, ...]) -> int:
+def _measure(node: Any, sizes: dict[int, int], above: tuple[int, ...]) -> int:
     """Return how many nodes there are with all references written out.
 
     Raises:
@@ -103,17 +103,17 @@ def _measure(node: Any, known: dict[int, int], above: tuple[int, ...]) -> int:
     """
     if id(node) in above:
         raise NotYamlError("it refers to itself")
-    if id(node) in known:
-        return known[id(node)]
+    if id(node) in sizes:
+        return sizes[id(node)]
     if isinstance(node, yaml.ScalarNode):
         return 1
     size = 1
     for child in node.value:
         for part in child if isinstance(child, tuple) else (child,):
-            size += _measure(part, known, (*above, id(node)))
+            size += _measure(part, sizes, (*above, id(node)))
     if size > _MOST:
         raise NotYamlError(f"it holds more than {_MOST:,} values")
-    known[id(node)] = size
+    sizes[id(node)] = size
     return size
 
 

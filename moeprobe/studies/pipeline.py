@@ -8,9 +8,9 @@ from moeprobe.errors import UserError
 from moeprobe.models import pipeline
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.reporting import Report
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import is_file, is_folder, is_there, sha256
-from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.replacing import in_use_first
+from moeprobe.runtime.folders import in_use_first
 from moeprobe.studies.starting_weights import CHECKPOINT, recorded_hash, starting_weights
 from moeprobe.studies.train import check_run_folder, clear, train
 

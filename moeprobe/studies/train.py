@@ -8,17 +8,16 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
-from moeprobe.models.training.checks import PartlyLabeled, choose_labeled
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
-from moeprobe.models.training.sharded_state import discard
+from moeprobe.models.training.start import PartlyLabeled, choose_labeled
+from moeprobe.models.training.state import discard
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.files import LAST, is_file, is_folder, is_there
-from moeprobe.runtime.folders import RunFolder
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
-from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 from moeprobe.studies import training_files
 from moeprobe.studies.starting_weights import check_same_start
 

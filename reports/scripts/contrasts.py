@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.linearized import LARGEST, of_all
+from moeprobe.metrics.stats.linearized import LARGEST, linearize_all
 from moeprobe.metrics.stats.statistic import Contrast
 from moeprobe.results import finished
 from moeprobe.results.numbers import number
@@ -66,7 +66,7 @@ def interval(difference: NDArray[np.float64], *, most: float = 1.0) -> dict[str,
     count = len(difference)
     statistic = Contrast(difference, np.ones(count), most=most)
     if count > LARGEST:
-        estimate = of_all(statistic, np.ones(count)).interval()
+        estimate = linearize_all(statistic, np.ones(count)).interval()
     else:
         (replicates,) = Bootstrap(count, seed=0).replicate([(statistic, np.ones(count))])
         estimate = replicates.interval()

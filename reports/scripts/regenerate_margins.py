@@ -29,8 +29,8 @@ from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.open import open_images
 from moeprobe.metrics.analyses.confidence import selection_margins
-from moeprobe.metrics.stats.linearized import of_all
-from moeprobe.metrics.stats.replicates import with_observations
+from moeprobe.metrics.stats.bootstrap import with_observations
+from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.seeds import generator
@@ -153,7 +153,7 @@ def by_decile(margin: Margins, flipped: Changed) -> list[dict[str, float]]:
     members = np.stack([np.ones_like(flipped), *(group == decile for decile in range(DECILES))], axis=-1)
     count, hits = members.sum(1), (members & flipped[..., None]).sum(1)
     shares = [Share(hits[:, one].astype(float), count[:, one].astype(float)) for one in range(DECILES + 1)]
-    numbers = [of_all(share, share.denominator) for share in shares]
+    numbers = [linearize_all(share, share.denominator) for share in shares]
     effect = float(np.nanmean([one.effect for one in numbers[1:]]))
     times = _resamples(len(margin))
     resampled = (times @ hits) / (times @ count)

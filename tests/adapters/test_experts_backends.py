@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface import Huggingface
+from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.inputs.texts import TokenBatch
 
 pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def batch() -> TokenBatch:
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def calls(model: Huggingface, texts: TokenBatch) -> dict[str, Call]:
+def calls(model: HuggingfaceAdapter, texts: TokenBatch) -> dict[str, Call]:
     """What the experts of each layer are called with in a pass of the library's model."""
     seen: dict[str, Call] = {}
 
@@ -98,7 +98,7 @@ def test_traces_are_right_with_each_backend(family: str, backend: str) -> None:
         for name, value in model.named_parameters():
             if "experts" in name:
                 value.normal_(0, 0.5)
-    adapter, texts = Huggingface(model), batch()
+    adapter, texts = HuggingfaceAdapter(model), batch()
     seen = calls(adapter, texts)
     _, routing = adapter.trace(texts, logits=False)
     assert seen.keys() == routing.layers.keys()
@@ -114,11 +114,11 @@ def test_traces_are_right_with_each_backend(family: str, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ONE_WAY)
 def test_these_have_no_other_backend(family: str) -> None:
-    assert not Huggingface(small(family)).model._can_set_experts_implementation()
+    assert not HuggingfaceAdapter(small(family)).model._can_set_experts_implementation()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", NOT_BUILT)
 def test_these_are_not_built_for_the_reason_that_is_named(family: str) -> None:
     with pytest.raises(Exception, match=NOT_BUILT[family]):
-        Huggingface(small(family))
+        HuggingfaceAdapter(small(family))

@@ -19,7 +19,7 @@ from moeprobe.adapters.hooks.factory import load_weights
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.models.config import UpcycleConfig
-from moeprobe.models.training.dense_weights import _from_file
+from moeprobe.models.training.start import _from_file
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.options import Options
 from tests.adapters import zoo

@@ -13,7 +13,7 @@ import torch
 
 from moeprobe.adapters import open
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.huggingface import Huggingface
+from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming, TokenBatch, align, stack
 from moeprobe.inputs.views.embedding_noise import EmbeddingNoise
@@ -36,7 +36,7 @@ def batch(tokens: torch.Tensor) -> TokenBatch:
     return TokenBatch(tokens, there, there, 0)
 
 
-def listen(model: Huggingface, tokens: torch.Tensor) -> dict[str, tuple[Any, ...]]:
+def listen(model: HuggingfaceAdapter, tokens: torch.Tensor) -> dict[str, tuple[Any, ...]]:
     """The outputs of every router, by hooks of this test."""
     heard: dict[str, tuple[Any, ...]] = {}
     handles = [
@@ -72,8 +72,8 @@ def chosen(outputs: tuple[Any, ...]) -> list[set[int]]:
     return [set(row.tolist()) for row in outputs[2].reshape(-1, outputs[2].shape[-1])]
 
 
-def check_family(family: str) -> Huggingface:
-    model = Huggingface(families.small(family))
+def check_family(family: str) -> HuggingfaceAdapter:
+    model = HuggingfaceAdapter(families.small(family))
     tokens = ids()
     _, routing = model.trace(batch(tokens))
     heard = listen(model, tokens)
@@ -111,7 +111,7 @@ def test_the_families_that_are_not_tried_exist() -> None:
 @pytest.mark.parametrize("family", sorted(families.REFUSED))
 def test_routers_that_do_not_say_what_they_chose_are_refused(family: str) -> None:
     with pytest.raises(UserError, match="do not say which experts they chose"):
-        Huggingface(families.small(family, is_moe=True))
+        HuggingfaceAdapter(families.small(family, is_moe=True))
 
 
 def test_a_model_without_routers_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_a_model_without_routers_is_refused() -> None:
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(UserError, match="'llama' has no router"):
-        Huggingface(LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)))
+        HuggingfaceAdapter(LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)))
 
 
 def test_a_biased_choice_of_groups_is_read_as_it_is() -> None:
@@ -145,7 +145,9 @@ def test_a_biased_choice_of_groups_is_read_as_it_is() -> None:
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_capacity_is_lifted_unless_it_is_to_stay(trained: bool) -> None:
     """Switch, one place per expert and text: a later token of the same choice is dropped, and has chosen it."""
-    model = Huggingface(families.small("switch_transformers", expert_capacity=1), trained_capacity=trained)
+    model = HuggingfaceAdapter(
+        families.small("switch_transformers", expert_capacity=1), trained_capacity=trained
+    )
     tokens = ids(2, 12)
     _, routing = model.trace(batch(tokens))
     for name, layer in routing.layers.items():
@@ -163,7 +165,7 @@ def test_a_capacity_is_lifted_unless_it_is_to_stay(trained: bool) -> None:
 
 def test_a_capacity_of_the_whole_batch_is_refused() -> None:
     with pytest.raises(UserError, match="all texts of a batch"):
-        Huggingface(families.small("nllb_moe"), trained_capacity=True)
+        HuggingfaceAdapter(families.small("nllb_moe"), trained_capacity=True)
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +306,7 @@ def test_a_folder_is_called_by_its_own_name(folder: Path, monkeypatch: pytest.Mo
 
 def test_gates_that_are_no_numbers_are_refused() -> None:
     net = families.small("olmoe")
-    model = Huggingface(net)
+    model = HuggingfaceAdapter(net)
     with torch.no_grad():
         net.model.layers[0].mlp.gate.weight[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"The gates of .*layers\.0.* are not finite"):
@@ -355,7 +357,7 @@ def test_a_token_of_spaces_has_its_place(framing: TextFraming) -> None:
 def test_an_encoder_has_no_probabilities_of_texts() -> None:
     texts = TokenBatch(torch.tensor([[3, 4, 5]]), *(torch.ones(1, 3, dtype=torch.bool),) * 2, 0)
     with pytest.raises(UserError, match="gives no scores of the next token"):
-        Huggingface(families.small("switch_transformers")).log_probabilities(texts)
+        HuggingfaceAdapter(families.small("switch_transformers")).log_probabilities(texts)
 
 
 def copied(folder: Path, into: Path, **changes: Any) -> Path:
@@ -411,7 +413,7 @@ def test_no_kernel_that_a_configuration_names_is_fetched(
         monkeypatch.setattr(hub_kernels, name, lambda *args, **_: asked.append(args), raising=False)
     clean = open.load_model(f"hf:{folder}").model
     model = open.load_model(f"hf:{copied(folder, tmp_path / 'model', **changes)}").model
-    assert isinstance(model, Huggingface) and isinstance(clean, Huggingface) and not asked
+    assert isinstance(model, HuggingfaceAdapter) and isinstance(clean, HuggingfaceAdapter) and not asked
     for kind in ("_attn_implementation", "_experts_implementation"):
         assert getattr(model.model.config, kind) == getattr(clean.model.config, kind)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.huggingface import Huggingface
+from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.routing.record import RoutingTrace
@@ -83,7 +83,7 @@ def other(routing: RoutingTrace, names: list[str]) -> dict[int, Tensor]:
 @pytest.mark.parametrize("gates", ["recomputed", "replayed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_own_choices_change_nothing(family: str, gates: str) -> None:
-    adapter, texts = Huggingface(model_of(family)), batch()
+    adapter, texts = HuggingfaceAdapter(model_of(family)), batch()
     own = adapter.log_probabilities(texts)
     replayed = adapter.replayed_log_probabilities(texts, adapter.trace(texts, logits=False)[1], gates=gates)
     torch.testing.assert_close(replayed, own, rtol=0, atol=1e-6, equal_nan=True)
@@ -95,7 +95,7 @@ def test_other_choices_are_what_the_library_makes_of_them(family: str, gates: st
     import dataclasses
 
     model, texts = model_of(family), batch(padded=False)
-    adapter = Huggingface(model)
+    adapter = HuggingfaceAdapter(model)
     routing = adapter.trace(texts, logits=False)[1]
     choices = other(routing, list(routing.layers))
     random = torch.Generator().manual_seed(3)
@@ -121,7 +121,7 @@ def test_other_choices_are_what_the_library_makes_of_them(family: str, gates: st
 def test_tokens_without_a_choice_and_other_layers_choose_as_ever() -> None:
     import dataclasses
 
-    adapter, texts = Huggingface(model_of("olmoe")), batch(padded=False)
+    adapter, texts = HuggingfaceAdapter(model_of("olmoe")), batch(padded=False)
     routing = adapter.trace(texts, logits=False)[1]
     first, *_ = routing.layers
     layer = routing.layers[first]
@@ -136,12 +136,12 @@ def test_tokens_without_a_choice_and_other_layers_choose_as_ever() -> None:
 
 
 def test_what_cannot_be_forced_is_said() -> None:
-    adapter, texts = Huggingface(small("llama4", vocab_size=320)), batch()
+    adapter, texts = HuggingfaceAdapter(small("llama4", vocab_size=320)), batch()
     with pytest.raises(UserError, match=r"Llama4Router\) does not hand numbers and weights of experts on"):
         adapter.check_replay()
-    olmoe = Huggingface(model_of("olmoe"))
+    olmoe = HuggingfaceAdapter(model_of("olmoe"))
     olmoe.check_replay()
-    routing = Huggingface(small("olmoe", vocab_size=320, num_experts=4, num_local_experts=4)).trace(
+    routing = HuggingfaceAdapter(small("olmoe", vocab_size=320, num_experts=4, num_local_experts=4)).trace(
         texts, logits=False
     )[1]
     with pytest.raises(UserError, match="chooses 2 of 4 experts, and the model 2 of 8"):

@@ -9,7 +9,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.metrics.reading_order import agreement
+from moeprobe.metrics.registry import agreement
 from tests.commands import Trained, refused, run
 from tests.routing.routings import Softened, checkpoint
 

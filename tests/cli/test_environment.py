@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moeprobe.cli.front import environment as _environment
-from moeprobe.runtime.memory import HUGE_PAGES
+from moeprobe.runtime.processes import HUGE_PAGES
 from tests.commands import sentence, shell
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.table import Table
 
-from moeprobe.cli.front import summary_output, tables
+from moeprobe.cli.front import show, tables
 from moeprobe.results.folder import Result
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
@@ -69,7 +69,7 @@ def match(layers: int) -> Result:
 
 @pytest.mark.parametrize("layers", [2, 16, 48])
 def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
-    short = summary_output.side_by_side(match(layers), title="t", full=False)
+    short = show.side_by_side(match(layers), title="t", full=False)
     (verdict, more) = words(short)
     assert "In blocks.1, the first MoE layer" in verdict and "is higher in" in verdict
     assert "--full" in more
@@ -78,7 +78,7 @@ def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
     (table,) = [part for part in short if isinstance(part, Table)]
     # Of each layer a line per checkpoint and one of their difference.
     assert table.row_count == 3 * layers and "pairs without weights" not in cells(short)
-    full = summary_output.side_by_side(match(layers), title="t", full=True)
+    full = show.side_by_side(match(layers), title="t", full=True)
     assert words(full) == [verdict] and cells(full).count("top-2 match") == 2 * layers
     assert "pairs without weights" in cells(full)
 
@@ -89,7 +89,7 @@ def test_what_is_0_by_construction_is_a_sentence() -> None:
         for kind, value in (("batch", (0.0,) * 3), ("token", (0.0,) * 3), ("attention", (0.4, 0.38, 0.42)))
         for end in ("", "_distance")
     }
-    short = summary_output.side_by_side(result("contagion", numbers), title="t", full=False)
+    short = show.side_by_side(result("contagion", numbers), title="t", full=False)
     assert "when pixels of other patches are exchanged" in words(short)[0]
     assert (
         "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged"
@@ -132,7 +132,7 @@ def test_without_trials_the_verdict_says_why(images: int, raw: float, sentence: 
         )
     ]
     found = Result(frame(rows), None, SumsStore(()), sidecar("match-ratio", "ab"))
-    assert words(summary_output.side_by_side(found, title="t", full=False))[0] == sentence
+    assert words(show.side_by_side(found, title="t", full=False))[0] == sentence
 
 
 def sweep(layers: int) -> Result:
@@ -154,17 +154,17 @@ def sweep(layers: int) -> Result:
 
 
 def test_a_sweep_leads_with_kappa_of_every_layer_and_leaves_out_what_is_1_exactly() -> None:
-    short = summary_output.along_severity(sweep(2), title="noise", full=False)
+    short = show.along_severity(sweep(2), title="noise", full=False)
     assert "at severity 0.4, the strongest of the run" in words(short)[0]
     shown = cells(short)
     assert "blocks.0" in shown and "blocks.1" in shown and "1.000" not in shown
     assert "0.800" in shown  # the accuracy on clean images
-    full = summary_output.along_severity(sweep(2), title="noise", full=True)
+    full = show.along_severity(sweep(2), title="noise", full=True)
     assert words(full) == words(short)[:-1] and cells(full).count("1.000") > 4
 
 
 def test_a_sweep_over_many_layers_has_a_line_per_layer() -> None:
-    short = summary_output.along_severity(sweep(16), title="noise", full=False)
+    short = show.along_severity(sweep(16), title="noise", full=False)
     tables = [part for part in short if isinstance(part, Table)]
     assert tables[0].row_count == 16 and "at severity 0.4, the strongest" in str(tables[0].title)
     assert len(tables) == 2
@@ -172,7 +172,7 @@ def test_a_sweep_over_many_layers_has_a_line_per_layer() -> None:
 
 def test_without_headlines_everything_is_shown() -> None:
     odd = result("match-ratio", {("blocks.1", "patch", "churn", "", None): (0.2, 0.1, 0.3)})
-    assert "churn" in cells(summary_output.side_by_side(odd, title="t", full=False))
+    assert "churn" in cells(show.side_by_side(odd, title="t", full=False))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,7 @@ def test_help_names_full(command: str) -> None:
 def test_single_values_without_a_comparison() -> None:
     found = match(2)
     alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
-    assert (
-        "the κ is: a 0.400 [0.380, 0.420]"
-        in words(summary_output.side_by_side(alone, title="t", full=False))[0]
-    )
+    assert "the κ is: a 0.400 [0.380, 0.420]" in words(show.side_by_side(alone, title="t", full=False))[0]
     assert isinstance(alone.table, pd.DataFrame)
 
 
@@ -217,8 +214,8 @@ def with_sets(kind: str, *, severity: float | None = None) -> Result:
 @pytest.mark.parametrize("severity", [None, 0.2])
 def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | None) -> None:
     kind = "match-ratio" if severity is None else "sweep"
-    show = summary_output.side_by_side if severity is None else summary_output.along_severity
-    shown = show(with_sets(kind, severity=severity), title="t", full=False)
+    print_tables = show.side_by_side if severity is None else show.along_severity
+    shown = print_tables(with_sets(kind, severity=severity), title="t", full=False)
     first, sets, within, _ = words(shown)
     assert "is higher in b" in first
     assert "show no significant difference in κ of top-2 match, any order" in sets
@@ -228,9 +225,7 @@ def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | No
 
 def test_match_chance_and_kappa_stand_side_by_side_in_each_layer() -> None:
     (table,) = [
-        part
-        for part in summary_output.side_by_side(match(2), title="t", full=False)
-        if isinstance(part, Table)
+        part for part in show.side_by_side(match(2), title="t", full=False) if isinstance(part, Table)
     ]
     columns = {str(column.header): [*column.cells] for column in table.columns}
     assert [*columns] == ["layer", "metric", "checkpoint", "match", "chance", "κ", "κ, within image"]
@@ -253,7 +248,7 @@ def layered(values: Mapping[str, float], metric: str = "top1_match_kappa") -> st
     }
     found = result("match-ratio" if "kappa" in metric else "confidence", numbers)
     alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
-    return words(summary_output.side_by_side(alone, title="t", full=False))[0]
+    return words(show.side_by_side(alone, title="t", full=False))[0]
 
 
 def test_a_headline_names_the_worst_layer_and_the_first() -> None:
@@ -271,7 +266,7 @@ def test_a_headline_counts_the_layers_in_which_nothing_differs() -> None:
         here = differences["layer"] == layer
         for column, at in (("value", value), ("ci_low", value - 0.02), ("ci_high", value + 0.02)):
             differences.loc[here, column] = at
-    (verdict, _) = words(summary_output.side_by_side(found, title="t", full=False))
+    (verdict, _) = words(show.side_by_side(found, title="t", full=False))
     assert (
         "difference -0.100 (blocks.5) to +0.100 (blocks.1), higher in 1, lower in 1, no significant difference in 1."
         in verdict

@@ -28,8 +28,7 @@ from moeprobe.metrics.base import (
     OutputPair,
 )
 from moeprobe.probes.engine.loop import run
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime import catalog
 from tests.results.stores import cells
 from tests.routing.routings import (

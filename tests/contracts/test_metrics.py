@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moeprobe.metrics import registry
-from moeprobe.metrics.applicable import applicable
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Estimator, Metric, MetricFamily
+from moeprobe.metrics.registry import applicable
 from moeprobe.runtime import catalog
 from tests.contracts.test_analyses import AGGREGATES, EVERY, examples, metrics_of, sums
 from tests.routing.routings import aligned, expert_choice, routing, soft

@@ -13,7 +13,7 @@ import pytest
 from moeprobe import api
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
 from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of
@@ -141,7 +141,7 @@ class Twin(Plain):
     name: ClassVar[str] = "match-ratio"
 
 
-class Joining(Load):
+class Joining(LoadAnalysis):
     """An analysis that joins what measures in its own way."""
 
     joins = ("contagion", "match-ratio")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from moeprobe.inputs.data.digits import Digits
-from moeprobe.models.training.checks import choose_labeled
+from moeprobe.models.training.start import choose_labeled
 from tests.docs.pages import ROOT, text
 from tests.docs.sweeps import changed, differences_of, table_of
 

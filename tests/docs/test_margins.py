@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.metrics.stats.linearized import of_all
-from moeprobe.metrics.stats.replicates import Replicates, with_observations
+from moeprobe.metrics.stats.bootstrap import Replicates, with_observations
+from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
 from reports.scripts import regenerate_margins
 
@@ -56,7 +56,7 @@ def test_the_design_effect_is_that_of_the_deciles(monkeypatch: pytest.MonkeyPatc
     place = np.argsort(np.argsort(margin, axis=None)).reshape(margin.shape) * 10 // margin.size
     count, hits = (place == 0).sum(1), ((place == 0) & flipped).sum(1)
     share = Share(hits.astype(float), count.astype(float))
-    assert effects == pytest.approx([of_all(share, share.denominator).effect] * 9)
+    assert effects == pytest.approx([linearize_all(share, share.denominator).effect] * 9)
 
 
 def test_flips_are_what_the_sweep_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:

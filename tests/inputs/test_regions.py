@@ -38,7 +38,7 @@ def test_pixels_by_a_loop(name: str) -> None:
 def test_the_mask_moves_with_the_picture() -> None:
     """The view of a picture of its own mask shows the mask of the view."""
     from moeprobe.inputs.data.shapes import Shapes
-    from moeprobe.inputs.resample import render
+    from moeprobe.inputs.images import render
 
     example = Shapes(split="test").example(4)
     assert example.mask is not None

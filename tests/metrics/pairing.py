@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 def scattered(reference: LayerRouting, view: LayerRouting, seed: int = 0) -> LayerPair:

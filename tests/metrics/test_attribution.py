@@ -15,8 +15,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.metrics.analyses.attribution import CORNERS, SHARES, Attribution
 from moeprobe.metrics.base import Corners
-from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.replicates import Estimate
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate
 from moeprobe.probes.engine.loop import run
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import RoutingTrace

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.analyses.confidence import Confidence
+from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.linearized import of_all
+from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.routing.record import LayerRouting
 from tests.routing.routings import aligned, routing
 
@@ -23,11 +23,11 @@ def test_means_over_tokens_by_a_loop(prefix: int, padded: bool) -> None:
         valid[0, -1] = valid[1, :] = False
     layer = routing(3, prefix=prefix, seed=1, valid=valid)
     layer.gates[~valid] = float("nan")  # whatever stands in padding
-    sums = Confidence().sums(aligned(routing(3, prefix=prefix), layer))
+    sums = ConfidenceAnalysis().sums(aligned(routing(3, prefix=prefix), layer))
     assert set(sums) == ({"patch", "prefix"} if prefix else {"patch"})
     for tokens, columns in sums.items():
         arrays = {name: column.numpy() for name, column in columns.items()}
-        metrics = {metric.name: metric for metric in Confidence().estimators(arrays, aligned=True)}
+        metrics = {metric.name: metric for metric in ConfidenceAnalysis().estimators(arrays, aligned=True)}
         assert list(metrics) == [
             "gate_highest", "gate_second", "gate_rest", "gate_margin", "gate_entropy", "selection_margin",
         ]  # fmt: skip
@@ -47,7 +47,7 @@ def test_means_over_tokens_by_a_loop(prefix: int, padded: bool) -> None:
 
 
 def test_two_experts_leave_no_rest() -> None:
-    columns = Confidence().sums(aligned(routing(num_experts=2), routing(num_experts=2)))["patch"]
+    columns = ConfidenceAnalysis().sums(aligned(routing(num_experts=2), routing(num_experts=2)))["patch"]
     assert (columns["gate_rest"] >= 0).all() and (columns["gate_rest"] < 1e-5).all()
 
 
@@ -56,25 +56,25 @@ def test_the_entropy_of_gates_that_are_zero_even_and_half() -> None:
     rows = [[0, 0, 1, 0], [0.25] * 4, [0.5, 0, 0, 0.5], [0.7, 0.1, 0.2, 0]]
     layer = routing(4, prefix=0, grid=(1, 1), num_experts=4)
     layer = dataclasses.replace(layer, gates=torch.tensor(rows)[:, None])
-    sums = Confidence().sums(aligned(layer, layer))["patch"]
+    sums = ConfidenceAnalysis().sums(aligned(layer, layer))["patch"]
     expected = [0, 1, 0.5, -sum(gate * math.log(gate) for gate in (0.7, 0.1, 0.2)) / math.log(4)]
     assert sums["gate_entropy"].tolist() == pytest.approx(expected, rel=1e-6)
     many = torch.full((4, 1, 4096), 1 / 4096) * (1 + 1e-6)  # as float32 gates may be rounded
     even = dataclasses.replace(layer, gates=many)
-    assert (Confidence().sums(aligned(even, even))["patch"]["gate_entropy"] <= 1).all()
+    assert (ConfidenceAnalysis().sums(aligned(even, even))["patch"]["gate_entropy"] <= 1).all()
 
 
 def test_without_every_gate_there_is_no_entropy() -> None:
     layer = dataclasses.replace(routing(), every_gate=False)
-    for columns in Confidence().sums(aligned(layer, layer)).values():
+    for columns in ConfidenceAnalysis().sums(aligned(layer, layer)).values():
         assert set(columns) == {"gate_highest", "gate_second", "gate_rest", "gate_margin", "tokens_counted"}
 
 
 def test_runs_from_before_the_entropy_was_summed_have_the_rest() -> None:
-    sums = Confidence().sums(aligned(routing(), routing()))["patch"]
+    sums = ConfidenceAnalysis().sums(aligned(routing(), routing()))["patch"]
     new = ("gate_entropy", "selection_margin", "selection_margins_counted")
     old = {name: column.numpy() for name, column in sums.items() if name not in new}
-    names = [one.name for one in Confidence().estimators(old, aligned=True)]
+    names = [one.name for one in ConfidenceAnalysis().estimators(old, aligned=True)]
     assert names == ["gate_highest", "gate_second", "gate_rest", "gate_margin"]
 
 
@@ -91,7 +91,7 @@ def with_choice(scores: np.ndarray, selected: np.ndarray, **more: Any) -> LayerR
 
 
 def selection_margins(layer: LayerRouting) -> tuple[float, int]:
-    sums = Confidence().sums(aligned(layer, layer))["patch"]
+    sums = ConfidenceAnalysis().sums(aligned(layer, layer))["patch"]
     return float(sums["selection_margin"].sum()), int(sums["selection_margins_counted"].sum())
 
 
@@ -119,7 +119,9 @@ def test_the_set_has_a_small_margin_where_the_first_choice_has_a_large_one() -> 
     gates = np.array([[0.6, 0.201, 0.199, 0.0]])
     layer = with_choice(gates, np.array([[0, 1]]), gates=torch.tensor(gates[None]))
     assert selection_margins(layer)[0] == pytest.approx(0.002, rel=1e-9)
-    assert float(Confidence().sums(aligned(layer, layer))["patch"]["gate_margin"]) == pytest.approx(0.399)
+    assert float(ConfidenceAnalysis().sums(aligned(layer, layer))["patch"]["gate_margin"]) == pytest.approx(
+        0.399
+    )
 
 
 def test_a_choice_that_the_scores_do_not_explain_has_no_selection_margin() -> None:
@@ -136,13 +138,13 @@ def test_where_no_set_is_read_off_there_is_no_selection_margin(change: str) -> N
         layer = dataclasses.replace(layer, experts_choose=True)
     if change == "gates of chosen experts alone":
         layer = dataclasses.replace(layer, every_gate=False)
-    assert "selection_margin" not in Confidence().sums(aligned(layer, layer))["patch"]
+    assert "selection_margin" not in ConfidenceAnalysis().sums(aligned(layer, layer))["patch"]
 
 
 def test_it_applies_where_gates_are_a_distribution() -> None:
-    assert Confidence().applies(routing())
-    assert not Confidence().applies(dataclasses.replace(routing(), gates_sum_to_one=False))
-    assert not Confidence().applies(routing(num_experts=1, top_k=1))
+    assert ConfidenceAnalysis().applies(routing())
+    assert not ConfidenceAnalysis().applies(dataclasses.replace(routing(), gates_sum_to_one=False))
+    assert not ConfidenceAnalysis().applies(routing(num_experts=1, top_k=1))
 
 
 def test_a_selection_margin_of_scores_may_be_above_1_and_so_may_its_interval() -> None:
@@ -151,10 +153,10 @@ def test_a_selection_margin_of_scores_may_be_above_1_and_so_may_its_interval() -
         "tokens_counted": np.full(40, 1), "selection_margins_counted": np.full(40, 1),
         "gate_highest": np.full(40, 0.5), "selection_margin": margins,
     }  # fmt: skip
-    estimators = {metric.name: metric for metric in Confidence().estimators(columns, aligned=True)}
+    estimators = {metric.name: metric for metric in ConfidenceAnalysis().estimators(columns, aligned=True)}
     margin = estimators["selection_margin"]
     (resampled,) = Bootstrap(40, seed=0).replicate([(margin.statistic, margin.trials)])
-    for replicates in (resampled, of_all(margin.statistic, margin.trials)):
+    for replicates in (resampled, linearize_all(margin.statistic, margin.trials)):
         found = replicates.interval()
         assert found.value == pytest.approx(margins.mean())
         assert 1 < found.low < found.value < found.high < 6 and found.method != "score"

@@ -5,17 +5,16 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from moeprobe.metrics.contagion import Contagion
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.metrics.contagion import ContagionAnalysis
+from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime import catalog
 from tests.routing.routings import routing
 
 KINDS = ("batch", "token", "attention")
 
 
-def analysis(kind: str) -> Contagion:
-    made: Contagion = catalog.ANALYSES.get(f"{kind}_contagion")()
+def analysis(kind: str) -> ContagionAnalysis:
+    made: ContagionAnalysis = catalog.ANALYSES.get(f"{kind}_contagion")()
     return made
 
 

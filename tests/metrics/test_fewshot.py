@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.analyses.fewshot import Fewshot
+from moeprobe.metrics.analyses.fewshot import FewshotAnalysis
 from moeprobe.metrics.base import Estimator, OutputPair
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
@@ -20,13 +20,13 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Esti
     """What the draws, put together as a run does it, come to."""
     sums = Accumulator()
     for draw, of_draw in enumerate(scores, start=1):
-        columns = Fewshot().sums(OutputPair(None, of_draw, labels))
+        columns = FewshotAnalysis().sums(OutputPair(None, of_draw, labels))
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
     ((_, _, _, together),) = cells(
-        of_table(image_table(sums, checkpoint="a")).pool_draws(lists=Fewshot.trial_lists)
+        of_table(image_table(sums, checkpoint="a")).pool_draws(lists=FewshotAnalysis.trial_lists)
     )
-    return {metric.name: metric for metric in Fewshot().estimators(together, aligned=True)}
+    return {metric.name: metric for metric in FewshotAnalysis().estimators(together, aligned=True)}
 
 
 def test_against_plain_loops() -> None:
@@ -65,7 +65,9 @@ def test_a_single_image_has_no_chance_level() -> None:
     found = measured(torch.tensor([-1, 1]), [torch.eye(2), torch.eye(2)])
     assert found["fewshot_accuracy"].trials.tolist() == [0, 2]
     assert (
-        found["fewshot_accuracy_chance"].counted.sum() == found["fewshot_accuracy_kappa"].counted.sum() == 0
+        found["fewshot_accuracy_chance"].used_trials.sum()
+        == found["fewshot_accuracy_kappa"].used_trials.sum()
+        == 0
     )
 
 

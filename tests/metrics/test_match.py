@@ -13,8 +13,7 @@ import torch
 from moeprobe.metrics.analyses.match import Match, kinds
 from moeprobe.metrics.stats.alike import encode
 from moeprobe.metrics.stats.statistic import Ratio
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.metrics.pairing import token_id, tokens_of, with_tokens
 from tests.routing.routings import aligned, routing
 

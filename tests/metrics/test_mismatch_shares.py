@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.analyses.mismatch import Mismatch, Scores
+from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.linearized import linearize, of_all
+from moeprobe.metrics.stats.linearized import linearize, linearize_all
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,18 @@ def test_a_share_of_rounding_has_no_value(own: float | None, flag: str) -> None:
         moved[0, 0] = 1.0
     server = torch.zeros(40, 8)
     scored = Scores(server, torch.from_numpy(moved).float(), torch.full((40, 8), 0.03))
-    columns = {name: values.numpy() for name, values in Mismatch().sums(scored).items()}
-    shares = [one for one in Mismatch().estimators(columns, aligned=True) if one.key[0].endswith("_share")]
+    columns = {name: values.numpy() for name, values in MismatchAnalysis().sums(scored).items()}
+    shares = [
+        one for one in MismatchAnalysis().estimators(columns, aligned=True) if one.key[0].endswith("_share")
+    ]
     resampled = Bootstrap(40, seed=0).replicate([(one.statistic, one.trials) for one in shares])
     blocks = [
         (slice(0, 20), {n: v[:20] for n, v in columns.items()}),
         (slice(20, 40), {n: v[20:] for n, v in columns.items()}),
     ]
-    added, _ = linearize(lambda: blocks, 40, lambda some: Mismatch().estimators(some, aligned=True))
+    added, _ = linearize(lambda: blocks, 40, lambda some: MismatchAnalysis().estimators(some, aligned=True))
     for share, replicates in zip(shares, resampled, strict=True):
-        for found in (replicates, added[share.key], of_all(share.statistic, share.trials)):
+        for found in (replicates, added[share.key], linearize_all(share.statistic, share.trials)):
             estimate = found.interval()
             assert estimate.flag == flag and np.isnan(estimate.value) == bool(flag), share.key
     if not flag:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from moeprobe.metrics.reading_order import compared_along_severities, compared_first, set_match
+from moeprobe.metrics.registry import compared_along_severities, compared_first, set_match
 
 TWO = ("top1_match", "top2_match", "top2_set_match")
 FIVE = (*TWO, "top5_match", "top5_set_match")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.views.random_crop import RandomCrop
-from moeprobe.metrics.analyses.s_matrix import SMatrix
+from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
 from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.models.training.objectives.base import Views, paired_gates
@@ -23,8 +23,7 @@ from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.results.stores import cells
 from tests.routing.routings import aligned, checkpoint, probe, routing
 
@@ -65,9 +64,9 @@ def by_loop(pair: LayerPair) -> tuple[Array, int]:
 
 
 def metrics(pair: LayerPair) -> list[Estimator]:
-    columns = SMatrix().sums(pair)
+    columns = SMatrixAnalysis().sums(pair)
     assert set(columns) == {"patch"}
-    return SMatrix().estimators({k: v.numpy() for k, v in columns["patch"].items()}, aligned=False)
+    return SMatrixAnalysis().estimators({k: v.numpy() for k, v in columns["patch"].items()}, aligned=False)
 
 
 def values(found: list[Estimator]) -> tuple[Array, dict[str, float]]:
@@ -106,7 +105,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
     either = RandomCrop(
         first_area=(0.4, 1.0), second_area=(0.4, 1.0)
     )  # each is the smaller one half of the time
-    asked = probe("random_crop", either, analyses=(SMatrix(),), batch_size=7)
+    asked = probe("random_crop", either, analyses=(SMatrixAnalysis(),), batch_size=7)
     images, _ = run(asked, model)
     (batch,) = batches(asked.dataset, asked.indices, recipe(asked, model.framing), loading=Loading(30))
     traces = [model.model.trace(view, logits=False)[1] for view in batch.views]
@@ -123,7 +122,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
         exchange = torch.from_numpy(swapped)[:, None, None]
         small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
         expected, _ = correlation(small, large, valid)
-        matrix, numbers = values(SMatrix().estimators(columns, aligned=False))
+        matrix, numbers = values(SMatrixAnalysis().estimators(columns, aligned=False))
         np.testing.assert_allclose(matrix, expected.numpy(), rtol=1e-6, atol=1e-6)
         assert np.abs(matrix - matrix.T).max() > 1e-3, "a mix-up of the views would not be seen"
         terms = [float(term) for term in consistency_terms(expected.double())]
@@ -187,9 +186,9 @@ def test_no_pair_is_no_number() -> None:
 
 def test_resamples_by_a_loop() -> None:
     pair = crops(25)
-    columns = {k: v.numpy().astype(float) for k, v in SMatrix().sums(pair)["patch"].items()}
+    columns = {k: v.numpy().astype(float) for k, v in SMatrixAnalysis().sums(pair)["patch"].items()}
     bootstrap = Bootstrap(25, seed=3, num_resamples=40)
-    found = SMatrix().estimators(columns, aligned=False)
+    found = SMatrixAnalysis().estimators(columns, aligned=False)
     replicates = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found])
     weights = bootstrap._weights(range(40))
     for resample in range(40):
@@ -214,12 +213,12 @@ def test_entries_of_unrelated_experts_are_not_subtracted() -> None:
     parts = []
     for name, seed in (("a", 0), ("b", 50)):
         accumulator = Accumulator()
-        columns = {k: v.numpy() for k, v in SMatrix().sums(crops(22, seed=seed))["patch"].items()}
+        columns = {k: v.numpy() for k, v in SMatrixAnalysis().sums(crops(22, seed=seed))["patch"].items()}
         columns["gate_products"] = columns["gate_products"].astype(np.float64)
         accumulator.add(cell, [f"{image:02d}" for image in range(22)], columns)
         parts.append(image_table(accumulator, checkpoint=name))
     about = About("run", "digits", "test", 5, aligned=False, train_seeds={}, groups={})
-    table, comparison = summarize(of_table(concatenate(parts)), analyses=(SMatrix(),), run_info=about)
+    table, comparison = summarize(of_table(concatenate(parts)), analyses=(SMatrixAnalysis(),), run_info=about)
     assert comparison is not None and (table["metric"] == "s").sum() == 2 * 16
     # Expert 3 of one model is no relative of expert 3 of another: what is compared is of all experts.
     assert set(comparison["metric"]) == {"s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal"}
@@ -231,6 +230,6 @@ def test_entries_of_unrelated_experts_are_not_subtracted() -> None:
 
 
 def test_where_it_does_not_apply() -> None:
-    assert SMatrix().applies(routing())
-    assert not SMatrix().applies(routing(gates_sum_to_one=False))
-    assert not SMatrix().applies(routing(num_experts=1, top_k=1))
+    assert SMatrixAnalysis().applies(routing())
+    assert not SMatrixAnalysis().applies(routing(gates_sum_to_one=False))
+    assert not SMatrixAnalysis().applies(routing(num_experts=1, top_k=1))

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeprobe.metrics.analyses.set_match import SetMatch
-from moeprobe.metrics.expert_sets import different
+from moeprobe.metrics.analyses.set_match import SetMatch, different
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values, with_tokens
 from tests.metrics.stats.trials import chance_of
 from tests.routing.routings import aligned, expert_choice, routing

@@ -16,10 +16,9 @@ from moeprobe.metrics.analyses.churn import Churn
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.slot_match import SlotMatch
 from moeprobe.metrics.analyses.unserved import Unserved
-from moeprobe.metrics.analyses.weights import Weights
+from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
@@ -114,7 +113,7 @@ def test_weights_by_a_loop(case: str, few: int, at_once: int, monkeypatch: pytes
     monkeypatch.setattr(weights, "_FEW", few)
     monkeypatch.setattr(token_kinds, "_AT_ONCE", at_once)
     pair = pairs()[case]
-    for tokens in Weights().sums(pair):
+    for tokens in WeightsAnalysis().sums(pair):
         every = [
             (image, place, combined(pair.reference, image, one), combined(pair.view, image, other))
             for image, place, one, other in tokens_of(pair, tokens)
@@ -122,7 +121,7 @@ def test_weights_by_a_loop(case: str, few: int, at_once: int, monkeypatch: pytes
         trials: list[tuple[int, int, object, object]] = [
             t for t in every if t[2] is not None and t[3] is not None
         ]
-        found = values(Weights(), pair, tokens, WEIGHTS)
+        found = values(WeightsAnalysis(), pair, tokens, WEIGHTS)
         inside = tokens == "patch"
         expected_names = {("weight_cosine", ""), ("weight_distance", "")}
         expected_names |= {(f"weight_cosine_{what}", "pooled") for what in ("chance", "kappa")}
@@ -235,7 +234,7 @@ def test_what_does_not_move_is_steady(seed: int, kind: object, prefix: int) -> N
     assert callable(kind)
     layer = kind(4, seed=seed, prefix=prefix)
     pair = aligned(layer, layer)
-    found = values(Weights(), pair, "patch", np.ones((4, 1)))
+    found = values(WeightsAnalysis(), pair, "patch", np.ones((4, 1)))
     assert found["weight_distance", "", None][0][0] == 0
     assert found["weight_cosine", "", None][0][0] == pytest.approx(1, abs=1e-6)
     assert found["weight_distance_kappa", "image", None][0][0] == pytest.approx(1)
@@ -250,19 +249,19 @@ def test_what_does_not_move_is_steady(seed: int, kind: object, prefix: int) -> N
 def test_one_expert_for_all_has_collapsed_by_every_measure() -> None:
     layer = routing(4, top_k=1)
     layer.selected[...] = 2
-    found = values(Weights(), aligned(layer, layer), "patch", np.ones((4, 1)))
+    found = values(WeightsAnalysis(), aligned(layer, layer), "patch", np.ones((4, 1)))
     assert found["weight_cosine_chance", "pooled", None][0][0] == 1
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
     found = values(Churn(), aligned(layer, layer), "patch", np.ones((4, 1)))
     assert found["churn_chance", "pooled", None][0][0] == 0
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
     same = dataclasses.replace(soft(4), gates=torch.full((4, 7, 5), 0.2))
-    found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
+    found = values(WeightsAnalysis(), aligned(same, same), "patch", np.ones((4, 1)))
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
 
 
 @pytest.mark.parametrize("case", ["experts choose", "experts choose, crops"])
-@pytest.mark.parametrize("analysis", [Weights(), Churn()])
+@pytest.mark.parametrize("analysis", [WeightsAnalysis(), Churn()])
 def test_what_older_runs_recorded_is_used_where_nothing_moved_and_left_out_elsewhere(
     analysis: LayerAnalysis, case: str
 ) -> None:
@@ -293,7 +292,7 @@ def test_gates_that_are_all_alike_have_no_kappa_whatever_their_sums_are_rounded_
 ) -> None:
     layer = soft(4, num_experts=num_experts, grid=grid)
     same = dataclasses.replace(layer, gates=torch.randn(num_experts).softmax(-1).expand_as(layer.gates))
-    found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
+    found = values(WeightsAnalysis(), aligned(same, same), "patch", np.ones((4, 1)))
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
 
 
@@ -302,8 +301,8 @@ def test_gates_that_are_all_alike_have_no_kappa_whatever_their_sums_are_rounded_
     [
         (SetMatch(), expert_choice(4)),
         (SlotMatch(), soft(4)),
-        (Weights(), soft(4)),
-        (Weights(), expert_choice(4)),
+        (WeightsAnalysis(), soft(4)),
+        (WeightsAnalysis(), expert_choice(4)),
         (Churn(), expert_choice(4)),
     ],
 )
@@ -316,7 +315,7 @@ def test_where_nothing_corresponds_there_are_no_values(analysis: LayerAnalysis, 
 def test_padding_may_hold_anything() -> None:
     layer = soft(4, valid=VALID)
     spoilt = dataclasses.replace(layer, gates=layer.gates.masked_fill(~VALID[..., None], torch.nan))
-    one, other = (values(Weights(), aligned(a, a), "patch", np.ones((4, 1))) for a in (layer, spoilt))
+    one, other = (values(WeightsAnalysis(), aligned(a, a), "patch", np.ones((4, 1))) for a in (layer, spoilt))
     assert all(other[key][0] == pytest.approx(value, nan_ok=True) for key, (value, _) in one.items())
 
 
@@ -324,7 +323,9 @@ def test_padding_may_hold_anything() -> None:
 def test_weights_that_have_not_moved_have_a_cosine_of_exactly_one(num_experts: int) -> None:
     """Summed in float32 it was 1.00000002, and the next router's 0.99999998 looked worse."""
     layer = soft(4, grid=(14, 14), num_experts=num_experts)
-    found = Weights().sums(aligned(layer, layer))["patch"]
+    found = WeightsAnalysis().sums(aligned(layer, layer))["patch"]
     assert torch.equal(found["weight_cosine"], found["weight_trials"].double())
     moved = dataclasses.replace(layer, gates=layer.gates.roll(1, -1))
-    assert (Weights().sums(aligned(layer, moved))["patch"]["weight_cosine"] < found["weight_trials"]).all()
+    assert (
+        WeightsAnalysis().sums(aligned(layer, moved))["patch"]["weight_cosine"] < found["weight_trials"]
+    ).all()

@@ -14,10 +14,9 @@ from moeprobe.metrics.analyses.balance import Balance
 from moeprobe.metrics.analyses.coactivation import Coactivation
 from moeprobe.metrics.analyses.color_bias import ColorBias
 from moeprobe.metrics.analyses.information import Information
-from moeprobe.metrics.analyses.variation import Variation
+from moeprobe.metrics.analyses.variation import VariationAnalysis
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
 
@@ -126,7 +125,7 @@ def test_balance_at_its_ends(experts: list[int], expected: tuple[float, float, f
 
 @pytest.mark.parametrize("layer", [routing(6, seed=2), expert_choice(6, seed=2)], ids=["tokens", "experts"])
 def test_variation_against_loops(layer: LayerRouting) -> None:
-    found = values(Variation(), aligned(layer, layer))
+    found = values(VariationAnalysis(), aligned(layer, layer))
     for of, weights in (("gates", layer.gates), ("weights", layer.weights)):
         terms = []
         for expert in range(5):
@@ -140,7 +139,7 @@ def test_variation_against_loops(layer: LayerRouting) -> None:
 
 def test_variation_is_most_where_whole_images_go_to_one_expert() -> None:
     layer = chosen((torch.arange(400) % 4)[:, None].expand(400, 16))
-    found = values(Variation(), aligned(layer, layer))
+    found = values(VariationAnalysis(), aligned(layer, layer))
     # 16 patches, E = 4: S (1 − 1 / E) = 12; ε takes a millionth off.
     assert found["image_variation_gates"] == pytest.approx(12, rel=1e-5)
     assert found["image_variation_gates_share"] == pytest.approx(1, rel=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from moeprobe.models import config, config_files
-from moeprobe.models.keys import list_keys
+from moeprobe.models.config import list_keys
 from tests.commands import refused, run
 
 

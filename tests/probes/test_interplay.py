@@ -270,8 +270,8 @@ def test_what_is_dropped_belongs_to_the_routing() -> None:
 
 
 def test_an_undefined_resample_does_not_make_two_of_a_kind_differ() -> None:
+    from moeprobe.metrics.stats.bootstrap import Replicates
     from moeprobe.metrics.stats.families import difference, judge
-    from moeprobe.metrics.stats.replicates import Replicates
 
     values = np.zeros(2000)
     values[:3] = np.nan

@@ -17,8 +17,8 @@ from moeprobe import api
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.probes.engine import loop
-from moeprobe.runtime import memory
-from moeprobe.runtime.filenames import FINISHED
+from moeprobe.runtime import processes
+from moeprobe.runtime.files import FINISHED
 from tests.commands import Trained, refused
 from tests.routing.routings import checkpoint
 
@@ -109,8 +109,8 @@ def test_other_errors_are_raised() -> None:
 
 @pytest.mark.parametrize("said", SAID)
 def test_memory_in_the_words_of_every_device(said: str) -> None:
-    assert memory.ran_out(RuntimeError(said))
-    assert not memory.ran_out(ValueError(said)) and not memory.ran_out(RuntimeError("another"))
+    assert processes.ran_out(RuntimeError(said))
+    assert not processes.ran_out(ValueError(said)) and not processes.ran_out(RuntimeError("another"))
 
 
 def test_the_screen_says_it(trained: Trained) -> None:

@@ -20,7 +20,7 @@ from moeprobe.inputs.geometry import identity
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
-from moeprobe.metrics.analyses.discontinuity import Discontinuity
+from moeprobe.metrics.analyses.discontinuity import DiscontinuityAnalysis
 from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import follow as paths
 from moeprobe.probes.engine.run_spec import RunSpec
@@ -99,7 +99,11 @@ class Stairs:
 
 def follow(model: Any, *, steps: int = 200, **changes: Any) -> OutputPath:
     asked = probe(
-        "gray", Gray(), severities=tuple(np.linspace(0, 1, steps + 1)), analyses=(Discontinuity(),), **changes
+        "gray",
+        Gray(),
+        severities=tuple(np.linspace(0, 1, steps + 1)),
+        analyses=(DiscontinuityAnalysis(),),
+        **changes,
     )
     return paths.follow(asked, Checkpoint("a", model, Framing(4)), asked.dataset.example(0))
 
@@ -154,7 +158,10 @@ def test_no_switch_takes_no_pass_more_than_the_steps() -> None:
 def test_against_a_walk_in_small_steps() -> None:
     """A V-MoE under noise: every switch lies where 8,000 small steps see one, and the output jumps there by as much."""
     asked = probe(
-        "noise", GaussianNoise(), severities=tuple(np.linspace(0, 0.4, 201)), analyses=(Discontinuity(),)
+        "noise",
+        GaussianNoise(),
+        severities=tuple(np.linspace(0, 0.4, 201)),
+        analyses=(DiscontinuityAnalysis(),),
     )
     one = checkpoint()
     path = paths.follow(asked, one, asked.dataset.example(3))
@@ -203,10 +210,10 @@ def test_sums_and_metrics_by_hand() -> None:
     # The last two jumps are nothing, and the rounding of nothing.
     made = [path("x", [0.02, -0.2, 0.0005]), path("y", []), path("z", [0.0, 1e-8])]
     switched = sum(one.tokens.sum() for one in made)
-    columns = {name: column.numpy() for name, column in Discontinuity().sums(made).items()}
+    columns = {name: column.numpy() for name, column in DiscontinuityAnalysis().sums(made).items()}
     found = {
         m.name: m.statistic.evaluate(np.ones((3, 1)))[0]
-        for m in Discontinuity().estimators(columns, aligned=True)
+        for m in DiscontinuityAnalysis().estimators(columns, aligned=True)
     }
     variation = sum(np.abs(np.diff(one.probability)).sum() for one in made) / 3
     assert found.pop("total_variation_4_steps") == pytest.approx(variation)
@@ -224,7 +231,7 @@ def test_counts_of_runs_from_before_the_first_threshold_was_rounding_are_called_
     counts = np.arange(14).reshape(2, 7)
     rest = ("steps", "switches", "switched_tokens", "jump_sum", "jump_largest", "total_variation")
     columns = dict.fromkeys(("followed", *rest), np.ones(2, dtype=np.int64)) | {"switches_above": counts}
-    names = {metric.name for metric in Discontinuity().estimators(columns, aligned=True)}
+    names = {metric.name for metric in DiscontinuityAnalysis().estimators(columns, aligned=True)}
     assert "switches_above_0" in names and "switches_above_1e-06" not in names
 
 
@@ -363,7 +370,7 @@ def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, t
 
 def test_bad_images_are_named_or_skipped() -> None:
     asked: RunSpec = probe(
-        "gray", Gray(), severities=(0.0, 1.0), analyses=(Discontinuity(),), indices=range(4)
+        "gray", Gray(), severities=(0.0, 1.0), analyses=(DiscontinuityAnalysis(),), indices=range(4)
     )
 
     class Broken(type(asked.dataset)):  # type: ignore[misc]

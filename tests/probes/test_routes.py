@@ -334,7 +334,7 @@ def test_key_routes_and_their_permutations_against_all_orders(monkeypatch: pytes
 
 
 def test_intervals_of_shares_are_those_of_the_ratio() -> None:
-    from moeprobe.metrics.stats.linearized import of_all
+    from moeprobe.metrics.stats.linearized import linearize_all
     from moeprobe.metrics.stats.statistic import Share
 
     random = np.random.default_rng(0)
@@ -345,7 +345,7 @@ def test_intervals_of_shares_are_those_of_the_ratio() -> None:
         for expert in range(3):
             own = chosen[labels == number]
             share = Share((own == expert).sum(1).astype(float), np.full(len(own), 5.0))
-            interval = of_all(share, np.full(len(own), 5)).interval()
+            interval = linearize_all(share, np.full(len(own), 5)).interval()
             row = table[(table["class"] == name) & (table["expert"] == expert)].iloc[0]
             assert row["value"] == pytest.approx(interval.value)
             assert (row["ci_low"], row["ci_high"]) == pytest.approx((interval.low, interval.high))

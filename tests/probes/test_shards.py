@@ -16,7 +16,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes import registry
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
-from moeprobe.runtime.filenames import FINISHED, PARTS, SHARD
+from moeprobe.runtime.files import FINISHED, PARTS, SHARD
 from moeprobe.runtime.records import RECORD
 from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, shell, started
 

@@ -20,7 +20,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.images import Framing
-from moeprobe.metrics.analyses.fewshot import Fewshot
+from moeprobe.metrics.analyses.fewshot import FewshotAnalysis
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.fewshot import ridge
@@ -107,7 +107,7 @@ def reader(read: Callable[[Tensor], Tensor], name: str = "a") -> Checkpoint:
 def asked(dataset: ImageDataset, **changes: Any) -> RunSpec:
     fields: dict[str, Any] = {
         "dataset": dataset, "indices": list(range(len(dataset))), "view_name": "clean", "view": None,
-        "severities": (), "analyses": (Fewshot(),), "seed": 0, "batch_size": 32,
+        "severities": (), "analyses": (FewshotAnalysis(),), "seed": 0, "batch_size": 32,
     }  # fmt: skip
     return RunSpec(**(fields | changes))
 
@@ -199,7 +199,7 @@ def test_a_class_with_too_few_images_is_one_sentence(
 
 
 def table_of(images: pa.Table) -> pd.DataFrame:
-    return summarize(images, analyses=(Fewshot(),), run_info=ABOUT)[0]
+    return summarize(images, analyses=(FewshotAnalysis(),), run_info=ABOUT)[0]
 
 
 def test_a_planted_feature_is_found_by_five_shots() -> None:
@@ -311,7 +311,7 @@ def test_every_checkpoint_is_shown_the_same_images() -> None:
 
     tables = [judge(asked(test), noted(name), shots=shots)[0] for name in "ab"]
     assert seen["a"] == seen["b"]
-    _, comparison = summarize(concat(tables), analyses=(Fewshot(),), run_info=ABOUT)
+    _, comparison = summarize(concat(tables), analyses=(FewshotAnalysis(),), run_info=ABOUT)
     assert comparison is not None and len(comparison) == 3 * 4
     assert (comparison["value"] == 0).all() and (comparison["ci_low"] == -comparison["ci_high"]).all()
 

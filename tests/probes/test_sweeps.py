@@ -17,7 +17,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.data.base import Example, ImageDataset
-from moeprobe.inputs.data.readers.masks import Masked
+from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.probes.engine import loop

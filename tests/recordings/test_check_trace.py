@@ -15,7 +15,7 @@ from moeprobe import api
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.format import SCHEMA, metadata, writing
 from moeprobe.recordings.log_rows import Row
-from moeprobe.recordings.packed import grouped
+from moeprobe.recordings.responses import grouped
 from tests.commands import refused, run
 from tests.recordings import serving
 from tests.recordings.serving import routing

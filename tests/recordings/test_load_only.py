@@ -11,7 +11,7 @@ import torch
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.probes.analyze_trace.describe import load_of
 from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
@@ -89,11 +89,13 @@ def test_of_ordered_choices_all_count_beside_counts_of_all() -> None:
     layer = trace.layers["layers.1"]
     assert layer.ordered and layer.top_k == 2
     [columns] = load_of(trace, "layers.1", trace.ids).values()
-    beside = Load.sums_of_counts(columns["load"], top_k=2)
+    beside = LoadAnalysis.sums_of_counts(columns["load"], top_k=2)
     of_tokens, of_counts = (
         {
             (metric.name, metric.expert)
-            for metric in Load().estimators({name: one.numpy() for name, one in sums.items()}, aligned=True)
+            for metric in LoadAnalysis().estimators(
+                {name: one.numpy() for name, one in sums.items()}, aligned=True
+            )
         }
         for sums in (columns, beside)
     )

@@ -21,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.texts import TokenBatch
-from moeprobe.metrics.analyses.mismatch import Mismatch
+from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.probes.mismatch.figure import draw
 from tests.adapters.test_replay import FAMILIES, forced, model_of, scores
 from tests.adapters.tiny_texts import tokenizer
@@ -164,7 +164,7 @@ def test_the_figure_shows_the_table_and_every_request(tmp_path: Path) -> None:
     assert (points[:, 1] < points[:, 0]).mean() > 0.6, "routing was planted"
     assert said(figure).startswith(f"{REQUESTS} requests; bars")
     images = result.images.to_pandas()
-    images[Mismatch.signature] = images[Mismatch.signature].where(np.arange(REQUESTS) > 1, 0)
+    images[MismatchAnalysis.signature] = images[MismatchAnalysis.signature].where(np.arange(REQUESTS) > 1, 0)
     few: Any = SimpleNamespace(table=result.table, images=images)
     (figure,) = draw(few).values()
     assert said(figure).startswith(f"{REQUESTS - 2} requests; 2 without a scored token are not shown; bars")

@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.msgpack import File
 from moeprobe.models.checkpoints.swin_moe_files import read_ranks
 from moeprobe.models.checkpoints.vmoe_files import read_orbax
-from moeprobe.recordings.log import Log
+from moeprobe.recordings.import_log import Log
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.studies.report.reading import read_runs
 from tests.studies.report.making import write_run

@@ -12,15 +12,15 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from numpy.typing import NDArray
 
-from moeprobe.cli.front.comparison import failures, footing, tables
+from moeprobe.cli.commands.compare import failures, footing, tables
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
-from moeprobe.metrics.analyses.mismatch import Mismatch, Scores
+from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Judged
-from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results import differences, verdicts
 from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
@@ -33,7 +33,7 @@ from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, im
 from moeprobe.studies.compare import Comparison, Gate
 
 ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
-ANALYSES = (Match(), Load(), Output())
+ANALYSES = (Match(), LoadAnalysis(), Output())
 Columns = dict[str, NDArray[Any]]
 
 
@@ -443,11 +443,11 @@ def test_a_mismatch_that_is_rounding_has_not_collapsed() -> None:
         random = np.random.default_rng(0)
         moved = torch.from_numpy(mismatch * random.uniform(0.5, 1.5, (40, 8)))
         scores = Scores(torch.zeros(40, 8), moved, moved / 2)
-        return {name: values.numpy() for name, values in Mismatch().sums(scores).items()}
+        return {name: values.numpy() for name, values in MismatchAnalysis().sums(scores).items()}
 
     replayed = Cell("", "", 0, "replayed", float("nan"), 0, "")
     values = {"a": {replayed: columns(0.1)}, "b": {replayed: columns(1e-9)}}
-    table = compare(values, analyses=(Mismatch(),))
+    table = compare(values, analyses=(MismatchAnalysis(),))
     share = only(table, metric="mismatch_routing_share")
     assert (share["verdict"], share["flag"], share["collapsed"]) == ("no mismatch", "no_mismatch", "")
     assert "collapsed" not in sentence(table, metric="mismatch_routing_share")

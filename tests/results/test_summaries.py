@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.stats import proportions
 from moeprobe.metrics.stats.bootstrap import Bootstrap
@@ -51,7 +51,7 @@ def table(
             count = len(next(iter(columns.values())))
             accumulator.add(cell, names or [f"i/{image:03d}" for image in range(count)], columns)
         parts.append(image_table(accumulator, checkpoint=checkpoint))
-    return summarize(of_table(concatenate(parts)), analyses=(Match(), Load()), run_info=ABOUT)
+    return summarize(of_table(concatenate(parts)), analyses=(Match(), LoadAnalysis()), run_info=ABOUT)
 
 
 def line(found: pd.DataFrame | None, **where: object) -> pd.Series:

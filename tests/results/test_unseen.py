@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates, with_observations
 from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.replicates import Replicates, with_observations
 from moeprobe.metrics.stats.statistic import Ratio, Share
 
 IMAGES, PATCHES = 30, 16

@@ -14,8 +14,7 @@ from moeprobe.inputs.data.digits import Digits
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from moeprobe.routing.record import LayerPair, LayerRouting, RoutingTrace, order_choices
 
 
 def routing(

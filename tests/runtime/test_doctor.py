@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from moeprobe.runtime import doctor, torchvision_compat
+from moeprobe.cli.commands import doctor
+from moeprobe.runtime import torchvision_compat
 
 ROOT = Path(__file__).parents[2]
 

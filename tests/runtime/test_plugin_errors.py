@@ -7,7 +7,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.runtime import catalog, plugins
-from moeprobe.runtime.plugin_errors import blamed
+from moeprobe.runtime.catalog import blamed
 from tests.commands import refused, run
 from tests.runtime.test_plugins import OTHERS, VIEW
 

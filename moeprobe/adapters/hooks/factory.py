@@ -23,7 +23,7 @@ from moeprobe.errors import UserError
 from moeprobe.models import config
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import DAMAGE, is_file, sha256
-from moeprobe.runtime.schema import Section, sentence
+from moeprobe.runtime.schema import ConfigSection, sentence
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # What must be known of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file.
@@ -39,7 +39,7 @@ Activation = Literal["softmax", "sigmoid", "none"]
 EARLIER = "before"
 
 
-class HookSettings(Section):
+class HookSettings(ConfigSection):
     """Settings of ``Hooks``; a YAML file has the same keys, except the ones that need Python."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.hooks.factory import HookSettings
-from moeprobe.adapters.hooks.layer import HookedLayer
-from moeprobe.adapters.hooks.reading import described, part, read
+from moeprobe.adapters.hooks.layer import HookedLayer, described, part, read
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import unknown

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.hooks.layer import HookedLayer
+from moeprobe.adapters.hooks.layer import HookedLayer, by_image, put, read
 from moeprobe.adapters.hooks.module import HookedModule, check_fired, naming
-from moeprobe.adapters.hooks.reading import by_image, put, read
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.routing.repeated import check_sizes, repeat

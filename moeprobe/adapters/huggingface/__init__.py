@@ -18,21 +18,21 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
-from moeprobe.adapters.huggingface.outputs import learn
+from moeprobe.adapters.huggingface.outputs import (
+    RouterLayer,
+    Stop,
+    blocks_without,
+    find_routers,
+    learn,
+    set_capacity,
+    watch,
+)
 from moeprobe.adapters.huggingface.replay import (
     check_replay,
     log_probabilities,
     noise_added,
     replayed_log_probabilities_of,
     root_mean_square,
-)
-from moeprobe.adapters.huggingface.routers import (
-    RouterLayer,
-    Stop,
-    blocks_without,
-    find_routers,
-    set_capacity,
-    watch,
 )
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch
@@ -44,7 +44,7 @@ from moeprobe.runtime.files import expanded, is_folder
 _LESSON = 24
 
 
-class Huggingface(Adapter):
+class HuggingfaceAdapter(Adapter):
     """A mixture-of-experts language model of Hugging Face's ``transformers``, ready to be probed.
 
     Gates are the router's softmax (or sigmoid, …) over all experts, before the chosen ones are rescaled to any sum;

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface.outputs import Fired, RouterChoice, choice_among
-from moeprobe.adapters.huggingface.routers import RouterLayer
+from moeprobe.adapters.huggingface.outputs import Fired, RouterChoice, RouterLayer, choice_among
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.routing.record import LayerRouting, RoutingTrace

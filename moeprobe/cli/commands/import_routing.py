@@ -125,7 +125,7 @@ def _content_of_log(imported: "ImportedTrace") -> dict[str, object]:
 
 
 def _lines_of_log(imported: "ImportedTrace") -> list[str]:
-    from moeprobe.cli.commands.check_trace import said
+    from moeprobe.cli.commands.traces import said
 
     lines = [
         f"{imported.requests:,} requests, layers {', '.join(imported.layers)}: {imported.tokens:,} tokens in all "
@@ -148,7 +148,7 @@ def _content_of_responses(imported: "ImportedExperts") -> dict[str, object]:
 
 
 def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
-    from moeprobe.cli.commands.check_trace import said
+    from moeprobe.cli.commands.traces import said
 
     layers = imported.layers
     what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"

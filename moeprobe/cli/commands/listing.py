@@ -75,7 +75,7 @@ def _print_keys(*, as_json: bool) -> None:
 
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
-    from moeprobe.models.keys import list_keys
+    from moeprobe.models.config import list_keys
 
     keys = list_keys()
     if as_json:

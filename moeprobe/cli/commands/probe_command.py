@@ -184,6 +184,6 @@ def _print_plan(
     from moeprobe.probes.engine.run import plan
 
     timed = plan(probe, checkpoints, data=data, options=common.options(), shard=shard)
-    from moeprobe.cli.front.plan import print_plan
+    from moeprobe.cli.front.show import print_plan
 
     print_plan(timed, as_json=common.json, least=probe.at_least, before=probe.ends_with)

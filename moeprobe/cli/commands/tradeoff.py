@@ -8,8 +8,7 @@ import typer
 
 from moeprobe.cli.front.options import Svg, command_line
 from moeprobe.runtime.device import check_device
-from moeprobe.runtime.filenames import CELLS
-from moeprobe.runtime.files import is_folder
+from moeprobe.runtime.files import CELLS, is_folder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.header import split_settings
 from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
-from moeprobe.runtime.filenames import CELLS, REQUEST
-from moeprobe.runtime.files import find_checkpoint, is_file, is_folder
+from moeprobe.runtime.files import CELLS, REQUEST, find_checkpoint, is_file, is_folder
 
 
 def check_arguments(values: Mapping[str, Any], *, split: str) -> None:

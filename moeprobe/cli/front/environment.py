@@ -1,7 +1,9 @@
 """Set up the process of a command: streams that can write all characters, no window for figures, large pages."""
 
+import atexit
 import codecs
 import errno
+import gc
 import os
 import sys
 import unicodedata
@@ -11,8 +13,10 @@ from pathlib import Path
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import in_one_line, is_unicode
-from moeprobe.runtime.memory import ask_for_huge_pages
+from moeprobe.runtime.processes import ask_for_huge_pages
 
+# Objects between two looks for garbage; of Python itself 700.
+_NEW_OBJECTS = 10_000
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
 _PYTHONS = warnings.formatwarning
@@ -22,6 +26,17 @@ _PLAIN = {
     "≈": "~", "·": "*", "•": "*", "’": "'", "‘": "'", "“": '"', "”": '"', "κ": "kappa", "σ": "sigma", "Δ": "Delta",
     "α": "alpha", "β": "beta", "λ": "lambda", "μ": "mu", "µ": "u", "ε": "eps", "∞": "inf", "✓": "yes", "✗": "no",
 }  # fmt: skip
+
+
+def collect_rarely(*, at_end: bool) -> None:
+    """Look for garbage less often: loaded modules stay until the process ends, and looking takes longer than a command.
+
+    Args:
+        at_end: collect at the end of the process, so that what code of the user left open is closed.
+    """
+    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+    if not at_end:
+        atexit.register(gc.freeze)
 
 
 def prepare(arguments: Sequence[str]) -> str | None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import FinishedError
 from moeprobe.runtime.characters import in_one_line
-from moeprobe.runtime.filenames import SHARD
-from moeprobe.runtime.files import is_file, read_json, shown
+from moeprobe.runtime.files import SHARD, is_file, read_json, shown
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result

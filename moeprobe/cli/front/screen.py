@@ -20,8 +20,7 @@ from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.results.naming import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
-from moeprobe.runtime.filenames import REQUEST
-from moeprobe.runtime.files import is_file
+from moeprobe.runtime.files import REQUEST, is_file
 from moeprobe.runtime.records import RECORD
 
 if TYPE_CHECKING:

@@ -1,20 +1,38 @@
-"""What a probe found, printed as its layout says."""
+"""The result of a probe on the screen, as its layout says: the verdict in words, then the headline of each layer."""
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from rich.table import Table
 
-from moeprobe.cli.front import summary_output, tables
+from moeprobe.cli.front import tables
 from moeprobe.cli.front.json_output import print_json
-from moeprobe.cli.front.screen import console, print_result, print_warnings
-from moeprobe.cli.front.show_overlay import print_overlays
+from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings, records
+from moeprobe.cli.front.tables import fit, on_screen
+from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of
+from moeprobe.metrics import registry
+from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.base import Layout, Probe
-from moeprobe.results.naming import with_names
+from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.registry import conclusions_of, headlines_of
+from moeprobe.results.headlines.collected import HeadlineValues
+from moeprobe.results.headlines.declared import Which
+from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.sentences import sentences_of
+from moeprobe.results.layouts import by_view as variants
+from moeprobe.results.layouts import few_shots as layouts
+from moeprobe.results.layouts.agreement import agreement_table
+from moeprobe.results.naming import names_in, with_names
+from moeprobe.results.phrases import ATTRIBUTION, attribution
+from moeprobe.results.tables import FLOORS
 
 if TYPE_CHECKING:
+    from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.trace.measure import Recorded
     from moeprobe.results.folder import Result
 
@@ -36,11 +54,11 @@ def _tables(
 ) -> "Callable[[Result], Sequence[Table | str]]":
     title = probe.heading(result.sidecar)
     layouts: dict[Layout, Callable[[Result], Sequence[Table | str]]] = {
-        Layout.SIDE_BY_SIDE: partial(summary_output.side_by_side, title=title, full=full),
-        Layout.ALONG_SEVERITY: partial(summary_output.along_severity, title=title, full=full),
+        Layout.SIDE_BY_SIDE: partial(side_by_side, title=title, full=full),
+        Layout.ALONG_SEVERITY: partial(along_severity, title=title, full=full),
         Layout.ALL: partial(tables.side_by_side, title=title),
-        Layout.FEW_SHOTS: summary_output.few_shots,
-        Layout.BY_VIEW: partial(summary_output.by_view, title=title),
+        Layout.FEW_SHOTS: few_shots,
+        Layout.BY_VIEW: partial(by_view, title=title),
     }
     return layouts[probe.layout]
 
@@ -82,3 +100,232 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
     print_warnings(screen, result.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
     screen.print(f"Next: moeprobe trace analyze {' '.join(files[:views])}", soft_wrap=True)
+
+
+def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
+    """Print the changed patches and the files, or the patches as JSON."""
+    if as_json:
+        print_json({"patches": records(result.table), "files": [str(path) for path in result.files]})
+        return
+    screen = console()
+    request = result.sidecar.request
+    screen.print(*_changed_patches(result, request.view_name))
+    screen.print(
+        f"Images of {request['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
+        style="dim",
+        soft_wrap=True,
+    )
+    print_warnings(screen, result.sidecar)
+    assert out is not None
+    print_files(screen, out)
+
+
+def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
+    """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
+    severities = list(dict.fromkeys(item.severity for item in result.overlays))
+    table = Table(title=f"Patches that changed their expert, {view} at severity", title_justify="left")
+    for column in ("layer", "checkpoint", "image"):
+        table.add_column(column)
+    for severity in severities:
+        table.add_column(f"{severity:g}", justify="right")
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    names = names_in(result.sidecar)
+    for item in result.overlays:
+        key = (item.layer, names.get(item.checkpoint, item.checkpoint), item.image_id)
+        cells = lines.setdefault(key, [])
+        cells.append(f"{item.changed.sum()} of {item.compared.sum()}")
+    for line, cells in lines.items():
+        table.add_row(*line, *cells)
+    return fit(table, keys=3, width=console().width)
+
+
+def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
+    """Print the cost of a run ``before`` its last step; ``least``: the number of passes is a lower bound."""
+    if as_json:
+        print_json(dataclasses.asdict(plan))
+        return
+    bound = " at least" if least else ""
+    total = plan.checkpoints * plan.images * plan.passes
+    console().print(
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {IMAGE.format_count(plan.images)} "
+        f"x {plan.passes} forward passes = {total:,} passes{bound}, about {plan.seconds:,.1f} s before {before}, "
+        f"judging by {IMAGE.format_count(plan.timed_images)}. Nothing was written."
+    )
+
+
+_MORE = "All metrics: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe compare."
+# More layers than this are lines of a table, not columns.
+_MOST_COLUMNS = 4
+# In a narrower window the intervals of few-shot accuracy stand below their values.
+_STACKED = 130
+Printed = list[Table | str]
+
+
+def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
+    """Return the output for checkpoints side by side; everything with ``full``."""
+    run = _run(result)
+    headlines = _headlines(run)
+    zero = _zeros(headlines)
+    sentences = [*_verdict(run, headlines, zero), *conclusions_of(run)]
+    if full or not headlines:
+        return [*sentences, *tables.side_by_side(result, title=title)]
+    agreeing = _agreeing(run, headlines)
+    metrics = {headline.which for headline in headlines if headline not in agreeing} - zero
+    parts: Printed = [*sentences, *_agreement(run, agreeing, title=title)]
+    if metrics:
+        parts += tables.side_by_side(result, title=title, only=metrics)
+    return [*parts, _MORE]
+
+
+def _agreeing(run: RunTables, headlines: list[HeadlineValues]) -> list[HeadlineValues]:
+    """Return the headlines about agreement, whose match and chance stand beside κ; none where views differ."""
+    if run.table is None or run.table["view"].nunique() > 1:
+        return []
+    return [
+        headline
+        for headline in headlines
+        if headline.severity is None and registry.find(headline.declared.metric).kind == "kappa"
+    ]
+
+
+def _agreement(run: RunTables, headlines: list[HeadlineValues], *, title: str) -> list[Table]:
+    """Return match, chance and κ of each layer side by side."""
+    if run.table is None or not headlines:
+        return []
+    layout = agreement_table(
+        run.table,
+        run.comparison,
+        list(dict.fromkeys(registry.find(headline.declared.metric).metric.name for headline in headlines)),
+        caption=title,
+        modality=run.modality,
+    )
+    stacked = console().width < _STACKED
+    return [] if layout is None else on_screen(layout, title=title, stacked=stacked)
+
+
+def few_shots(result: "Result") -> Printed:
+    """Return the output for few-shot accuracy: all of it."""
+    layout = layouts.few_shots(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
+    if layout is None:
+        return []
+    stacked = console().width < _STACKED
+    run = _run(result)
+    verdict = _verdict(run, _headlines(run), set())
+    return [*verdict, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+
+
+def by_view(result: "Result", *, title: str) -> Printed:
+    """Return the output for variants of a run: sentences, and a line for each of them."""
+    layout = variants.by_view(result.table, caption=title)
+    stacked = console().width < _STACKED
+    parts: Printed = [
+        *conclusions_of(_run(result)),
+        *on_screen(layout, title=layout.caption, stacked=stacked),
+    ]
+    return [*parts, layout.note] if layout.note else parts
+
+
+def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
+    """Return the output for a sweep; everything with ``full``."""
+    run = _run(result)
+    headlines = _headlines(run)
+    kappas = {
+        headline.which: None
+        for headline in headlines
+        if registry.find(headline.declared.metric).kind == "kappa"
+    }
+    parts: Printed = [*_verdict(run, headlines, set())]
+    if full or not kappas:
+        return [*parts, *tables.along_severity(result, title=title)]
+    result = tables.of_all_experts(result)
+    result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
+    for which in kappas:
+        parts += _of_layers(result, which, f"{title}: {registry.find(which[0]).full_label(which[1])}")
+    output = _change_tables(result, lambda table: table[table["layer"] == ""])
+    if len(output.table):
+        columns = tuple(
+            column for column in output_along_severity() if registry.find(column[0]).direction > 0
+        )
+        parts += tables.severity_tables(output, output.table, columns, f"{title}: output")
+        parts += _attributed(output, title)
+    return [*parts, _MORE]
+
+
+def _of_layers(result: "Result", which: Which, title: str) -> list[Table | str]:
+    """Return a number along the severities, a column per layer; of many layers at the strongest alone, a line each."""
+    layers = [name for name in dict.fromkeys(result.table["layer"]) if name]
+    if len(layers) <= _MOST_COLUMNS:
+        by_layer = _change_tables(
+            result, lambda table: table[_is(table, which)].assign(metric=table["layer"], layer="", null="")
+        )
+        columns = tuple((name, "", name) for name in layers)
+        return [*tables.severity_tables(by_layer, by_layer.table, columns, title)]
+    at = result.table["severity"].max()
+    strongest = _change_tables(result, lambda table: table[table["severity"] == at], exact=False)
+    return tables.side_by_side(strongest, title=f"{title}, at severity {at:g}, the strongest", only={which})
+
+
+def _attributed(output: "Result", title: str) -> list[Table]:
+    gates = output.sidecar.request.replayed_gates
+    if not gates:
+        return []
+    return [
+        table
+        for name, columns in ATTRIBUTION.items()
+        for attributed in [
+            _change_tables(output, partial(_of_metrics, metrics=[metric for metric, _, _ in columns]))
+        ]
+        for table in tables.severity_tables(
+            attributed, attributed.table, columns, f"{title}: {attribution(name, gates)}"
+        )
+    ]
+
+
+def _of_metrics(table: pd.DataFrame, *, metrics: list[str]) -> pd.DataFrame:
+    return table[table["metric"].isin(metrics)]
+
+
+def _run(result: "Result") -> RunTables:
+    result = tables.of_all_experts(result)
+    return RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
+
+
+def _headlines(run: RunTables) -> list[HeadlineValues]:
+    """Return the headlines of a run that it has numbers of."""
+    return [headline for headline in headlines_of(run) if headline.rows[headline.which]]
+
+
+def _zeros(headlines: list[HeadlineValues]) -> set[Which]:
+    """Return the headlines that are 0 exactly, wherever and however often they were measured."""
+    rows: dict[Which, list[float]] = {}
+    for headline in headlines:
+        # Not by the interval, which leaves open what other images may show, even where nothing can.
+        rows.setdefault(headline.which, []).extend(row["value"] for row in headline.rows[headline.which])
+    return {which for which, values in rows.items() if not any(values)}
+
+
+def _verdict(run: RunTables, headlines: list[HeadlineValues], zero: set[Which]) -> list[str]:
+    """Return the sentences of the first headline that is not 0 by construction, and of those read beside it."""
+    nonzero = [headline for headline in headlines if headline.which not in zero]
+    beside = itertools.takewhile(lambda headline: headline.declared.beside, nonzero[1:])
+    return [sentence for headline in (*nonzero[:1], *beside) for sentence in sentences_of(run, headline)]
+
+
+def _is(table: pd.DataFrame, which: Which) -> pd.Series:
+    return (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin(ORDINARY)
+
+
+def _change_tables(
+    result: "Result", change: Callable[[pd.DataFrame], pd.DataFrame], *, exact: bool = True
+) -> "Result":
+    """Return a result whose tables are changed; without the clean input where it is 0 or 1 exactly (``exact``)."""
+    table = change(result.table)
+    comparison = None if result.comparison is None else change(result.comparison)
+    if exact and len(table):
+        clean = table["severity"].min()
+        clean_values = set(table[table["severity"] == clean]["value"])
+        if clean_values in ({0.0}, {1.0}) and table["severity"].nunique() > 1:
+            table = table[table["severity"] != clean]
+            if comparison is not None:
+                comparison = comparison[comparison["severity"] != clean]
+    return dataclasses.replace(result, table=table, comparison=comparison)

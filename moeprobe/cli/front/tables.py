@@ -11,8 +11,7 @@ from rich.table import Column, Table
 
 from moeprobe.cli.front.screen import console
 from moeprobe.inputs.modality import ORDINARY, modality_of
-from moeprobe.metrics.reading_order import output_along_severity, routing_along_severity
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts import side_by_side as layouts
 from moeprobe.results.layouts.along_severity import (

@@ -7,12 +7,10 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
-from moeprobe.inputs.images import Framing, Sample, to_tensor
-from moeprobe.inputs.resample import render
+from moeprobe.inputs.images import Framing, Sample, render, to_tensor
 from moeprobe.inputs.views.base import PairView
 from moeprobe.inputs.views.crops import ASPECT, Range, check_ranges, draw_crop
-from moeprobe.inputs.views.randaugment.color import COLOR
-from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
+from moeprobe.inputs.views.randaugment import COLOR, GEOMETRIC
 
 # Operation, probability, and magnitude, 0 to 9 (0 where it has none): the 25 sub-policies, two operations each.
 POLICY = (

@@ -19,15 +19,13 @@ import numpy as np
 from moeprobe.metrics.analyses.load import first_of, loads, loads_of
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.entries import OfShares
-from moeprobe.metrics.stats.statistic import divide
+from moeprobe.metrics.stats.statistic import Array, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 MAX_VIOLATION = Metric(
     "max_violation",

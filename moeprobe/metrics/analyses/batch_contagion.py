@@ -1,9 +1,9 @@
 """How far does a token's routing depend on the other images of its group? They are exchanged."""
 
-from moeprobe.metrics.contagion import Contagion, metrics
+from moeprobe.metrics.contagion import ContagionAnalysis, metrics
 
 
-class BatchContagion(Contagion):
+class BatchContagion(ContagionAnalysis):
     """Share of tokens that change experts when the other images of the group are exchanged."""
 
     metric = "batch_contagion"

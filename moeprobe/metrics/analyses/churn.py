@@ -17,18 +17,15 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array
-from moeprobe.metrics.stats.chance.within_image import per_trial
-from moeprobe.metrics.stats.kappa import Complement, Kappa
-from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.statistic import Share, Statistic
+from moeprobe.metrics.stats.chance.trials import per_trial
+from moeprobe.metrics.stats.kappa import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.statistic import Array, Share, Statistic
 from moeprobe.metrics.token_kinds import ProductsOfOthers, double, patches, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 CHURN = Metric(

@@ -16,15 +16,13 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array, remembered
-from moeprobe.metrics.stats.statistic import Share, Totals, divide
+from moeprobe.metrics.stats.statistic import Array, Share, Totals, divide, remembered
 from moeprobe.metrics.token_kinds import double, patches, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 COACTIVATION = Metric(
     "coactivation",

@@ -19,19 +19,16 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.entries import Entries
-from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.statistic import Share, Totals
+from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
+from moeprobe.metrics.stats.statistic import Array, Share, Totals
 from moeprobe.metrics.token_experts import CHOICE, color_bins, entries, experts, knows_experts
 from moeprobe.metrics.token_kinds import patches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 SAME_COLOR = Metric(
     "same_color",

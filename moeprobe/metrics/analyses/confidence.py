@@ -24,8 +24,7 @@ from moeprobe.metrics.stats.statistic import Ratio, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 GATE_HIGHEST = Metric(
@@ -70,7 +69,7 @@ SELECTION_MARGIN = Metric(
 _MARGINS_COUNTED = "selection_margins_counted"
 
 
-class Confidence(LayerAnalysis):
+class ConfidenceAnalysis(LayerAnalysis):
     """Mean highest gate, second gate, sum of the rest, entropy, and the margins of the first choice and of the set."""
 
     measures = (

@@ -20,8 +20,7 @@ from moeprobe.metrics.token_kinds import by_position, by_token_kind, differ
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 CHOICE_DIFFERS = Metric(
     "choice_differs",

@@ -127,7 +127,7 @@ TOTAL_VARIATION = MetricFamily(
 )
 
 
-class Discontinuity(PathAnalysis):
+class DiscontinuityAnalysis(PathAnalysis):
     """Switches along a severity, the jumps of the output at them, and the total variation of the output."""
 
     measures = (

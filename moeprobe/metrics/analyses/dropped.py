@@ -18,8 +18,7 @@ from moeprobe.metrics.stats.statistic import Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 DROPPED = Metric(

@@ -16,8 +16,7 @@ from moeprobe.metrics.stats.statistic import Ratio, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 def _share(number: str, words: str) -> Metric:

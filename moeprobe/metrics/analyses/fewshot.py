@@ -37,7 +37,7 @@ FEWSHOT_ACCURACY = Metric(
 )
 
 
-class Fewshot(OutputAnalysis):
+class FewshotAnalysis(OutputAnalysis):
     """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
 
     measures = (FEWSHOT_ACCURACY,)

@@ -36,8 +36,7 @@ from moeprobe.metrics.token_kinds import by_token_kind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 _KINDS = {
     "class": ("the class of its image", "the classes of images exchanged"),

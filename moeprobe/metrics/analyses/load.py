@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.below import CountBelow
-from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.load import CountBelow, Entropy
 from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 def first_of(metric: Metric, description: str) -> Metric:
@@ -88,7 +86,7 @@ def dead_limit(num_experts: int) -> float:
     return 1 / (10 * num_experts)
 
 
-class Load(LayerAnalysis):
+class LoadAnalysis(LayerAnalysis):
     """How the choices are spread over the experts: entropy, experts hardly chosen, and the share of each."""
 
     measures = (

@@ -31,8 +31,7 @@ from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choice
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 _NULLS = ("pooled", "position", "image", "class", "token")

@@ -15,8 +15,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.part_of import PartOf
-from moeprobe.metrics.stats.statistic import Ratio
+from moeprobe.metrics.stats.statistic import PartOf, Ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +69,7 @@ class Scores:
     replayed: Tensor
 
 
-class Mismatch(ModelAnalysis[Scores]):
+class MismatchAnalysis(ModelAnalysis[Scores]):
     """Mismatch of log-probabilities between server and model: the whole, its routing, and the rest."""
 
     measures = tuple(_METRICS.values())

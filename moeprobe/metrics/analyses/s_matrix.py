@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array, remembered
-from moeprobe.metrics.stats.statistic import Totals, divide
+from moeprobe.metrics.stats.statistic import Array, Totals, divide, remembered
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 S = Metric(
@@ -66,7 +64,7 @@ PRC_OFFDIAGONAL = Metric(
 )
 
 
-class SMatrix(LayerAnalysis):
+class SMatrixAnalysis(LayerAnalysis):
     """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss."""
 
     measures = (

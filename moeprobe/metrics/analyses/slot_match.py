@@ -24,8 +24,7 @@ from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers, take_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 SLOT_MATCH = Metric(

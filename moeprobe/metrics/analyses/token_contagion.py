@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moeprobe.metrics.contagion import Contagion, metrics
+from moeprobe.metrics.contagion import ContagionAnalysis, metrics
 
 if TYPE_CHECKING:
     from moeprobe.routing.record import LayerRouting
 
 
-class TokenContagion(Contagion):
+class TokenContagion(ContagionAnalysis):
     """Share of tokens that change experts when the router sees them with other tokens."""
 
     metric = "token_contagion"

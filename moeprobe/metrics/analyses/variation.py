@@ -17,14 +17,13 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.dispersion import Dispersion
+from moeprobe.metrics.stats.load import Dispersion
 from moeprobe.metrics.token_kinds import double, patches, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 _OF = {"gates": "the gates", "weights": "the combine weights of the experts that process it"}
 
@@ -52,7 +51,7 @@ def _metrics(of: str) -> tuple[Metric, Metric]:
 _METRICS = {of: _metrics(of) for of in _OF}
 
 
-class Variation(LayerAnalysis):
+class VariationAnalysis(LayerAnalysis):
     """Batch-wise variation: how differently images load the experts, by gates and by dispatched weights."""
 
     measures = tuple(metric for pair in _METRICS.values() for metric in pair)

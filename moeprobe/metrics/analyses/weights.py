@@ -25,12 +25,10 @@ import numpy as np
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.arrays import Array
-from moeprobe.metrics.stats.chance.within_image import per_trial
+from moeprobe.metrics.stats.chance.trials import per_trial
 from moeprobe.metrics.stats.divergence import FewShares, jensen_shannon_distance, shares
-from moeprobe.metrics.stats.kappa import Complement, Kappa
-from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.kappa import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.token_kinds import (
     Paired,
     ProductsOfOthers,
@@ -43,8 +41,7 @@ from moeprobe.metrics.token_kinds import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.routing.pairs import LayerPair
-    from moeprobe.routing.record import LayerRouting
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 # Rows of K entries are quicker compared as such where K² is at most so many times E.
@@ -85,7 +82,7 @@ UNWEIGHTED = Metric(
 )
 
 
-class Weights(LayerAnalysis):
+class WeightsAnalysis(LayerAnalysis):
     """Jensen-Shannon distance and cosine of the combine weights of corresponding tokens."""
 
     measures = (

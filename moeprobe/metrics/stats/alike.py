@@ -16,7 +16,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.arrays import Array, Integers
+from moeprobe.metrics.stats.statistic import Array, Integers
 
 # Codes are below this.
 CODES = 2**38
@@ -42,11 +42,11 @@ class Codes:
     view: Integers
     size: int = CODES
 
-    def is_like(self, other: "Codes") -> bool:
+    def is_like(self, codes: "Codes") -> bool:
         """Whether the others are these and a constant, so that the same are the same."""
-        if self.weight != other.weight or self.reference.shape != other.reference.shape:
+        if self.weight != codes.weight or self.reference.shape != codes.reference.shape:
             return False
-        apart = other.reference - self.reference, other.view - self.view
+        apart = codes.reference - self.reference, codes.view - self.view
         return not len(apart[0]) or all((side == apart[0][0, 0]).all() for side in apart)
 
     def take(self, rows: NDArray[np.generic]) -> "Codes":

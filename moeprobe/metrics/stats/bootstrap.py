@@ -10,15 +10,208 @@ Axes: R resamples, n images.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.arrays import Array
-from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates, bounded
-from moeprobe.metrics.stats.statistic import Share, Statistic, flag_of, is_bounded, standard_error
+from moeprobe.metrics.stats import proportions
+from moeprobe.metrics.stats.statistic import (
+    Array,
+    Share,
+    Statistic,
+    Totals,
+    flag_of,
+    is_bounded,
+    standard_error,
+)
 from moeprobe.runtime.seeds import generator
+
+# Below this many images an interval over images says little: points only.
+MIN_IMAGES = 20
+# A larger share of resamples without a value than this: no interval.
+MAX_UNDEFINED = 0.01
+# A difference of two values that is smaller, relative to them, is their rounding.
+_LAST_BITS = 2.0**-48
+# How an interval was computed: of a share, of resamples, or of the images' influences.
+SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
+
+    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_trials: there was nothing
+    to count; few_images: under 20;
+    unstable: over 1 % of the resamples are undefined, or the standard error is.
+    """
+
+    value: float
+    low: float
+    high: float
+    flag: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """A statistic of all images, and of each resample ``(R,)`` (none where there are too few images).
+
+    Attributes:
+        point: its value over all images.
+        values: its values in the resamples; of many images, those that multipliers of the influences give, or none.
+        images: number of images with at least one trial.
+        trials: the statistic's denominator over all images.
+        bounds: interval of a share, or of a value that follows from one; None = use the resamples.
+        swing: by how much a share of one would move it, or the largest contrast in an image; 0 where it follows from
+            no share.
+        grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
+        error: its standard error over images where its interval is linearized; None where resamples make it.
+        influence: of each image on the value, ``(n,)`` in the order of their names, where it is linearized and kept.
+        undefined: the flag where it has trials and no value.
+        effect: design effect of a share that varies: its variance over images divided by the variance of independent
+            trials; else NaN.
+    """
+
+    point: float
+    values: Array
+    images: int
+    trials: int
+    bounds: tuple[float, float] | None = None
+    swing: float = 0.0
+    grain: float = 0.0
+    error: float | None = None
+    influence: Array | None = None
+    undefined: str = "collapsed"
+    effect: float = np.nan
+
+    def minus(self, subtracted: "Replicates") -> "Replicates":
+        """Return the difference; paired, because both saw the same resamples of the same images."""
+        length = min(len(self.values), len(subtracted.values))
+        images, error, influence = min(self.images, subtracted.images), None, None
+        point = self.point - subtracted.point
+        if self.influence is not None and subtracted.influence is not None:
+            influence = self.influence - subtracted.influence
+            error = standard_error(influence, images)
+            # The order in which blocks are added up shows in the last bits of either value.
+            if abs(point) <= _LAST_BITS * max(abs(self.point), abs(subtracted.point)):
+                point = 0.0
+        return Replicates(
+            point=point,
+            values=self.values[:length] - subtracted.values[:length],
+            images=images,
+            trials=min(self.trials, subtracted.trials),
+            swing=max(self.swing, subtracted.swing),
+            grain=max(self.grain, subtracted.grain),
+            error=error,
+            influence=influence,
+            undefined=self.undefined,
+        )
+
+    def interval(self) -> Estimate:
+        """Return the 95 % interval; none where over 1 % of the resamples are undefined.
+
+        Of a share it is Wilson's; of anything else, and of differences, the percentiles of the resamples, further out
+        for few images. A difference of shares that are the same in every image may still not be 0: as many images could
+        have missed the ``proportions.unseen`` share in which they differ. Where an image is right or wrong, so that a
+        few images may be all that differ, it is at least t standard errors of one image more to either side. Where
+        there are no resamples since there are many images, t standard errors take the place of the percentiles.
+        """
+        if np.isnan(self.point):
+            return self._without(self.undefined if self.trials else "no_trials")
+        if self.error is None:
+            return self._of_resamples()
+        if self.images < MIN_IMAGES:
+            return self._without("few_images")
+        if self.bounds is not None:
+            return Estimate(self.point, *self.bounds, method=SCORE)
+        if np.isnan(self.error):
+            return self._without("unstable")
+        reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
+        if self.point == 0 and self.error == 0:
+            reach = self.missed(proportions.critical(self.images))
+        return Estimate(self.point, float(self.point - reach), float(self.point + reach), method=LINEARIZED)
+
+    def _without(self, flag: str) -> Estimate:
+        return Estimate(self.point, np.nan, np.nan, flag)
+
+    def _of_resamples(self) -> Estimate:
+        if len(self.values) == 0 and self.bounds is None:
+            return self._without("few_images")
+        defined = self.values[~np.isnan(self.values)]
+        if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
+            return self._without("unstable")
+        if self.bounds is not None:
+            return Estimate(self.point, *self.bounds, method=SCORE)
+        if self.point == 0 and not defined.any():
+            reach = self.missed(proportions.critical(self.images))
+            return Estimate(self.point, 0.0 - reach, reach, method=PERCENTILE)
+        beyond = proportions.tail(self.images)
+        low, high = np.quantile(defined, [beyond, 1 - beyond])
+        if self.grain:
+            error = np.hypot(defined.std() / np.sqrt(1 - 1 / self.images), self.grain)
+            reach = proportions.critical(self.images) * error
+            low, high = min(low, self.point - reach), max(high, self.point + reach)
+        # A value is never outside its interval, however skewed the resamples are.
+        low, high = min(float(low), self.point), max(float(high), self.point)
+        return Estimate(self.point, low, high, method=PERCENTILE)
+
+    def missed(self, critical_value: float) -> float:
+        """Return how large a difference could be that showed in no image."""
+        return self.swing * proportions.unseen(self.images, critical_value)
+
+
+def bounded(
+    replicates: Replicates, statistic: Statistic, *, totals: Totals | None, error: float, binary: bool
+) -> Replicates:
+    """Return a value with what its interval knows of shares, where it follows from any and there is an interval.
+
+    Args:
+        replicates: the value.
+        statistic: what it is of.
+        totals: of all images; None = the statistic's own are all there are.
+        error: its standard error over images.
+        binary: whether every image is right or wrong as a whole.
+    """
+    if not is_bounded(statistic) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
+        return replicates
+    swing = statistic.swing(totals)
+    return replace(
+        replicates,
+        bounds=statistic.bounds(totals, error, replicates.images),
+        swing=swing,
+        grain=swing / replicates.images if binary else 0.0,
+        effect=_effect(replicates, statistic, error),
+    )
+
+
+def with_observations(replicates: Replicates, effect: float) -> Replicates:
+    """Return a share of nothing, or of everything, with an interval by its trials over a design effect.
+
+    The number of images bounds the distance of such a share from the observed one; so do its trials, where other
+    cells say how much the trials of an image vary together. Never fewer observations than images, nor more than trials.
+    """
+    if replicates.bounds is None:
+        return replicates
+    low, high = replicates.bounds
+    observations = max(replicates.trials / max(effect, 1.0), replicates.images)
+    t = proportions.critical(replicates.images)
+    missed = replicates.swing * proportions.unseen(observations, t)
+    # One end is the value itself: that of 0, or of 1.
+    if replicates.point == low:
+        high = min(high, low + missed)
+    elif replicates.point == high:
+        low = max(low, high - missed)
+    return replace(replicates, bounds=(low, high))
+
+
+def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float:
+    """Return the design effect of a share between 0 and 1."""
+    if not isinstance(statistic, Share) or not error > 0:
+        return np.nan
+    independent = replicates.point * (1 - replicates.point) / replicates.trials
+    return error**2 / independent if independent > 0 else np.nan
+
 
 NUM_RESAMPLES = 2000
 # Image weights held at a time.

@@ -57,27 +57,27 @@ class FewShares:
         """Return some rows of some images."""
         return FewShares(self.experts[images, rows], self.shares[images, rows])
 
-    def distances(self, other: FewShares, *, dtype: torch.dtype) -> Tensor:
-        """Return the Jensen-Shannon distance ``(B, J, I)`` of every row from every row of ``other`` ``(B, I, K)``.
+    def distances(self, compared: FewShares, *, dtype: torch.dtype) -> Tensor:
+        """Return the Jensen-Shannon distance ``(B, J, I)`` of every row from every row of ``compared`` ``(B, I, K)``.
 
         A share that the other row lacks adds its half to the divergence; so only shares of both rows are compared.
 
         Args:
-            other: the row to compare with.
+            compared: the row to compare with.
             dtype: what the shares were computed in: how far equal rows may be apart.
         """
         import torch
 
-        divergence = (self.shares.sum(-1)[:, :, None] + other.shares.sum(-1)[:, None]) / 2
+        divergence = (self.shares.sum(-1)[:, :, None] + compared.shares.sum(-1)[:, None]) / 2
         rows, columns = divergence.shape[1:]
         for column, other_column in itertools.product(
-            range(self.experts.shape[-1]), range(other.experts.shape[-1])
+            range(self.experts.shape[-1]), range(compared.experts.shape[-1])
         ):
-            same = self.experts[:, :, None, column] == other.experts[:, None, :, other_column]
+            same = self.experts[:, :, None, column] == compared.experts[:, None, :, other_column]
             index = same.flatten().nonzero()[:, 0]
             row = index // columns
             p = self.shares[..., column].flatten()[row]
-            q = other.shares[..., other_column].flatten()[row // rows * columns + index % columns]
+            q = compared.shares[..., other_column].flatten()[row // rows * columns + index % columns]
             apart = (_part(p, q) + _part(q, p)) / (2 * math.log(2))
             divergence.view(-1).index_add_(0, index, apart - (p + q) / 2)
         return torch.where(divergence <= _rounding(dtype), 0, divergence).clamp_max(1).sqrt()

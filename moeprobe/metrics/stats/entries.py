@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.arrays import Array, Integers
-from moeprobe.metrics.stats.statistic import Totals, divide
+from moeprobe.metrics.stats.statistic import Array, Integers, Totals, divide
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
-from moeprobe.metrics.stats.replicates import Replicates
-from moeprobe.metrics.stats.statistic import standard_error
+from moeprobe.metrics.stats.statistic import Array, standard_error
 
 POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
-from moeprobe.metrics.stats.arrays import Array, Integers, remembered
 from moeprobe.metrics.stats.entries import Entries, added
-from moeprobe.metrics.stats.statistic import divide
+from moeprobe.metrics.stats.statistic import Array, Integers, divide, remembered
 from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.

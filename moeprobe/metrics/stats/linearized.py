@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES
-from moeprobe.metrics.stats.replicates import Replicates, bounded
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded
 from moeprobe.metrics.stats.statistic import (
     Additive,
     Statistic,
@@ -120,7 +119,7 @@ def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> R
     return replace(replicates, influence=influence)
 
 
-def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
+def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
     """Return a number of images that are all here, linearized; ``trials`` ``(n,)``."""
     images = int(np.count_nonzero(trials))
     point = float(statistic.evaluate(np.ones((len(trials), 1)))[0])

@@ -7,14 +7,46 @@ up to the totals of the run, from which its ``value`` and each image's ``influen
 Axes: R resamples, n images.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from functools import cache, wraps
+from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.proportions import critical
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+# What is expensive and asked for several times in a row: computed once per argument.
+#
+# A chance level and its kappa ask for the values under the same resamples one after the other, and so do
+# all entries of a matrix.
+
+Self = TypeVar("Self")
+Argument = TypeVar("Argument")
+Returned = TypeVar("Returned")
+
+
+def remembered(method: Callable[[Self, Argument], Returned]) -> Callable[[Self, Argument], Returned]:
+    """Return a method that keeps what it returned last, for the argument (the same object) that it was given."""
+    key = f"_last_{method.__name__}"
+
+    @wraps(method)
+    def once(self: Self, argument: Argument) -> Returned:
+        # Not by attribute: records are frozen.
+        attributes: dict[str, Any] = vars(self)
+        if key not in attributes or attributes[key][0] is not argument:
+            attributes[key] = argument, method(self, argument)
+        returned: Returned = attributes[key][1]
+        return returned
+
+    return once
+
 
 # An array, a table of counts or a tuple of totals: what ``add`` adds up.
 Totals = Any
@@ -186,3 +218,56 @@ def divide(numerator: Any, denominator: Any, *, empty: float = np.nan) -> Array:
     """Return the quotient, ``empty`` where the denominator is 0."""
     defined = denominator != 0
     return np.where(defined, numerator / np.where(defined, denominator, 1.0), empty)
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """sum(part) / sum(total), each ``(n,)``; NaN where the mean of the whole is not known to be above ``floor``.
+
+    A share of mere rounding can be any number, and its resamples do not show that. So there is none where the mean
+    of the whole is at most the floor, or its interval (t standard errors) reaches the floor.
+
+    Attributes:
+        part: the numerator, of any sign.
+        total: what it is a part of, never negative.
+        count: trials that ``total`` is the sum over.
+        floor: the mean per trial that rounding explains.
+    """
+
+    part: Array
+    total: Array
+    count: Array
+    floor: float
+    undefined: ClassVar[str] = "no_mismatch"
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the share under each set of weights; NaN where the whole, of all images, is rounding."""
+        if self._is_rounding(self.totals()):
+            return np.full(weights.shape[1], np.nan)
+        return divide(self.part @ weights, self.total @ weights)
+
+    def totals(self) -> Totals:
+        """Return the sums of part, whole w and count c, then Σ w², Σ w c, Σ c², and the images with c > 0."""
+        total, count = self.total, self.count
+        sums = [self.part.sum(), total.sum(), count.sum()]
+        return np.array([*sums, total @ total, total @ count, count @ count, np.count_nonzero(count)])
+
+    def value(self, totals: Totals) -> float:
+        """Return the share."""
+        return np.nan if self._is_rounding(totals) else float(divide(totals[0], totals[1]))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return (part − value · whole) / sum of the wholes."""
+        totals = self.totals() if totals is None else totals
+        return divide(self.part - self.value(totals) * self.total, totals[1])
+
+    def _is_rounding(self, totals: Totals) -> bool:
+        _, total, count, squares, products, counts, images = (float(value) for value in totals)
+        if count == 0 or total / count <= self.floor:
+            return True
+        mean = total / count
+        if images < 2:
+            return False
+        # Σ (w − mean c)², whose last bits may be below 0.
+        spread = max(squares - 2 * mean * products + mean**2 * counts, 0.0) / count**2
+        return mean - critical(int(images)) * error_of(spread, int(images)) <= self.floor

@@ -11,10 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import NUM_EXPERTS, ROUTER, ModelConfig
-from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.catalog import ROUTERS, check_plugins
 from moeprobe.runtime.files import find_checkpoint, is_file, sha256, status
-from moeprobe.runtime.schema import Plugin, Section, lower_first, sentence
+from moeprobe.runtime.schema import ConfigSection, Plugin, lower_first, sentence, split_assignments
 
 # Settings under which a trained model is probed: ``PATH,top_k=1,capacity=0.5``. Nothing here imports torch.
 #
@@ -22,7 +21,7 @@ from moeprobe.runtime.schema import Plugin, Section, lower_first, sentence
 # itself: with another k, less room for each expert, or without experts.
 
 
-class ServingSettings(Section):
+class ServingSettings(ConfigSection):
     """What is written after a checkpoint's path, ``,key=value`` each; None = as trained."""
 
     model_config = ConfigDict(strict=False)

@@ -13,9 +13,8 @@ from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
 from moeprobe.runtime.files import LAST, Scratch, has_same_bytes, is_file
-from moeprobe.runtime.folders import RunFolder
+from moeprobe.runtime.folders import RunFolder, check_replaceable
 from moeprobe.runtime.records import Family, scan
-from moeprobe.runtime.replacing import check_replaceable
 
 _DESCRIPTION = "last.json"
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.

@@ -19,8 +19,8 @@ from moeprobe.models.checkpoints.vmoe_files import read_vmoe
 from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, infer, to_state_dict
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress, progress_of
 
 _TRAINED = "params/"

@@ -20,8 +20,8 @@ from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, parameters
 from moeprobe.models.checkpoints.vmoe_write import existing_files, write_vmoe
 from moeprobe.models.nn.build import build_model, is_ours
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there, read_json, write_json
-from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import RECORD
 
 _MOST_SHARDS = 99_999  # the files' names have five digits

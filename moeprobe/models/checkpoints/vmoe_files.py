@@ -1,10 +1,13 @@
-"""Reads V-MoE's checkpoints: an index and any number of data shards, in msgpack.
+"""Reads V-MoE's checkpoints: an index and any number of data shards, in msgpack; and plain flax files.
 
 ``PREFIX.index`` says of each array its shape, its type, into which boxes it is cut and which shard holds each;
 ``PREFIX.data-00000-of-00004`` and so on hold the boxes, by the number of the array: arrays are numbered in the order of
 their keys, sorted as strings at each level. All of it is compared with all of it before a single array is read.
 
-Source: the format of ``vmoe/checkpoints`` in google-research/vmoe, version 20220622 and the older one without.
+A plain flax file has nested maps with whole arrays in them.
+
+Source: the format of ``vmoe/checkpoints`` in google-research/vmoe, version 20220622 and the older one without; that of
+``flax.serialization.to_bytes``, whose arrays are extension objects of code 1.
 """
 
 import math
@@ -29,15 +32,14 @@ from moeprobe.models.checkpoints.arrays import (
     StoredArrays,
     check_tiles,
     read_dtype,
+    read_ndarray,
     read_shape,
     unique,
     volume,
 )
-from moeprobe.models.checkpoints.flax import MOST_LEVELS, read_flax
 from moeprobe.models.checkpoints.msgpack import Cursor, File
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.file_checks import check_regular_files
-from moeprobe.runtime.files import is_file, is_folder
+from moeprobe.runtime.files import check_regular_files, is_file, is_folder
 
 VERSION = "20220622"
 MARK = "__msgpack_array_chunk_a87ca2__"
@@ -368,3 +370,43 @@ def _error(problem: str, error: BaseException) -> UserError:
     """Return TensorStore's message as one sentence, without its source locations."""
     message = " ".join(str(error).split()).partition(" [")[0] or type(error).__name__
     return UserError(f"{problem}: {''.join(c for c in message if c.isprintable())[:300].rstrip('.')}.")
+
+
+# Deeper than any state of a training; a file of nothing but brackets must not use up the stack.
+MOST_LEVELS = 64
+
+
+def read_flax(path: Path) -> StoredArrays:
+    """Return what a flax msgpack file holds; its arrays are checked and not read yet.
+
+    Raises:
+        UserError: the file is truncated, damaged, or of another format.
+    """
+    with File(path) as file:
+        cursor = Cursor(file)
+        leaves = list(_flax_leaves(cursor, path, ()))
+        cursor.finish()
+    unique(path, [name for name, _ in leaves])
+    return StoredArrays(
+        arrays={name: array for name, array in leaves if array is not None},
+        others=tuple(name for name, array in leaves if array is None),
+    )
+
+
+def _flax_leaves(
+    cursor: Cursor, path: Path, above: tuple[str, ...]
+) -> Iterator[tuple[str, StoredArray | None]]:
+    """Yield the name and array of each entry of a map; None for entries that are no arrays."""
+    if len(above) > MOST_LEVELS:
+        raise cursor.error("maps are nested too deeply")
+    for key in cursor.entries():
+        key_path = (*above, key)
+        kind = cursor.kind()
+        if kind == "map":
+            yield from _flax_leaves(cursor, path, key_path)
+        elif cursor.is_extension(NDARRAY):
+            yield "/".join(key_path), read_ndarray(cursor, path)
+        else:
+            cursor.skip()
+            if kind != "nil":
+                yield "/".join(key_path), None

@@ -46,7 +46,7 @@ class VmoeSizes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """How a parameter of ours is made of theirs, and theirs of it."""
 
     to_ours: Callable[[Sequence[Tensor]], Tensor]
@@ -60,23 +60,25 @@ class Parameter:
     ours: str
     theirs: tuple[str, ...]
     shape: Shape
-    layout: Layout
+    layout: ParameterLayout
 
 
 def _split_heads(kernel: Tensor, sizes: VmoeSizes) -> Sequence[Tensor]:
     return [part.T.reshape(sizes.width, sizes.num_heads, -1) for part in kernel.chunk(3)]
 
 
-_SAME = Layout(lambda parts: parts[0], lambda ours, _: [ours])
-_LINEAR = Layout(lambda parts: parts[0].T, lambda ours, _: [ours.T])
-_CONVOLUTION = Layout(lambda parts: parts[0].permute(3, 2, 0, 1), lambda ours, _: [ours.permute(2, 3, 1, 0)])
+_SAME = ParameterLayout(lambda parts: parts[0], lambda ours, _: [ours])
+_LINEAR = ParameterLayout(lambda parts: parts[0].T, lambda ours, _: [ours.T])
+_CONVOLUTION = ParameterLayout(
+    lambda parts: parts[0].permute(3, 2, 0, 1), lambda ours, _: [ours.permute(2, 3, 1, 0)]
+)
 # Query, key and value are three there, each with an axis of heads; here they are one, its rows below one another.
-_HEADS_IN = Layout(lambda parts: torch.cat([part.flatten(1).T for part in parts]), _split_heads)
-_HEADS_BIAS = Layout(
+_HEADS_IN = ParameterLayout(lambda parts: torch.cat([part.flatten(1).T for part in parts]), _split_heads)
+_HEADS_BIAS = ParameterLayout(
     lambda parts: torch.cat([part.flatten() for part in parts]),
     lambda ours, sizes: [part.reshape(sizes.num_heads, -1) for part in ours.chunk(3)],
 )
-_HEADS_OUT = Layout(
+_HEADS_OUT = ParameterLayout(
     lambda parts: parts[0].flatten(0, 1).T,
     lambda ours, sizes: [ours.T.reshape(sizes.num_heads, -1, sizes.width)],
 )

@@ -47,11 +47,6 @@ class MoeLayer(nn.Module):
         keep_share(self.experts, exchange)
         self._exchange = exchange
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether other processes hold some of the experts."""
-        return self._exchange is not None
-
     def forward(self, tokens: Tensor) -> Tensor:
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
         plan = self.route(tokens).plan

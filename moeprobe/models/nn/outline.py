@@ -16,8 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from moeprobe.models.config import NUM_EXPERTS, ModelConfig, MoeConfig
 from moeprobe.models.nn.experts import Experts
 from moeprobe.models.nn.moe import MoeLayer
-from moeprobe.models.nn.sparse import assembled, sparse_blocks
-from moeprobe.models.nn.variants import VARIANTS
+from moeprobe.models.nn.sparse import VARIANTS, assembled, sparse_blocks
 
 Shapes = Mapping[str, tuple[int, ...]]
 # The configuration's key -> the argument of a variant.

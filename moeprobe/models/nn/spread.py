@@ -16,7 +16,7 @@ from moeprobe.models.nn.experts import ExpertLinear, Experts
 
 
 class RowExchange(Protocol):
-    """How rows get from process to process; see ``runtime.distributed.mesh.Mesh``."""
+    """How rows get from process to process; see ``runtime.distributed.sharded.Mesh``."""
 
     size: int
     row_rank: int

@@ -17,8 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
-from moeprobe.models.nn.sparse import make_sparse
-from moeprobe.models.nn.variants import VARIANTS
+from moeprobe.models.nn.sparse import VARIANTS, make_sparse
 from moeprobe.models.timm import VisionTransformer, register_model
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.schema import sentence

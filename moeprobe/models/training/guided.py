@@ -19,8 +19,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.config import TrainConfig
-from moeprobe.models.nn.capture import capture, moe_layers
-from moeprobe.models.nn.replay import Choices, replaying
+from moeprobe.models.nn.capture import Choices, capture, moe_layers, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.runtime.files import shown

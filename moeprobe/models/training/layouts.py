@@ -23,7 +23,7 @@ from moeprobe.runtime.distributed import Alone, Ranks
 _ELEMENTWISE = ("adam", "adamw", "momentum", "nadam", "nadamw", "rmsprop", "sgd")
 
 
-class Layout:
+class ProcessLayout:
     """All of the model in every process.
 
     Attributes:
@@ -58,7 +58,7 @@ class Layout:
         return part
 
 
-class SpreadLayout(Layout):
+class SpreadLayout(ProcessLayout):
     """A share of the experts in every process.
 
     Args:
@@ -71,7 +71,7 @@ class SpreadLayout(Layout):
     in_step = True
 
     def __init__(self, ranks: Ranks, model: nn.Module, *, row: int, device: torch.device) -> None:
-        from moeprobe.runtime.distributed.mesh import Mesh
+        from moeprobe.runtime.distributed.sharded import Mesh
 
         super().__init__(ranks, sharded=True)
         self._mesh = Mesh(ranks, row, device)
@@ -100,7 +100,9 @@ class SpreadLayout(Layout):
         gradients = {
             name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
         }
-        shares = [self._mesh.whole(gradient) for name, gradient in gradients.items() if name in self._names]
+        shares = [
+            self._mesh.full_tensor(gradient) for name, gradient in gradients.items() if name in self._names
+        ]
         common = [gradient for name, gradient in gradients.items() if name not in self._names]
         norms = [nn.utils.get_total_norm(common)] if common else []
         if shares:
@@ -112,7 +114,7 @@ class SpreadLayout(Layout):
     def full_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return tensors as tensors of the whole model; experts become a partial ``DTensor``."""
         return {
-            name: self._mesh.whole(tensor) if name in self._names else tensor
+            name: self._mesh.full_tensor(tensor) if name in self._names else tensor
             for name, tensor in tensors.items()
         }
 
@@ -122,7 +124,7 @@ class SpreadLayout(Layout):
         return part
 
 
-class FullyShardedLayout(Layout):
+class FullyShardedLayout(ProcessLayout):
     """A share of every parameter in every process.
 
     Args:
@@ -150,7 +152,7 @@ class FullyShardedLayout(Layout):
         return full_norm
 
 
-def gathered(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gathered(layout: ProcessLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return whole tensors, put together from all processes, which call this at the same time: to the first's CPU.
 
     One after the other: a device holds one whole tensor at a time.
@@ -166,14 +168,14 @@ def gathered(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def make_layout(
     config: TrainConfig, model: VisionTransformer, ranks: Ranks | Alone, *, device: torch.device
-) -> Layout:
+) -> ProcessLayout:
     """Lay a model, of which every process has all, out over the processes, in place.
 
     Raises:
         UserError: it cannot be laid out so.
     """
     if config.parallel == "replicas":
-        return Layout(ranks)
+        return ProcessLayout(ranks)
     optimizer = config.optimizer.name
     if optimizer not in _ELEMENTWISE:
         raise UserError(
@@ -184,7 +186,7 @@ def make_layout(
         row = _row(config, model, ranks.size)
         if not isinstance(ranks, Alone):
             return SpreadLayout(ranks, model, row=row, device=device)
-        return Layout(ranks, sharded=True)
+        return ProcessLayout(ranks, sharded=True)
     single = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
     if single:
         raise UserError(
@@ -192,7 +194,7 @@ def make_layout(
         )
     if not isinstance(ranks, Alone):
         return FullyShardedLayout(ranks, model, device=device)
-    return Layout(ranks, sharded=True)
+    return ProcessLayout(ranks, sharded=True)
 
 
 def _row(config: TrainConfig, model: nn.Module, number: int) -> int:

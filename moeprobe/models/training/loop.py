@@ -27,21 +27,19 @@ from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.inputs.views.base import PairView, Recipe
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
-from moeprobe.models.training import checks, sharded_state
+from moeprobe.models.training import start, state
 from moeprobe.models.training.layouts import gathered, make_layout
 from moeprobe.models.training.optimize import clip, make_optimizer, make_schedule, total_steps
-from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
+from moeprobe.models.training.reporting import Board, Report, Reporter, start_record, training_record
 from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages
 from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
-from moeprobe.models.training.tensorboard import Board
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import absolute, is_there, shown, write_json, write_text
 from moeprobe.runtime.seeds import generator
-from moeprobe.runtime.signals.postponed import uninterrupted
-from moeprobe.runtime.signals.wishes import Wish
+from moeprobe.runtime.signals import Wish, uninterrupted
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -77,12 +75,12 @@ class Trainer:
     ) -> None:
         self.ranks = ranks or Alone()
         self.writes = self.ranks.rank == 0
-        self.class_names = checks.check_data(config, train_data, val_data)
+        self.class_names = start.check_data(config, train_data, val_data)
         self.config = config
         self.model_config = config.model.model_copy(update={"num_classes": len(self.class_names)})
         self.folder, self.device = absolute(folder), device
         self.train_data, self.val_data, self.view = train_data, val_data, view
-        self.objective = checks.make_objective(config)
+        self.objective = start.make_objective(config)
         self.steps_per_epoch = len(train_data) // config.batch_size
         self.total_steps = total_steps(
             steps=config.steps, epochs=config.epochs, num_images=len(train_data), batch_size=config.batch_size
@@ -179,8 +177,8 @@ class Trainer:
         """
         path = self.folder / "state.safetensors"
         parts = (self.layout, self.model, self.optimizer)
-        self.averages, description = sharded_state.load(path, *parts, device=self.device)
-        checks.check_same_images(
+        self.averages, description = state.load(path, *parts, device=self.device)
+        start.check_same_images(
             description["train_images"], len(self.train_data), data=self.config.data.name, folder=self.folder
         )
         self.step = description["step"]
@@ -225,7 +223,7 @@ class Trainer:
         return values
 
     def _check(self, *values: Tensor) -> None:
-        checks.check_finite(values, step=self.step, folder=self.folder)
+        start.check_finite(values, step=self.step, folder=self.folder)
 
     def _learning_rate(self) -> dict[str, float]:
         return {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
@@ -281,7 +279,7 @@ class Trainer:
         now = {"step": self.step, "best_accuracy": self.best_score, "history": self.history}
         description = now | {"train_images": len(self.train_data), "clock": self.clock.state()}
         parts = (self.layout, self.model, self.optimizer)
-        sharded_state.save(self.folder / "state.safetensors", *parts, self.averages, self.start | description)
+        state.save(self.folder / "state.safetensors", *parts, self.averages, self.start | description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; killed before the mark it continues from its state, after it only the state is left."""
@@ -297,7 +295,7 @@ class Trainer:
         if self.writes:
             draw()
             write_json(self.folder / "finished.json", summary)
-            sharded_state.discard(self.folder)
+            state.discard(self.folder)
         return summary
 
 

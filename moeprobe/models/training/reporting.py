@@ -1,11 +1,13 @@
-"""Progress reports of a training, and its record in checkpoints."""
+"""Progress reports of a training, its record in checkpoints, and its metrics for TensorBoard (optional)."""
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.catalog import plugins_in
@@ -85,3 +87,42 @@ def training_record(
         **({"freeze": config.freeze} if config.freeze else {}),
         **({"plugins": plugins} if plugins else {}),
     }
+
+
+class Board:
+    """Writes event files.
+
+    Args:
+        folder: where to; a resumed run adds a file to those that are there.
+        step: the step the run starts at; what an earlier start wrote beyond it is not shown.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        require_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder, purge_step=step + 1)
+
+    def write(self, row: dict[str, float]) -> None:
+        """Write one row of ``metrics.csv``; train_loss becomes the chart "loss" of the group "train"."""
+        for name, value in row.items():
+            if name != "step":
+                self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["step"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the event file."""
+        self._writer.close()
+
+
+def require_tensorboard() -> None:
+    """Raise ``UserError`` where TensorBoard is not installed."""
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "tensorboard: true needs TensorBoard, which is not installed: pip install 'moeprobe[tensorboard]'."
+        ) from None

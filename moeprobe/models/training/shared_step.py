@@ -20,12 +20,12 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.spread import Portion, seeing
-from moeprobe.models.training.layouts import Layout
+from moeprobe.models.training.layouts import ProcessLayout
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import seed_torch, torch_seed
-from moeprobe.runtime.signals.wishes import Wish
+from moeprobe.runtime.signals import Wish
 
 
 @dataclass
@@ -81,7 +81,7 @@ class SharedStep:
     _wished_before: Tensor | None = None
 
     def __init__(
-        self, task: Task, normalise: nn.Module, layout: Layout, *, stop_request: Wish | None = None
+        self, task: Task, normalise: nn.Module, layout: ProcessLayout, *, stop_request: Wish | None = None
     ) -> None:
         self.task, self.normalise, self.layout = task, normalise, layout
         self.ranks = ranks = layout.ranks

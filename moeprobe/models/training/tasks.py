@@ -28,7 +28,7 @@ from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.guided import ByClass, Teacher
-from moeprobe.models.training.layouts import Layout
+from moeprobe.models.training.layouts import ProcessLayout
 from moeprobe.models.training.objectives.base import Objective, Term, Views
 from moeprobe.models.training.optimize import supervised_loss, total_loss
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -84,7 +84,7 @@ class Task(ABC):
         *,
         normalise: nn.Module,
         device: torch.device,
-        layout: Layout,
+        layout: ProcessLayout,
     ) -> dict[str, float]:
         """Return the means of ``judge`` over clean images, each process having some; ``val_`` before their names."""
         means = evaluate(
@@ -339,7 +339,7 @@ def evaluate(
     normalise: nn.Module,
     loading: Loading,
     device: torch.device,
-    layout: Layout,
+    layout: ProcessLayout,
 ) -> dict[str, float]:
     """Return the means of ``judge`` over images, labels and names; the model keeps its mode.
 

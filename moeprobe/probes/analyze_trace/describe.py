@@ -13,11 +13,11 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.metrics.analyses.disagreement import Disagreement
 from moeprobe.metrics.analyses.first_layer import FirstLayer
-from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.touched import Differences, Touched
 from moeprobe.metrics.analyses.unshared import Reasons, Unshared
-from moeprobe.metrics.analyses.weights import Weights
+from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, differ, patches
 from moeprobe.probes.analyze_trace import AnalyzeTrace
@@ -25,12 +25,12 @@ from moeprobe.probes.engine.batch_sums import sums_of_layer
 from moeprobe.probes.engine.options import Options
 from moeprobe.recordings.expert_map import ExpertMap, with_new_experts
 from moeprobe.recordings.format import BY_TOKEN_ID
-from moeprobe.recordings.pairs import Named
+from moeprobe.recordings.pairs import NamedTrace
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results.palette import colors
 from moeprobe.results.sums import Cell
-from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.files import sha256
 
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
@@ -38,7 +38,7 @@ LONGEST = 512
 
 
 def request_of(
-    traces: Sequence[Named], ids: Sequence[str], options: Options, *, expert_map: ExpertMap | None = None
+    traces: Sequence[NamedTrace], ids: Sequence[str], options: Options, *, expert_map: ExpertMap | None = None
 ) -> dict[str, Any]:
     """Return everything that the numbers depend on, as other probes have it."""
     mapped = {} if expert_map is None else {"expert_map": sha256(expert_map.path)}
@@ -77,7 +77,7 @@ def request_of(
     } | mapped
 
 
-def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
+def _recorded(traces: Sequence[NamedTrace]) -> dict[str, list[dict[str, Any] | None]]:
     """Return data, framing, parameters and seed of each view and severity; None = not known.
 
     Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
@@ -92,7 +92,7 @@ def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]
     return by_view
 
 
-def _capacities(traces: Sequence[Named]) -> list[str | None]:
+def _capacities(traces: Sequence[NamedTrace]) -> list[str | None]:
     """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
     capacities = {
         trace_view.trace.about["checkpoint"].get("capacity")
@@ -102,7 +102,7 @@ def _capacities(traces: Sequence[Named]) -> list[str | None]:
     return sorted(capacities, key=str)
 
 
-def facts_of(traces: Sequence[Named]) -> dict[str, Any]:
+def facts_of(traces: Sequence[NamedTrace]) -> dict[str, Any]:
     """Return what the sidecar of a run says of its traces."""
     checkpoints: dict[str, dict[str, Any]] = {}
     for trace_view in traces:
@@ -140,7 +140,7 @@ def facts_of(traces: Sequence[Named]) -> dict[str, Any]:
 
 
 def notes_of(
-    traces: Sequence[Named],
+    traces: Sequence[NamedTrace],
     layers: Sequence[str],
     ids: Sequence[str],
     left_out: Mapping[str, tuple[int, int]],
@@ -214,7 +214,7 @@ def notes_of(
     return notes
 
 
-def most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
+def most_tokens(traces: Sequence[NamedTrace], layer: str, ids: Sequence[str]) -> int:
     """Return the tokens of the longest of the inputs, in any trace."""
     return max(int(trace_view.trace.num_tokens(layer, ids).max()) for trace_view in traces)
 
@@ -296,7 +296,7 @@ def sums_of_mapped(
     )
     shared, unshared = renumbered.of(~reasons.unshared), renumbered.of(reasons.unshared)
     sums = sums_of_layer(
-        [analysis for analysis in analyses if not isinstance(analysis, Weights)], layer, shared
+        [analysis for analysis in analyses if not isinstance(analysis, WeightsAnalysis)], layer, shared
     )
     # Which experts of a prefix token are removed is not asked.
     sums = {cell: columns for cell, columns in sums.items() if cell.tokens != "prefix"}
@@ -320,9 +320,11 @@ def load_of(trace: TraceFile, name: str, ids: Sequence[str]) -> dict[Cell, dict[
         # Counts are of all choices: only those of this side can be held against them.
         routing = replace(routing, ordered=routing.top_k < 2)
         patches = torch.arange(routing.selected.shape[1] - routing.num_prefix_tokens).expand(len(ids), -1)
-        return sums_of_layer([Load()], name, LayerPair(routing, routing, patches, patches, aligned=True))
+        return sums_of_layer(
+            [LoadAnalysis()], name, LayerPair(routing, routing, patches, patches, aligned=True)
+        )
     if layer.num_experts < 2:
         return {}
     counts = torch.tensor(trace.counts(name, ids))
     cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=TEXT.token)
-    return {cell: Load.sums_of_counts(counts, top_k=layer.top_k)}
+    return {cell: LoadAnalysis.sums_of_counts(counts, top_k=layer.top_k)}

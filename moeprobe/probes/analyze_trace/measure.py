@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.weights import Weights
+from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
 from moeprobe.probes.analyze_trace.describe import (
@@ -31,7 +31,7 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
 from moeprobe.recordings.pairs import (
-    Named,
+    NamedTrace,
     common_ids,
     common_layers,
     common_prefix,
@@ -143,7 +143,7 @@ class Measuring:
 
     def __init__(
         self,
-        traces: Sequence[Named],
+        traces: Sequence[NamedTrace],
         layers: Sequence[str],
         ids: Sequence[str],
         *,
@@ -220,7 +220,7 @@ class Measuring:
                     analysis
                     for analysis in make_analyses(names)
                     if isinstance(analysis, LayerAnalysis)
-                    and (has_weights or not isinstance(analysis, Weights))
+                    and (has_weights or not isinstance(analysis, WeightsAnalysis))
                 ]
                 if number and self._expert_map is not None:
                     subject, sums = sums_of_mapped(analyses, layer, subject, self._expert_map)
@@ -236,7 +236,7 @@ class Measuring:
             for sums, layers_across in zip(sums_of_traces, across, strict=True)
         ]
 
-    def _count(self, trace_view: Named, reference: Block, view: Block) -> None:
+    def _count(self, trace_view: NamedTrace, reference: Block, view: Block) -> None:
         """Count the tokens that are left out."""
         num_common = int(common_prefix(reference, view).sum())
         before = self.left_out.get(trace_view.label, (0, 0))

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.probes.attack import LEVELS, UNIT, VIEWS, Attack
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.batch_sums import labels_of, layer_sums, output_sums

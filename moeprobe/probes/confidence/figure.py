@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.analyses.confidence import Confidence
+from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
-_LABELS = {metric.name: metric.name.removeprefix("gate_") for metric in Confidence.measures}
+_LABELS = {metric.name: metric.name.removeprefix("gate_") for metric in ConfidenceAnalysis.measures}
 _MEAN = "mean over tokens"
 
 

@@ -29,15 +29,14 @@ from moeprobe.metrics.analyses.attention_contagion import AttentionContagion
 from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.metrics.analyses.token_contagion import TokenContagion
 from moeprobe.metrics.base import Analysis
-from moeprobe.metrics.contagion import Contagion
+from moeprobe.metrics.contagion import ContagionAnalysis
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.blocks import readable_batches
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Routable, Traceable
 from moeprobe.routing.correspondence import settle
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime.progress import Advance
 from moeprobe.runtime.seeds import generator
 
@@ -221,7 +220,7 @@ def _batch_sums(
     )
     sums: dict[Cell, dict[str, Tensor]] = {}
     for analysis in spec.analyses:
-        assert isinstance(analysis, Contagion)
+        assert isinstance(analysis, ContagionAnalysis)
         if not asks(model, analysis):
             continue
         for name, exchanged in _EXCHANGES[type(analysis)](scene).items():
@@ -296,7 +295,7 @@ def _exchange_pixels(scene: _Scene) -> dict[str, LayerPair]:
     return _pairs((scene.reference, _each_from_its_turn(passes)), watched=~scene.exchanged)
 
 
-_EXCHANGES: dict[type[Contagion], Callable[[_Scene], dict[str, LayerPair]]] = {
+_EXCHANGES: dict[type[ContagionAnalysis], Callable[[_Scene], dict[str, LayerPair]]] = {
     BatchContagion: _exchange_mates,
     TokenContagion: _exchange_tokens,
     AttentionContagion: _exchange_pixels,

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.determinism.ways import Way, run, ways

@@ -15,13 +15,13 @@ from moeprobe.probes.drift.steps import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
-from moeprobe.recordings.pairs import Named, common_ids, common_layers, name_all
+from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import concat
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.runtime.files import shortest_ends
 from moeprobe.runtime.progress import Progress, progress_of
 
 
@@ -104,12 +104,12 @@ class _Series(TableWork[Result]):
 
 def _compared_with(
     traces: Sequence[TraceFile], labels: Sequence[str], place: int, reference: str
-) -> list[Named]:
+) -> list[NamedTrace]:
     """Return the reference, then the other traces, each named after its reference."""
     names = {trace.about["checkpoint"]["name"] for trace in traces}
     name = names.pop() if len(names) == 1 else "series"
     found = [
-        Named(trace, name, view_of(label, reference), float("nan"), has_moved=False)
+        NamedTrace(trace, name, view_of(label, reference), float("nan"), has_moved=False)
         for trace, label in zip(traces, labels, strict=True)
     ]
     own = found.pop(place)

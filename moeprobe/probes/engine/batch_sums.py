@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.base import (
     CornerAnalysis,
     Corners,
@@ -25,8 +24,7 @@ from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.correspondence import pair_up, settle
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.record import LayerPair, RoutingTrace
 
 # What one forward pass gives: class scores, if asked for, and routing.
 ForwardResult = tuple[Tensor | None, RoutingTrace]

@@ -7,7 +7,7 @@ from typing import Any
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
-from moeprobe.inputs.data.readers.masks import Masked
+from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.open import open_view, parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView

@@ -19,8 +19,7 @@ from torch import Tensor
 from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.engine.batch_sums import ForwardResult, corner_sums, layer_sums, output_sums, to_host

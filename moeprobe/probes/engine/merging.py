@@ -24,8 +24,7 @@ from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.filenames import PARTS, SHARD
-from moeprobe.runtime.files import is_file, read_json, shown
+from moeprobe.runtime.files import PARTS, SHARD, is_file, read_json, shown
 from moeprobe.runtime.progress import Progress, progress_of
 
 R = TypeVar("R")

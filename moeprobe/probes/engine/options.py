@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypedDict
 from moeprobe.errors import UserError
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
+from moeprobe.runtime.arguments import F, checked, checked_class
 from moeprobe.runtime.device import check_device
-from moeprobe.runtime.keywords import F, checked, checked_class
 from moeprobe.runtime.processes import MOST_WORKERS
 
 

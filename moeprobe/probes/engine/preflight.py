@@ -23,7 +23,7 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import VIEWS, is_foreign
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.runtime.files import shortest_ends
 
 
 @dataclass(frozen=True)

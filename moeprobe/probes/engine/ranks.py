@@ -13,8 +13,7 @@ from moeprobe.probes.engine.shard import Shard, check_batches
 from moeprobe.probes.engine.work import ProbeWork
 from moeprobe.results.folder import OutputFolder, figures_as_asked
 from moeprobe.runtime.distributed import Ranks, own_device
-from moeprobe.runtime.filenames import PARTS, SHARD, SHARDS
-from moeprobe.runtime.files import Scratch, is_folder, read_json
+from moeprobe.runtime.files import PARTS, SHARD, SHARDS, Scratch, is_folder, read_json
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
 from moeprobe.probes.engine.shard import Shard, check_splits
-from moeprobe.runtime import memory
+from moeprobe.runtime import processes
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _smaller(options: Options, error: Exception) -> Options:
 
     What is finished of the first try stays in its folder.
     """
-    if not memory.ran_out(error):
+    if not processes.ran_out(error):
         raise error
     size = options.batch_size
     if size <= options.group_images:

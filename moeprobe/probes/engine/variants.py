@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.blocks import load_batches, readable_batches

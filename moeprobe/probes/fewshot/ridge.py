@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Array
 
 STRENGTHS = tuple(2.0**power for power in range(-10, 20))
 _CONSTANT = 100.0

@@ -21,7 +21,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.blocks import load_batches, readable_batches
 from moeprobe.probes.engine.run_spec import RunSpec

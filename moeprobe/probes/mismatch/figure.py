@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moeprobe.metrics.analyses.mismatch import Mismatch
+from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.numbers import decimals_of, number
@@ -79,11 +79,11 @@ def _requests(axes: Axes, result: Result, *, color: str) -> int:
     """Draw a point per request with scored tokens; returns how many there are."""
     sums = {
         name: np.asarray(result.images[name], dtype=float)
-        for name in (Mismatch.signature, "mismatch_own", "mismatch_rest")
+        for name in (MismatchAnalysis.signature, "mismatch_own", "mismatch_rest")
     }
-    has_scores = sums[Mismatch.signature] > 0
+    has_scores = sums[MismatchAnalysis.signature] > 0
     own_error, replayed_error = (
-        sums[name][has_scores] / sums[Mismatch.signature][has_scores]
+        sums[name][has_scores] / sums[MismatchAnalysis.signature][has_scores]
         for name in ("mismatch_own", "mismatch_rest")
     )
     few = len(own_error) <= _FEW

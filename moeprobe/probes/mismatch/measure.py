@@ -15,8 +15,7 @@ from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import REQUEST
-from moeprobe.metrics.analyses.mismatch import Mismatch as MismatchAnalysis
-from moeprobe.metrics.analyses.mismatch import Scores
+from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.arrays import Array, Integers
+from moeprobe.metrics.stats.statistic import Array, Integers
 from moeprobe.probes.routes.tables import Tables, expert_sums
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.runtime.seeds import generator

@@ -16,7 +16,7 @@ from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Array
 from moeprobe.metrics.token_experts import entries, experts, knows_experts
 from moeprobe.metrics.token_kinds import patches
 from moeprobe.probes.engine.applicability import routing_of_blank_input

@@ -15,11 +15,10 @@ from moeprobe.metrics.analyses.color_bias import SAME_COLOR, SAME_PLACE, ColorBi
 from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
-from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.stats.entries import Entries
 from moeprobe.metrics.stats.proportions import score_interval
-from moeprobe.metrics.stats.replicates import MIN_IMAGES
-from moeprobe.metrics.stats.statistic import divide, error_of
+from moeprobe.metrics.stats.statistic import Array, divide, error_of
 from moeprobe.metrics.token_experts import color_bin, entries, num_tokens
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.numbers import interval, number

@@ -17,8 +17,7 @@ from moeprobe.metrics.analyses.confidence import GATE_HIGHEST
 from moeprobe.metrics.analyses.output import ACCURACY, PREDICTION_AGREEMENT
 from moeprobe.metrics.analyses.unserved import UNSERVED
 from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, MetricFamily
-from moeprobe.metrics.reading_order import tokens_choose
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis
 from moeprobe.results.tables import FLOORS, agreement_of

@@ -21,7 +21,7 @@ from moeprobe.recordings.format import FORMAT, VERSION
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.filenames import TAKEN
+from moeprobe.runtime.files import TAKEN
 from moeprobe.runtime.progress import Progress
 
 

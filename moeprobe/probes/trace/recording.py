@@ -18,8 +18,7 @@ from moeprobe import __version__
 from moeprobe.adapters.base import AnyFraming, Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch
-from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from moeprobe.recordings.csv_choices import COLUMNS
 from moeprobe.recordings.log_rows import Fault, Tokens
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader
+from moeprobe.recordings.responses import CSV_COLUMNS
 
 _NAME = "all"
 
@@ -21,11 +21,11 @@ class LlamaCpp(Reader):
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether these are the columns."""
-        return response.keys() == {*COLUMNS, "count"} and isinstance(response["count"], np.ndarray)
+        return response.keys() == {*CSV_COLUMNS, "count"} and isinstance(response["count"], np.ndarray)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return how often each expert was chosen."""
-        layer, expert = (response[name] for name in COLUMNS)
+        layer, expert = (response[name] for name in CSV_COLUMNS)
         for name, values, size in (("layer", layer, shape.num_layers), ("expert", expert, shape.num_experts)):
             if (values >= size).any():
                 raise Fault(f"{name} {values.max()} is none of the {size} {name}s of the model")

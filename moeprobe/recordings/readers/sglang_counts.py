@@ -7,8 +7,8 @@ import numpy as np
 
 from moeprobe.recordings.log_rows import Fault, Tokens
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.packed import array_of
 from moeprobe.recordings.readers.base import Capture, Reader, count
+from moeprobe.recordings.responses import array_of
 
 _KEY = "logical_count"
 

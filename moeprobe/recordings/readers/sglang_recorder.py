@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.packed import array_of
 from moeprobe.recordings.readers.base import Capture, Reader, count, listed
+from moeprobe.recordings.responses import array_of
 
 _IDS, _MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 

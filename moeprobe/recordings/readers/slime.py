@@ -5,8 +5,8 @@ from typing import Any
 
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.packed import array_of
 from moeprobe.recordings.readers.base import Capture, Reader, Stated, count, listed
+from moeprobe.recordings.responses import array_of
 
 _KEY = "rollout_routed_experts"
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.packed import array_of
 from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated
+from moeprobe.recordings.responses import array_of
 
 _MASK, _LOGPROBS, _WRITTEN = "attention_mask", "rollout_log_probs", "response_mask"
 

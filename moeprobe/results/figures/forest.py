@@ -15,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.metrics.reading_order import compared_first
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import compared_first, find
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.tables import agreement_of, set_match_of
 

@@ -10,7 +10,7 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.metrics.registry import tokens_choose
 from moeprobe.results.headlines.declared import Agreement, Headline, Which
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.tables import agreement_of, set_match_of

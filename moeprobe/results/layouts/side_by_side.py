@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality
-from moeprobe.metrics.reading_order import agreements
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import agreements, find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
 from moeprobe.results.tables import by_first_seen
 

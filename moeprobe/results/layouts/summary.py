@@ -3,7 +3,7 @@
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, modality_of
-from moeprobe.metrics.reading_order import compared_first
+from moeprobe.metrics.registry import compared_first
 from moeprobe.results.layouts.cells import Table
 from moeprobe.results.layouts.side_by_side import side_by_side
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of

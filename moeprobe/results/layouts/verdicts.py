@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
-from moeprobe.metrics.reading_order import compared_along_severities, compared_first
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import compared_along_severities, compared_first, find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
 from moeprobe.results.numbers import decimals_of, end, number
 from moeprobe.results.phrases import sentence_case

@@ -1,30 +1,233 @@
 """Processes that work on one thing together, as ``torchrun`` starts them: the only user of ``torch.distributed``.
 
 Processes are numbered by their rank, from 0. What they tell one another in words goes through the store that they meet
-at, so that one which fails, ends or hangs is named (``ranks``); sums of tensors go through a process group (gloo on
-CPUs, NCCL on CUDA). ``mesh`` sends rows from process to process, ``sharded`` has parameters of which each holds a part.
+at, so that one which fails, ends or hangs is named (``Ranks``); sums of tensors go through a process group (gloo on
+CPUs, NCCL on CUDA). ``sharded`` sends rows from process to process, and has parameters of which each holds a part.
 """
 
 import atexit
+import json
+import math
 import os
+import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from moeprobe.errors import FinishedError, UserError
-from moeprobe.runtime.distributed.ranks import Alone, OtherFailedError, Ranks, patience
 
-__all__ = [
-    "Alone",
-    "OtherFailedError",
-    "Ranks",
-    "ending",
-    "launched",
-    "own_device",
-    "patience",
-    "rank",
-    "together",
-]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Minutes after which a process that does not answer is given up.
+_PATIENCE = "MOEPROBE_TIMEOUT_MINUTES"
+# Numbers of one message, and seconds in which a process that is there answers.
+_MESSAGE, _ANSWER = 2**22, 5.0
+_FAILED, _LOOK = "failed", timedelta(seconds=1)
+# What errors of messages between processes speak of: gloo and NCCL raise plain RuntimeErrors.
+_MESSAGES = re.compile("gloo|nccl|Dist[A-Z]|ProcessGroup|Connection|Timed out|Timeout|timeout|socket")
+
+
+class OtherFailedError(UserError):
+    """Another process has failed, and says why itself."""
+
+
+def patience() -> timedelta:
+    """Return how long is waited for another process.
+
+    Raises:
+        UserError: the environment variable is no positive number.
+    """
+    text = os.environ.get(_PATIENCE, "30")
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise UserError(f"The environment variable {_PATIENCE} is a positive number; got {text!r}.")
+    return timedelta(minutes=minutes)
+
+
+class Alone:
+    """The only process there is."""
+
+    rank, size = 0, 1
+
+    def exchange(self, what: Any) -> list[Any]:
+        """Return what it has to say."""
+        return [what]
+
+    def total(self, tensor: "Tensor") -> "Tensor":
+        """Return a sum over all processes."""
+        return tensor
+
+    def average(self, tensors: "Sequence[Tensor]", group: Any = None) -> None:
+        """Leave tensors as they are."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch nobody."""
+        yield
+
+    def following(self, tensor: "Tensor") -> "Tensor":
+        """Return what the next process has."""
+        return tensor
+
+
+class Ranks:
+    """The processes that work together, from one of them.
+
+    Attributes:
+        rank: number of this process, from 0.
+        size: how many they are.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._store = store
+        self._patience = patience()
+        self._asked = 0
+
+    def exchange(self, what: Any) -> list[Any]:
+        """Return what each process has to say at this point, by rank; anything that JSON can say.
+
+        Raises:
+            OtherFailedError: another one has failed.
+            UserError: another one does not answer.
+        """
+        self._asked += 1
+        self._store.set(f"{self._asked}/{self.rank}", json.dumps(what))
+        return [json.loads(self._get(f"{self._asked}/{rank}", rank)) for rank in range(self.size)]
+
+    def _get(self, key: str, rank: int) -> bytes:
+        """Return what another process has set, or will."""
+        deadline = time.monotonic() + self._patience.total_seconds()
+        while True:
+            self._check(rank)
+            try:
+                self._store.wait([key], _LOOK)
+            except RuntimeError:  # not yet, or never: the store says which
+                if time.monotonic() > deadline:
+                    minutes = self._patience.total_seconds() / 60
+                    raise UserError(
+                        f"Process {rank} of {self.size} (counted from 0) did not answer for {minutes:g} minutes; look "
+                        f"at what it printed, or set {_PATIENCE} higher."
+                    ) from None
+            else:
+                value: bytes = self._store.get(key)
+                return value
+
+    def _check(self, rank: int) -> None:
+        try:
+            failed = self._store.check([_FAILED])
+        except RuntimeError:
+            raise UserError(
+                f"The other processes cannot be reached any more, while process {rank} of {self.size} was waited for."
+            ) from None
+        if failed:
+            raise OtherFailedError(json.loads(self._store.get(_FAILED))[1])
+
+    def fail(self, sentence: str) -> bool:
+        """Tell the others why this process fails; returns whether it is the first one, which is to say so."""
+        failure = json.dumps([self.rank, sentence])
+        try:
+            first: bytes = self._store.compare_set(_FAILED, "", failure)
+        except RuntimeError:  # nobody is left
+            return True
+        return first.decode() == failure
+
+    def total(self, tensor: "Tensor") -> "Tensor":
+        """Return the sum of a tensor over all processes; it has no gradient."""
+        total = tensor.detach().clone()
+        self._sum(total)
+        return total
+
+    def average(self, tensors: "Sequence[Tensor]", group: Any = None) -> None:
+        """Put into each tensor its sum over a group of processes (None: all), divided by the number of all.
+
+        Many tensors go in one message.
+        """
+        import torch
+
+        waiting: list[Tensor] = []
+        for number, tensor in enumerate(tensors):
+            waiting.append(tensor)
+            if sum(queued.numel() for queued in waiting) > _MESSAGE or number == len(tensors) - 1:
+                message = torch.cat([queued.flatten() for queued in waiting])
+                self._sum(message, group)
+                message /= self.size
+                parts = message.split([queued.numel() for queued in waiting])
+                for one, part in zip(waiting, parts, strict=True):
+                    one.copy_(part.view_as(one))
+                waiting = []
+
+    def following(self, tensor: "Tensor") -> "Tensor":
+        """Return what the next process has; the last one gets what the first has."""
+        import torch
+
+        values = torch.zeros((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        values[self.rank] = tensor
+        self._sum(values)
+        return values[(self.rank + 1) % self.size]
+
+    def _sum(self, tensor: "Tensor", group: Any = None) -> None:
+        """Add up a tensor over a group of processes, in place."""
+        import torch.distributed as dist
+
+        with self.watching():
+            self.connect(tensor.device.type)
+            dist.all_reduce(tensor, group=group)
+
+    def connect(self, device: str) -> None:
+        """Make the process group in which tensors on a kind of device are sent, unless there is one."""
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            backend = "nccl" if device == "cuda" else "gloo"
+            store = dist.PrefixStore("sums", self._store)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=self._patience
+            )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say of a message between processes that fails inside the block which of them is gone.
+
+        Raises:
+            UserError: one is gone, or hangs.
+            OtherFailedError: one has failed, and says why itself.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _MESSAGES.search(f"{type(error).__name__}: {error}"):
+                raise
+            self._blame(error)
+
+    def _blame(self, error: RuntimeError) -> NoReturn:
+        """Raise what became of the others, when a sum with them has failed."""
+        self._check(self.rank)
+        self._store.set(f"alive/{self.rank}", "")
+        time.sleep(_ANSWER)
+        self._check(self.rank)
+        gone = [rank for rank in range(self.size) if not self._store.check([f"alive/{rank}"])]
+        names = ", ".join(map(str, gone)) or "none of them"
+        raise UserError(
+            f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
+            f"command continues from the last checkpoint ({str(error).splitlines()[0]})."
+        ) from error
+
+    def leave(self) -> None:
+        """End: the first process, which may hold the store, goes last."""
+        self._store.set(f"left/{self.rank}", "")
+        if self.rank == 0:
+            for rank in range(self.size):
+                self._get(f"left/{rank}", rank)
+
 
 # What torchrun, and the operators of Kubernetes, set.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

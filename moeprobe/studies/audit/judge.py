@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE, modality_of
-from moeprobe.metrics.reading_order import tokens_choose
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.probes.base import CLEAN, Headline, Property, Rule
 from moeprobe.results.headlines.collected import resolve_headlines, select_rows, severity_of
 from moeprobe.results.headlines.declared import Which

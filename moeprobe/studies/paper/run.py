@@ -33,8 +33,7 @@ from moeprobe.results.stored import of_file
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.filenames import IMAGES
-from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.files import IMAGES, atomic_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare import Comparison, ComparisonWork, runs_to_compare
 from moeprobe.studies.paper import numbers, tables

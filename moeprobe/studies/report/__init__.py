@@ -13,12 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
-from moeprobe.runtime.folders import RunFolder
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.records import Family, scan
-from moeprobe.runtime.replacing import check_family
 from moeprobe.studies.report import render, summary
 from moeprobe.studies.report.coloring import in_one_color
 from moeprobe.studies.report.reading import Run, read_runs

@@ -25,9 +25,7 @@ from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sideca
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.filenames import FINISHED, REQUEST
-from moeprobe.runtime.files import is_file, is_folder, is_there
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.runtime.files import FINISHED, REQUEST, is_file, is_folder, is_there, shortest_ends
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_pictures
 
 _NUMBERS = (

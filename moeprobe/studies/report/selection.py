@@ -4,11 +4,11 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.metrics.reading_order import (
+from moeprobe.metrics.registry import (
+    find,
     output_along_severity,
     routing_along_severity,
 )
-from moeprobe.metrics.registry import find
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts import verdicts

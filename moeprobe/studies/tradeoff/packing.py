@@ -19,8 +19,16 @@ from moeprobe.results.packed import PackedCell, PackedRun, Place, read_pack, rea
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import SumsStore, of_file
 from moeprobe.results.tables import FLOORS, open_writer
-from moeprobe.runtime.filenames import CELLS, IMAGES, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import atomic_file, is_file, is_folder, write_json
+from moeprobe.runtime.files import (
+    CELLS,
+    IMAGES,
+    PACK,
+    PACKED_IMAGES,
+    atomic_file,
+    is_file,
+    is_folder,
+    write_json,
+)
 from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Cell
 
 # Rows of a row group, about: what is decoded at least to read one run.

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeprobe.models.config import TrainConfig
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import is_file
-from moeprobe.runtime.keywords import checked
 from moeprobe.studies.tradeoff.trainings import METRICS, find_cells
 from moeprobe.studies.train import make_trainer
 from moeprobe.studies.training_files import read_curve

@@ -13,18 +13,16 @@ from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.inputs.open import parse_view
-from moeprobe.models.training.checks import DivergedError
 from moeprobe.models.training.reporting import Report
+from moeprobe.models.training.start import DivergedError
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.provenance import provenance
 from moeprobe.results.sidecars import Sidecar, make_sidecar
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.file_checks import check_can_write
-from moeprobe.runtime.files import is_file, write_json, write_text
-from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.files import check_can_write, is_file, write_json, write_text
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.pipeline import train_pipeline

@@ -12,8 +12,7 @@ from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.results.packed import find_cell, read_pack
-from moeprobe.runtime.filenames import CELLS
-from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json
+from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.studies.tradeoff.questions import Question, questions
 from moeprobe.studies.train import same_training
 
@@ -204,7 +203,7 @@ def find_cells(
     return cells
 
 
-def _of_sweep(sweep: grid.Sweep, out: Path, checkpoints: Path) -> list[Cell]:
+def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Cell]:
     """Return the cells of a sweep; one that is a pipeline has the pipeline's name, and its last stage's folder."""
     pipelines = {list(pipeline.stages.values())[-1].name: pipeline for pipeline in sweep.pipelines.values()}
     cells = []

@@ -8,10 +8,11 @@ import pytest
 from scipy.io import savemat
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.data import webdataset
 from moeprobe.inputs.data.flowers102 import Flowers102
 from moeprobe.inputs.data.folder import Folder
 from moeprobe.inputs.data.imagenet import Imagenet
-from moeprobe.inputs.data.readers import images, shards
+from moeprobe.inputs.data.readers import images
 from moeprobe.inputs.data.readers.naming import Files
 from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.data.webdataset import Webdataset
@@ -167,7 +168,7 @@ def test_records_that_no_program_writes(
 
 
 def test_a_label_of_many_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "JSON_LIMIT", 100)
+    monkeypatch.setattr(webdataset, "JSON_LIMIT", 100)
     tar_shard(tmp_path / "x.tar", [("a.png", encoded(1)), ("a.json", b'{"label": 1}' + b" " * 100)])
     with pytest.raises(UserError, match=r"a\.json.* has 112 bytes"):
         Webdataset(split="test", location=str(tmp_path / "x.tar"))

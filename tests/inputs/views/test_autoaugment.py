@@ -13,7 +13,7 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views import autoaugment
 from moeprobe.inputs.views.autoaugment import POLICY, Autoaugment, augment
-from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
+from moeprobe.inputs.views.randaugment import GEOMETRIC
 from moeprobe.runtime.seeds import generator
 
 SIZE = 36

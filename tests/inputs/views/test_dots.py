@@ -11,11 +11,9 @@ import pytest
 from PIL import Image
 
 from moeprobe.inputs import geometry
-from moeprobe.inputs.images import Framing, Sample, to_tensor
-from moeprobe.inputs.resample import render
+from moeprobe.inputs.images import Framing, Sample, render, to_tensor
 from moeprobe.inputs.views.base import PairView, SeverityView, View
-from moeprobe.inputs.views.randaugment import OPERATIONS, Randaugment
-from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
+from moeprobe.inputs.views.randaugment import GEOMETRIC, OPERATIONS, Randaugment
 from moeprobe.runtime import catalog
 from tests.adapters.modalities import IMAGE_VIEWS
 from tests.inputs.views.dots import SIZE, Count, centroid, follow, picture, redness

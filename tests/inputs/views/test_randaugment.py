@@ -6,9 +6,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.randaugment import OPERATIONS, Randaugment
-from moeprobe.inputs.views.randaugment.color import COLOR, cutout
-from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
+from moeprobe.inputs.views.randaugment import COLOR, GEOMETRIC, OPERATIONS, Randaugment, cutout
 from moeprobe.runtime.seeds import generator
 
 SIZE = 56

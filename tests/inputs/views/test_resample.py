@@ -6,7 +6,7 @@ from PIL import Image
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
-from moeprobe.inputs.resample import FILL, render
+from moeprobe.inputs.images import FILL, render
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from moeprobe.metrics.stats.below import CountBelow
-from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.families import difference, judge
-from moeprobe.metrics.stats.linearized import multiplied, of_all
-from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.linearized import linearize_all, multiplied
+from moeprobe.metrics.stats.load import CountBelow
 
 LIMIT = 0.02
 
@@ -25,7 +24,7 @@ def drawn(shares: list[float], *, images: int, seed: int = 0) -> np.ndarray:
 def replicates(histogram: np.ndarray, *, linear: bool) -> Replicates:
     statistic, trials = CountBelow(histogram, LIMIT), histogram.sum(1)
     if linear:
-        return of_all(statistic, trials)
+        return linearize_all(statistic, trials)
     return Bootstrap(len(histogram), seed=0, num_resamples=400).replicate([(statistic, trials)])[0]
 
 

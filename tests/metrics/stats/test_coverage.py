@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.coverage import IMAGES, LINEARIZED, WORLDS, coverage, table
-from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "intervals.md"

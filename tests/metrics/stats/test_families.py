@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import resampled as chance
-from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
+from moeprobe.metrics.stats.chance import levels as chance
 from moeprobe.metrics.stats.families import Difference, difference, judge
-from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
+from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
 from tests.metrics.stats.trials import chance_of, chance_within
 

@@ -10,7 +10,7 @@ import pytest
 from moeprobe.metrics.stats import information as module
 from moeprobe.metrics.stats.entries import of_choices, of_weights
 from moeprobe.metrics.stats.information import Association, InformationPart
-from moeprobe.metrics.stats.linearized import of_all
+from moeprobe.metrics.stats.linearized import linearize_all
 
 EVERY = {"plain", "permuted", "beyond"}
 
@@ -122,7 +122,7 @@ def test_experts_that_know_nothing_have_an_interval_that_holds_zero(kind: str) -
             "color": random.integers(0, 6, (60, 1)).repeat(16, 1) + random.integers(0, 2, (60, 16)),
         }[kind]
         association = Association(of_choices(choices), codes, num_experts=8, within=kind == "place")
-        found = of_all(InformationPart(association, "beyond"), association.trials)
+        found = linearize_all(InformationPart(association, "beyond"), association.trials)
         interval = found.interval()
         held += interval.low <= 0 <= interval.high
         beyond.append(found.point)
@@ -145,7 +145,7 @@ def test_the_interval_holds_the_truth_where_experts_follow_the_class() -> None:
     held = 0
     for seed in range(60):
         association = value(100, seed)
-        interval = of_all(InformationPart(association, "beyond"), association.trials).interval()
+        interval = linearize_all(InformationPart(association, "beyond"), association.trials).interval()
         assert interval.method == "linearized"
         held += interval.low <= truth <= interval.high
     assert held >= 53

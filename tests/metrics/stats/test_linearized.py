@@ -14,8 +14,8 @@ from moeprobe.metrics.analyses.slot_match import SlotMatch
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats import linearized
-from moeprobe.metrics.stats.linearized import linearize, multiplied, of_all
-from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiplied
 from moeprobe.metrics.stats.statistic import Ratio, is_additive
 from moeprobe.runtime.catalog import DATA
 from tests.contracts.test_analyses import AGGREGATES, SIZE, examples, sums
@@ -63,7 +63,7 @@ def test_blocks_give_what_the_whole_gives(name: str, aligned: bool, sizes: list[
             assert not missing or (name == "information" and max(sizes) == 1), missing
             assert found.keys() | others <= whole.keys()
             for key, one in found.items():
-                statistic, trials = whole[key].statistic, whole[key].counted
+                statistic, trials = whole[key].statistic, whole[key].used_trials
                 point = statistic.evaluate(np.ones((SIZE, 1)))[0]
                 assert one.point == pytest.approx(point, rel=1e-12, abs=1e-12, nan_ok=True), key
                 assert (one.images, one.trials) == (np.count_nonzero(trials), trials.sum()), key
@@ -84,7 +84,7 @@ def planted(num_images: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_interval_is_t_standard_errors_of_the_delta_method() -> None:
     over, under = planted(3000)
-    found = of_all(Ratio(over, under), under)
+    found = linearize_all(Ratio(over, under), under)
     value = over.sum() / under.sum()
     error = np.sqrt(3000 / 2999 * (((over - value * under) / under.sum()) ** 2).sum())
     reach = stats.t.ppf(0.975, 2999) * error
@@ -95,7 +95,7 @@ def test_the_interval_is_t_standard_errors_of_the_delta_method() -> None:
 def test_multipliers_vary_as_the_images_do_and_together() -> None:
     """Influences that are the same up to a factor give values that are; their spread is the error."""
     over, under = planted(3000)
-    one = of_all(Ratio(over, under), under)
+    one = linearize_all(Ratio(over, under), under)
     assert one.influence is not None
     twice = Replicates(0.0, np.empty(0), 3000, 3000, error=2.0, influence=2 * one.influence)
     first, second, untouched = multiplied([one, twice, Replicates(0.5, np.ones(7), 9, 9)], seed=1)

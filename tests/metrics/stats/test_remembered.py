@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moeprobe.metrics.stats.arrays import Array, remembered
+from moeprobe.metrics.stats.statistic import Array, remembered
 
 
 @dataclass(frozen=True)

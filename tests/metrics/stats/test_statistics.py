@@ -12,14 +12,11 @@ from scipy import stats
 
 from moeprobe.metrics.stats import bootstrap as statistics
 from moeprobe.metrics.stats.alike import Codes
-from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import resampled as chance_levels
-from moeprobe.metrics.stats.chance.levels import Chance, share_equal
-from moeprobe.metrics.stats.chance.resampled import ResampledChance
-from moeprobe.metrics.stats.entropy import Entropy
-from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.replicates import Estimate, Replicates
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate, Replicates
+from moeprobe.metrics.stats.chance import levels as chance_levels
+from moeprobe.metrics.stats.chance.levels import Chance, ResampledChance, share_equal
+from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
+from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
 from tests.metrics.stats.trials import chance_of
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from moeprobe.metrics.stats.chance import subsets as subset_chance
-from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.subsets import SubsetChance
+from moeprobe.metrics.stats.chance import sets as subset_chance
+from moeprobe.metrics.stats.chance.sets import SetChance, SubsetChance
 from moeprobe.metrics.stats.chance.trials import Strata
 
 IMAGES, EXPERTS = 23, 12

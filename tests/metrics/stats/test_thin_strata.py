@@ -16,7 +16,7 @@ from moeprobe.metrics.stats.chance.levels import Chance, Matched
 from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.metrics.stats.chance.trials import Strata, Trials, are_thin
 from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.linearized import of_all
+from moeprobe.metrics.stats.linearized import linearize_all
 
 TEXTS, LENGTH, EXPERTS, WORDS = 60, 32, 8, 1500
 IMAGE = np.repeat(np.arange(TEXTS), LENGTH)
@@ -62,7 +62,7 @@ def set_chance_of(seed: int) -> SetChance:
 def test_resamples_vary_around_the_value_as_much_as_its_influence_says(make: Callable[[int], Any]) -> None:
     statistic, trials = make(0), np.full(TEXTS, LENGTH)
     [resampled] = Bootstrap(TEXTS, seed=0).replicate([(statistic, trials)])
-    error = of_all(statistic, trials).error
+    error = linearize_all(statistic, trials).error
     assert error is not None
     deviation = resampled.values.std()
     assert abs(resampled.values.mean() - resampled.point) < 4 * deviation / np.sqrt(len(resampled.values))

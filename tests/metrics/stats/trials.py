@@ -5,8 +5,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials
-from moeprobe.metrics.stats.chance.within_image import within_image
+from moeprobe.metrics.stats.chance.trials import Strata, Trials, within_image
 from moeprobe.metrics.stats.statistic import Share
 
 Whole = NDArray[np.int64]

@@ -6,8 +6,7 @@ import msgpack
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints.flax import read_flax
-from moeprobe.models.checkpoints.vmoe_files import read_vmoe
+from moeprobe.models.checkpoints.vmoe_files import read_flax, read_vmoe
 from tests.models.checkpoints import making
 from tests.models.checkpoints.test_vmoe_files import example, same
 

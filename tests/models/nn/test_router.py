@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import top_choices
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
+from moeprobe.models.training.objectives.base import gshard_loss, importance_loss, load_loss
 from tests.golden import GRADIENTS, assert_golden, golden
 from tests.models.nn import references
 

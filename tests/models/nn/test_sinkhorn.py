@@ -13,7 +13,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.plans import CapacityRule
-from moeprobe.models.nn.routers.rules.sinkhorn import SinkhornRouter, transport_plan
+from moeprobe.models.nn.routers.rules.transport import SinkhornRouter, transport_plan
 from moeprobe.models.nn.routers.sinkhorn_expert_choice import SinkhornExpertChoice
 from moeprobe.models.nn.routers.sinkhorn_token_choice import SinkhornTokenChoice
 from moeprobe.models.nn.sparse import make_router

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.plans import CapacityRule
-from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport, project
+from moeprobe.models.nn.routers.rules.transport import SparseTransport, project
 from moeprobe.models.nn.routers.sparse_expert_choice import SparseExpertChoice
 from moeprobe.models.nn.routers.sparse_token_choice import SparseTokenChoice
 from tests.models.nn import references

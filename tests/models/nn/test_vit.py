@@ -15,11 +15,11 @@ from moeprobe.errors import UserError
 from moeprobe.models.config import MoeConfig
 from moeprobe.models.config_files import list_architectures
 from moeprobe.models.nn.capture import capture, moe_layers
-from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.models.nn.vit import kernel_names, resize_position_embedding
+from moeprobe.models.training.objectives.base import gshard_loss, importance_loss, load_loss
 from tests.golden import GRADIENTS, assert_golden, golden
 from tests.models.nn import references
 from tests.models.nn.released import to_state_dict

@@ -14,10 +14,9 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.models import config
 from moeprobe.models.training import loop
 from moeprobe.models.training.loop import Trainer
-from moeprobe.runtime.distributed.ranks import Alone
+from moeprobe.runtime.distributed import Alone
 from moeprobe.runtime.records import LOCK
-from moeprobe.runtime.signals.ending import Ending, Terminated
-from moeprobe.runtime.signals.postponed import uninterrupted
+from moeprobe.runtime.signals import Ending, Terminated, uninterrupted
 from moeprobe.studies import train as trainings
 from tests.commands import refused, run
 

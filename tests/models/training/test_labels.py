@@ -10,8 +10,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.config import load
-from moeprobe.models.training.checks import PartlyLabeled, choose_labeled
 from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.start import PartlyLabeled, choose_labeled
 from moeprobe.studies.train import make_trainer
 
 TINY = [

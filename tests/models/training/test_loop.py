@@ -13,7 +13,7 @@ from torch import nn
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.training import checks, tasks
+from moeprobe.models.training import start, tasks
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.objectives.prc import Prc
 from moeprobe.models.training.reporting import Report
@@ -291,10 +291,10 @@ def test_splits_of_different_classes_are_refused() -> None:
     train, val = Noise(), Noise(split="val")
     val.class_names = ("dark", "light", "gray")
     with pytest.raises(UserError, match="name different classes"):
-        checks.check_data(tiny_config(), train, val)
+        start.check_data(tiny_config(), train, val)
     val.class_names = None
     with pytest.raises(UserError, match="no labels"):
-        checks.check_data(tiny_config(), train, val)
+        start.check_data(tiny_config(), train, val)
 
 
 @pytest.mark.parametrize("num_val", [1, 3, 6, 11])

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.lost_workers import lost_workers
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.training import tasks
+from moeprobe.runtime.processes import lost_workers
 from tests.commands import Trained, refused
 from tests.models.training.tiny import finish, results, trainer
 

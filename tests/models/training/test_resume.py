@@ -14,7 +14,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.training import loop
 from moeprobe.models.training.loop import Trainer
-from moeprobe.runtime.signals.postponed import uninterrupted
+from moeprobe.runtime.signals import uninterrupted
 from tests.models.training.tiny import STEPS, finish, results, trainer
 
 

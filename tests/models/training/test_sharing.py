@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.models.training.layouts import Layout
+from moeprobe.models.training.layouts import ProcessLayout
 from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE
 from tests.models.training.sharing import CASES, COMMON, outcome
@@ -112,7 +112,7 @@ def test_evaluations_of_several_are_those_of_one(tmp_path: Path) -> None:
 
     def found(ranks: Alone) -> dict[str, float]:
         return one.task.validate(
-            one.val_data, one.framing, normalise=one.normalise, device=one.device, layout=Layout(ranks)
+            one.val_data, one.framing, normalise=one.normalise, device=one.device, layout=ProcessLayout(ranks)
         )
 
     said: list[dict[str, float]] = []

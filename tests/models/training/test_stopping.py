@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from moeprobe.runtime.signals.wishes import Wish, is_waited_for
+from moeprobe.runtime.signals import Wish, is_waited_for
 from tests.commands import PATIENCE
 from tests.models.training.starting import torchrun
 from tests.models.training.test_lost_ranks import ASKED, until
@@ -100,7 +100,7 @@ def test_a_wish_waits_and_is_granted_as_the_signal() -> None:
 
 def test_a_signal_that_comes_again_later_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("moeprobe.runtime.signals.wishes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("moeprobe.runtime.signals.time.monotonic", lambda: now[0])
     with Wish(waits=True) as wish:
         signal.raise_signal(signal.SIGINT)
         now[0] += 1

@@ -18,8 +18,8 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.upcycle import upcycle
-from moeprobe.models.training import dense_weights
-from moeprobe.models.training.dense_weights import check_dense, upcycle_from
+from moeprobe.models.training import start
+from moeprobe.models.training.start import check_dense, upcycle_from
 from tests.commands import refused, run
 from tests.models.training.tiny import finish, trainer
 
@@ -270,11 +270,11 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("An error happened while trying to locate the file.\nSecond line")
 
     model = build_model(settings)
-    monkeypatch.setattr(dense_weights.timm, "create_model", fetched)
+    monkeypatch.setattr(start.timm, "create_model", fetched)
     found = upcycle_from(model, settings)
     assert found == {"name": NAME, "source": f"timm {NAME}.augreg_in21k_ft_in1k"}
     assert torch.equal(model.patch_embed.proj.weight, dense.state_dict()["patch_embed.proj.weight"])
-    monkeypatch.setattr(dense_weights.timm, "create_model", offline)
+    monkeypatch.setattr(start.timm, "create_model", offline)
     with pytest.raises(
         UserError, match=r"trying to locate the file\); give a file: model\.upcycle\.file=PATH"
     ):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from rich.table import Table as Rich
 
-from moeprobe.cli.front import summary_output
+from moeprobe.cli.front import show
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.few_shots import few_shots
@@ -51,7 +51,7 @@ def test_the_terminal_and_a_report_show_the_same(names: str, tmp_path: Path) -> 
         write_csv(folder / "comparison.csv", found.comparison)
     (run,) = read_runs([folder])
     (page,) = short_tables(run)
-    verdict, *tables, note = summary_output.few_shots(found)
+    verdict, *tables, note = show.few_shots(found)
     screen = [part for part in tables if isinstance(part, Rich)]
     assert same(on_screen(screen), on_page([page]))
     assert [str(part.title) for part in screen] == [page.caption] and page.note == note

@@ -1,6 +1,6 @@
 """The data frame and the notebook's view of a result are one table, which names things as the terminal does."""
 
-from moeprobe.cli.front import summary_output
+from moeprobe.cli.front import show
 from moeprobe.results.layouts.summary import summary
 from tests.cli.test_summary_output import cells, match, sweep
 from tests.results.layouts.rendering import on_page
@@ -19,7 +19,7 @@ def test_a_line_is_where_the_terminal_has_it() -> None:
     frame = found.summary()
     assert frame["metric"].tolist() == ["top-1 match", "κ of top-1 match", "load entropy (1 = even)"] * 2
     line = frame[(frame["layer"] == "blocks.1") & (frame["metric"] == "κ of top-1 match")].iloc[0]
-    screen = cells(summary_output.side_by_side(found, title="t", full=False))
+    screen = cells(show.side_by_side(found, title="t", full=False))
     assert all(line[name] in screen for name in ("a", "b", "b − a", "layer", "tokens"))
 
 

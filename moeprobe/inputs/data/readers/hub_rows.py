@@ -12,8 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.file_checks import check_regular_files
-from moeprobe.runtime.files import expanded, is_file, is_folder
+from moeprobe.runtime.files import check_regular_files, expanded, is_file, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 
 # What a data set may call a split; the first that is there is taken.

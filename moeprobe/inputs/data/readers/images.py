@@ -8,19 +8,22 @@ What becomes of an image that is stored otherwise:
 * the rotation in the EXIF header is applied, so the pixels are oriented as a viewer shows them.
 """
 
+import hashlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import is_folder, open_regular
+from moeprobe.runtime.files import is_file, is_folder, open_regular, sha256
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
@@ -167,3 +170,50 @@ def _walk(root: Path) -> Iterator[str]:
 def _identity(folder: Path) -> tuple[int, int]:
     status = folder.stat()
     return status.st_dev, status.st_ino
+
+
+class Masked(ImageDataset):
+    """A data set with the masks of ``folder``: FOLDER/<image id without its suffix>.png, foreground not black."""
+
+    def __init__(self, dataset: ImageDataset, folder: Path) -> None:
+        if not is_folder(folder):
+            raise UserError(
+                f"There is no folder {str(folder)!r} for --masks; it should hold a PNG file per image."
+            )
+        self._dataset = dataset
+        self._folder = folder
+        self.image_ids = dataset.image_ids
+        self.class_names = dataset.class_names
+        self.flippable = dataset.flippable  # type: ignore[misc]
+
+    def example(self, index: int) -> Example:
+        """Return image ``index`` with its mask.
+
+        Raises:
+            UserError: the image or its mask cannot be read, or they differ in size.
+        """
+        example = self._dataset.example(index)
+        path = self._path(index)
+        if not is_file(path):
+            raise UserError(f"There is no mask {str(path)!r} for the image {example.image_id!r}.")
+        mask = np.asarray(open_rgb(path, name=repr(str(path)))).any(-1)
+        if mask.shape != (example.image.height, example.image.width):
+            raise UserError(
+                f"The mask {str(path)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
+                f"its image {example.image.width} x {example.image.height}."
+            )
+        return Example(example.image, example.image_id, label=example.label, mask=mask)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the labels of the data set."""
+        return self._dataset.labels()
+
+    def mask_hash(self, indices: Sequence[int]) -> str:
+        """Return a hash of the files' contents; one that is missing counts as empty."""
+        digest = hashlib.sha256()
+        for path in map(self._path, indices):
+            digest.update(bytes.fromhex(sha256(path)) if is_file(path) else hashlib.sha256(b"").digest())
+        return digest.hexdigest()
+
+    def _path(self, index: int) -> Path:
+        return (self._folder / self.image_ids[index]).with_suffix(".png")

@@ -8,9 +8,9 @@ from typing import Any
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLITS, Dataset, Example, ImageDataset
 from moeprobe.inputs.data.readers.images import open_rgb
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import DATA, unknown
 from moeprobe.runtime.files import expanded, is_file, is_folder, status
-from moeprobe.runtime.keywords import checked
 
 # Data sets that need no files of the user's.
 _BUILT_IN = ("checkerboard", "digits", "shapes")

@@ -10,9 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.chance.trials import Counts
-from moeprobe.metrics.stats.statistic import divide
+from moeprobe.metrics.stats.statistic import Array, divide
 
 # How a chance level follows from the trials of each stratum, the pairs to draw from, and how alike those pairs are.
 #

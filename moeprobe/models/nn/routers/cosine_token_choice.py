@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LimitedRouter, Logits, at_least_float32, without_autocast
-from moeprobe.models.nn.routers.rules.softmax import choose_by_softmax
+from moeprobe.models.nn.routers.rules.linear import (
+    LimitedRouter,
+    Logits,
+    at_least_float32,
+    choose_by_softmax,
+    without_autocast,
+)
 
 # The temperature cannot fall below this, however it is trained.
 _LEAST_TEMPERATURE = 0.01

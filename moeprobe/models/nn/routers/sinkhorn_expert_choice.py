@@ -9,9 +9,8 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
-from moeprobe.models.nn.routers.rules.linear import without_autocast
-from moeprobe.models.nn.routers.rules.sinkhorn import Combine, SinkhornRouter
+from moeprobe.models.nn.routers.rules.linear import choose_by_experts, without_autocast
+from moeprobe.models.nn.routers.rules.transport import Combine, SinkhornRouter
 
 
 class SinkhornExpertChoice(SinkhornRouter):

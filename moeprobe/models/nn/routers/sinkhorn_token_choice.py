@@ -10,7 +10,7 @@ from torch import Tensor
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import top_choices, without_autocast
-from moeprobe.models.nn.routers.rules.sinkhorn import Combine, SinkhornRouter
+from moeprobe.models.nn.routers.rules.transport import Combine, SinkhornRouter
 
 
 class SinkhornTokenChoice(SinkhornRouter):

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
+from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_experts, without_autocast
 
 
 class SoftmaxExpertChoice(LinearRouter):

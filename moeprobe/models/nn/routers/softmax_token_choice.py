@@ -9,8 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
-from moeprobe.models.nn.routers.rules.softmax import choose_by_softmax
+from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_softmax, without_autocast
 
 
 class SoftmaxTokenChoice(LinearRouter):

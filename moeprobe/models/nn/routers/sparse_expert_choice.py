@@ -12,9 +12,8 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
-from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport
+from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_experts, without_autocast
+from moeprobe.models.nn.routers.rules.transport import SparseTransport
 
 
 class SparseExpertChoice(LinearRouter):
@@ -43,12 +42,7 @@ class SparseExpertChoice(LinearRouter):
         eval_capacity: CapacityRule | None = None,
     ) -> None:
         super().__init__(
-            width,
-            num_experts,
-            top_k=None,
-            noise_std=0.0,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
+            width, num_experts, top_k=None, noise_std=0.0, capacity=capacity, eval_capacity=eval_capacity
         )
         self.transport = SparseTransport(gamma, learning_rate, iterations)
         self.combine = combine

@@ -12,7 +12,7 @@ from torch import Tensor
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, top_choices, without_autocast
-from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport
+from moeprobe.models.nn.routers.rules.transport import SparseTransport
 
 
 class SparseTokenChoice(LinearRouter):
@@ -40,12 +40,7 @@ class SparseTokenChoice(LinearRouter):
         batch_priority: bool = False,
     ) -> None:
         super().__init__(
-            width,
-            num_experts,
-            top_k=top_k,
-            noise_std=0.0,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
+            width, num_experts, top_k=top_k, noise_std=0.0, capacity=capacity, eval_capacity=eval_capacity
         )
         self.transport = SparseTransport(gamma, learning_rate, iterations)
         self.combine = combine

@@ -1,1 +1,1 @@
-"""The rules of routers: gates, transport plans, top-k of a softmax."""
+"""The rules of routers: linear gates, top-k of a softmax, transport plans."""

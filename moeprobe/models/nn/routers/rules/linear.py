@@ -1,18 +1,21 @@
 """What routers whose experts have limited room, and those with a linear gate, have in common.
 
-Axes: G groups, S tokens per group, D width, E experts, K choices.
+Whatever the logits are, tokens take their best experts of a softmax, or experts take their best tokens.
+
+Axes: G groups, S tokens per group, D width, E experts, K choices, C tokens that an expert takes of a group.
 """
 
 from abc import ABC
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal
-from moeprobe.models.nn.plans import CapacityRule
-from moeprobe.models.nn.routers.base import Router
+from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice, plan_token_choice
+from moeprobe.models.nn.routers.base import Decision, Router
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,15 @@ class Logits:
     clean: Tensor
     noisy: Tensor
     noise_scale: float
+
+
+class Limits(TypedDict):
+    """What limits a sparse router: choices of a token, noise, and capacities in training and in evaluation."""
+
+    top_k: int | None
+    noise_std: float
+    capacity: CapacityRule | None
+    eval_capacity: CapacityRule | None
 
 
 class LimitedRouter(Router, ABC):
@@ -61,19 +73,8 @@ class LimitedRouter(Router, ABC):
 class LinearRouter(LimitedRouter, ABC):
     """A router whose logits are x W, with noise of standard deviation noise_std / E in training."""
 
-    def __init__(
-        self,
-        width: int,
-        num_experts: int,
-        *,
-        top_k: int | None,
-        noise_std: float,
-        capacity: CapacityRule | None,
-        eval_capacity: CapacityRule | None,
-    ) -> None:
-        super().__init__(
-            num_experts, top_k=top_k, noise_std=noise_std, capacity=capacity, eval_capacity=eval_capacity
-        )
+    def __init__(self, width: int, num_experts: int, **limits: Unpack[Limits]) -> None:
+        super().__init__(num_experts, **limits)
         self.gate = nn.Linear(width, num_experts, bias=False)
         lecun_normal(self.gate)
 
@@ -101,3 +102,66 @@ def top_choices(scores: Tensor, top_k: int) -> Tensor:
 def at_least_float32(values: Tensor) -> Tensor:
     """Return float64 values as they are, others in float32."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def choose_by_softmax(
+    logits: Logits, *, top_k: int, capacity: int | None, batch_priority: bool, renormalise: bool
+) -> Decision:
+    """Return the decision of top-k of softmax(``logits``).
+
+    A chosen expert's weight is its share of *all* experts, or with ``renormalise`` of the chosen ones.
+
+    Args:
+        logits: ``(G, S, E)``, clean and noisy; the choice and the weights follow the noisy ones.
+        top_k: K.
+        capacity: C, None without limit.
+        batch_priority: as in ``plan_token_choice``.
+        renormalise: as in ``plan_token_choice``.
+    """
+    clean_gates = logits.clean.softmax(-1)
+    gates = clean_gates if logits.noisy is logits.clean else logits.noisy.softmax(-1)
+    selected = top_choices(gates, top_k)
+    plan = plan_token_choice(
+        gates, selected, capacity=capacity, batch_priority=batch_priority, renormalise=renormalise
+    )
+    return Decision(
+        logits=logits.clean,
+        noisy_logits=logits.noisy,
+        gates=gates,
+        clean_gates=clean_gates,
+        scores=None,
+        selected=selected,
+        processed=plan.kept.view_as(selected),
+        top_k=top_k,
+        noise_scale=logits.noise_scale,
+        plan=plan,
+    )
+
+
+def choose_by_experts(
+    logits: Logits, *, gates: Tensor, clean_gates: Tensor, scores: Tensor | None, capacity: int
+) -> Decision:
+    """Return the decision of experts that take the C tokens of a group that score highest for them.
+
+    Args:
+        logits: ``(G, S, E)``, clean and noisy.
+        gates: ``(G, S, E)`` weights of the combination.
+        clean_gates: likewise, without noise.
+        scores: ``(G, S, E)`` what the experts choose by; None = the gates.
+        capacity: C.
+    """
+    chosen_by = gates if scores is None else scores
+    plan = plan_expert_choice(chosen_by, gates, capacity=capacity)
+    selected = chosen_by_experts(plan, chosen_by)
+    return Decision(
+        logits=logits.clean,
+        noisy_logits=logits.noisy,
+        gates=gates,
+        clean_gates=clean_gates,
+        scores=scores,
+        selected=selected,
+        processed=selected >= 0,
+        top_k=None,
+        noise_scale=logits.noise_scale,
+        plan=plan,
+    )

@@ -1,21 +1,154 @@
-"""RandAugment with its geometry tracked."""
+"""RandAugment with its geometry tracked: operations on colors and a cutout, and geometric operations as maps.
 
-from collections.abc import Sequence
+An operation on colors takes an RGB image and a strength in [0, 1]: 1 is the operation at magnitude 10 as V-MoE and PRC
+train with it, 0 returns the image unchanged, bit for bit. In between, the released programs are followed where their
+scale starts at the identity (solarize-add, cutout). Where it does not (their magnitude 0 makes a black image of
+posterize and a factor 0.1 of the enhancements) ours runs straight from the identity to the released operation; where
+there is no scale (auto-contrast, equalize, invert) the result is blended with the original.
+
+A geometric one takes an amount in [-1, 1] (a strength with a sign; 0 moves nothing, 1 is magnitude 10) and the side of
+the frame in pixels, and returns the map from a point of the operation's output to the point of its input shown there.
+
+Source: the AutoAugment reference program of TensorFlow's TPU models, whose pivots are kept: rotation is about the
+center of the frame, shear about its upper left corner.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 
 from moeprobe.errors import UserError
+from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
-from moeprobe.inputs.images import Framing, Sample, to_tensor
-from moeprobe.inputs.resample import render
+from moeprobe.inputs.images import FILL, Framing, Sample, render, to_tensor
 from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
 from moeprobe.inputs.views.crops import ASPECT, Range, check_ranges, draw_crop
-from moeprobe.inputs.views.randaugment.color import COLOR, cutout
-from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
 from moeprobe.runtime.catalog import unknown
+
+_ROTATION = 30.0  # degrees
+_SHEAR = 0.3
+# 100 pixels at magnitude 10, whatever the size, in the released programs, which use it at 224 pixels.
+_TRANSLATION = 100 / 224
+
+
+def _rotate(amount: float, size: int) -> Map:
+    return geometry.around(geometry.rotation(_ROTATION * amount), size / 2, size / 2)
+
+
+def _shear_x(amount: float, size: int) -> Map:
+    return geometry.shearing(_SHEAR * amount, 0)
+
+
+def _shear_y(amount: float, size: int) -> Map:
+    return geometry.shearing(0, _SHEAR * amount)
+
+
+def _translate_x(amount: float, size: int) -> Map:
+    return geometry.translation(_TRANSLATION * size * amount, 0)
+
+
+def _translate_y(amount: float, size: int) -> Map:
+    return geometry.translation(0, _TRANSLATION * size * amount)
+
+
+GEOMETRIC: dict[str, Callable[[float, int], Map]] = {
+    "rotate": _rotate,
+    "shear_x": _shear_x,
+    "shear_y": _shear_y,
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+}
+
+
+_ENHANCEMENT = 0.9  # factor 1.9
+_POSTERIZED_BITS = 4  # taken away from 8
+_SOLARIZE_ADDITION = 110
+_SOLARIZE_ADD_THRESHOLD = 128
+# Half the side of the hole: 40 pixels in the released programs, which use it at 224 pixels.
+_CUTOUT = 40 / 224
+
+Operation = Callable[[Image.Image, float], Image.Image]
+
+
+def _auto_contrast(image: Image.Image, strength: float) -> Image.Image:
+    return Image.blend(image, ImageOps.autocontrast(image), strength)
+
+
+def _equalize(image: Image.Image, strength: float) -> Image.Image:
+    return Image.blend(image, ImageOps.equalize(image), strength)
+
+
+def _invert(image: Image.Image, strength: float) -> Image.Image:
+    return Image.blend(image, ImageOps.invert(image), strength)
+
+
+def _posterize(image: Image.Image, strength: float) -> Image.Image:
+    return ImageOps.posterize(image, 8 - round(_POSTERIZED_BITS * strength))
+
+
+def _solarize(image: Image.Image, strength: float) -> Image.Image:
+    """Invert pixels at least as bright as a threshold, which falls from 256 to 0.
+
+    At magnitude 10 the released threshold of 256 wraps around to 0 in 8 bits and the whole image is inverted; so it is
+    here, at full strength.
+    """
+    return ImageOps.solarize(image, round(256 * (1 - strength)))
+
+
+def _solarize_add(image: Image.Image, strength: float) -> Image.Image:
+    addition = round(_SOLARIZE_ADDITION * strength)
+    table = [min(255, v + addition) if v < _SOLARIZE_ADD_THRESHOLD else v for v in range(256)]
+    return image.point(table * 3)
+
+
+def _color(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Color(image).enhance(1 + _ENHANCEMENT * strength)
+
+
+def _contrast(image: Image.Image, strength: float) -> Image.Image:
+    """Move away from the mean gray (the released program takes a constant, 196 at 224 pixels, for the mean)."""
+    return ImageEnhance.Contrast(image).enhance(1 + _ENHANCEMENT * strength)
+
+
+def _brightness(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(1 + _ENHANCEMENT * strength)
+
+
+def _sharpness(image: Image.Image, strength: float) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(1 + _ENHANCEMENT * strength)
+
+
+COLOR: dict[str, Operation] = {
+    "auto_contrast": _auto_contrast,
+    "brightness": _brightness,
+    "color": _color,
+    "contrast": _contrast,
+    "equalize": _equalize,
+    "invert": _invert,
+    "posterize": _posterize,
+    "sharpness": _sharpness,
+    "solarize": _solarize,
+    "solarize_add": _solarize_add,
+}
+
+
+def cutout(image: Image.Image, strength: float, *, center: tuple[float, float]) -> Image.Image:
+    """Return ``image`` with a gray square about ``center`` (shares of the width and of the height).
+
+    The square is cut off at the border of the image. It moves nothing: the patches under it keep their partners.
+    """
+    half = _CUTOUT * image.width * strength
+    x, y = center[0] * image.width, center[1] * image.height
+    box = round(x - half), round(y - half), round(x + half), round(y + half)
+    if half == 0:
+        return image
+    result = image.copy()
+    result.paste(FILL, box)
+    return result
+
 
 MAX_MAGNITUDE = 10.0
 OPERATIONS: tuple[str, ...] = (*COLOR, "cutout", *GEOMETRIC)

@@ -1,0 +1,277 @@
+"""``moeprobe trace analyze``, ``drift``, ``mismatch`` and ``check``: recorded routing, without a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
+from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.options import AsJson, Full, IntervalSeed, Overwrite, Svg, command_line, names
+
+if TYPE_CHECKING:
+    from moeprobe.recordings.faults import Finding
+    from moeprobe.results.folder import Result
+
+
+def analyze_trace(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Files of moeprobe trace record or trace import; the first is the reference.",
+        ),
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. blocks.3; default all.")
+    ] = None,
+    expert_map: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON map from the first trace's experts to the other traces' experts (null = removed), for a pruned "
+            "or merged model."
+        ),
+    ] = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    full: Full = False,
+    json: AsJson = False,
+) -> None:
+    """Confidence, load and match of recorded routing, without the model.
+
+    Each trace but the first is compared with the first, input by input and token by token.
+
+    Example: `moeprobe trace analyze traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
+    """
+    check_traces(traces)
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import along_severity, side_by_side
+    from moeprobe.probes.analyze_trace.figure import along_a_severity, labeled, steps_alone
+
+    def compute() -> "Result":
+        with Bar("inputs") as bar:
+            return api.analyze_trace(
+                traces,
+                expert_map=expert_map,
+                layers=tuple(names(layers)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(
+        result_of(compute),
+        out=out,
+        as_json=json,
+        show=lambda compared: (
+            along_severity(steps_alone(compared), title="Recorded routing", full=full)
+            if along_a_severity(compared)
+            else side_by_side(labeled(compared), title="Recorded routing", full=full)
+        ),
+    )
+
+
+def drift(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Files of moeprobe trace record or import, one per checkpoint, in the order of the training.",
+        ),
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
+    ] = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """How far does routing move during training? Each recorded checkpoint against the first and the last.
+
+    Agreement with κ and intervals in each layer, for checkpoints of one model on the same inputs.
+
+    Example: `moeprobe trace drift traces/step-0/clean.parquet traces/step-100/clean.parquet
+    traces/step-200/clean.parquet`
+    """
+    check_traces(traces)
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import by_view
+
+    def compute() -> "Result":
+        with Bar("inputs") as bar:
+            return api.drift(
+                traces,
+                layers=tuple(names(layers)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(
+        result_of(compute),
+        out=out,
+        as_json=json,
+        show=lambda shown: by_view(shown, title="Drift of recorded routing"),
+    )
+
+
+def mismatch(
+    model: Annotated[str, typer.Argument(metavar="hf:MODEL", help="The language model that was served.")],
+    tokens: Annotated[
+        Path,
+        typer.Option(
+            help="The server's responses, with token ids and log-probabilities of the generated tokens."
+        ),
+    ],
+    routing: Annotated[Path, typer.Option(help="Trace of the same requests: moeprobe trace import.")],
+    gates: Annotated[
+        str,
+        typer.Option(
+            help="Weights of the replayed experts: recomputed by the model's routers, or replayed from the trace."
+        ),
+    ] = "recomputed",
+    layers: Annotated[
+        str | None,
+        typer.Option(help="MoE layers that replay the server's routing, comma-separated; default all."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of requests, from the first one on.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests per batch.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """How much of the mismatch between a server and the model is routing?
+
+    The model scores the server's generated tokens twice: with its own routing, and with the server's choices of
+    experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
+    intervals over requests.
+
+    Example: `moeprobe trace mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
+    """
+    check_checkpoints([model])
+    check_traces([routing])
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import side_by_side
+
+    def compute() -> "Result":
+        with Bar("requests") as bar:
+            return api.mismatch(
+                model,
+                tokens=tokens,
+                routing=routing,
+                gates=gates,
+                layers=tuple(names(layers)) or None,
+                limit=limit,
+                batch_size=batch_size,
+                device=device,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(
+        result_of(compute),
+        out=out,
+        as_json=json,
+        show=lambda shown: side_by_side(shown, title="Log-probabilities of server and model", full=True),
+    )
+
+
+# What a check that failed returns.
+FAILED = 3
+
+
+def check_trace(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another trace of the same model and inputs: are layers, positions or experts shifted?"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+) -> None:
+    """Look for known capture faults in recorded routing; the exit code is 3 if there is one.
+
+    Finds all-zero, unset and 255-filled captures, prompt rows of zeros, dense layers filled with zeros, missing rows,
+    duplicate experts, experts out of range, identical layers, and generated tokens that all carry the same experts;
+    with --against also shifted layers or positions and renumbered experts.
+
+    Example: `moeprobe trace check traces/served.parquet --against traces/again.parquet`
+    """
+    from dataclasses import asdict
+
+    from moeprobe.cli.front.json_output import print_json
+    from moeprobe.cli.front.screen import Bar, console
+    from moeprobe.recordings.check_trace import check_trace
+
+    with Bar("rows") as bar:
+        checked = check_trace(trace, against=against, watcher=bar)
+    if json:
+        content = asdict(checked) | {"path": str(checked.path), "sound": checked.sound}
+        content["file"] = content.pop("path")
+        print_json(content)
+    else:
+        screen = console()
+        layers = checked.layers
+        screen.print(
+            f"{checked.inputs:,} inputs, {len(layers)} layers ({layers[0]} to {layers[-1]}).", soft_wrap=True
+        )
+        for line in said(checked.findings):
+            screen.print(line, soft_wrap=True)
+        if checked.overlap is not None and checked.sound:
+            overlap = checked.overlap
+            screen.print(
+                f"Overlap of the choices in {overlap.inputs} of {overlap.common} common inputs: {overlap.here:.3f} "
+                f"(chance {overlap.chance:.3f}); no shift of layers or positions makes it clearly larger.",
+                soft_wrap=True,
+            )
+        if checked.load_only:
+            screen.print(
+                "It holds counts of choices and no tokens: they were checked when they were imported.",
+                soft_wrap=True,
+            )
+        elif not checked.findings:
+            screen.print("No fault of capture is known that looks like this.", soft_wrap=True)
+    if not checked.sound:
+        raise typer.Exit(FAILED)
+
+
+def said(findings: "Sequence[Finding]") -> list[str]:
+    """Return the findings as lines."""
+    return [
+        f"{'Fault' if finding.fault else 'Note'}, {finding.name}: {finding.sentence}" for finding in findings
+    ]

@@ -1,0 +1,207 @@
+"""How evenly images load experts: entropy, how many experts get less than a limit, variance over mean.
+
+Axes: R resamples, n images, E experts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeprobe.metrics.stats.proportions import score_interval
+from moeprobe.metrics.stats.statistic import Array, Totals, divide, error_of
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Entropy of the pooled histogram ``(n, E)``, divided by log E: 1 = all experts equally used, 0 = one expert.
+
+    The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
+    expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
+    weights, so twice in a resample, whose shares vary about the sample's as the sample's do about the true ones.
+    """
+
+    histogram: Array
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the normalized entropy under each set of weights, 1 at most."""
+        return self._entropy(self.histogram.T @ weights, *self._squares(weights**2))
+
+    def _entropy(self, counts: Array, squares: Array, square: Array) -> Array:
+        """Return the entropy of summed histograms ``(E, R)``, with ``_squares`` of the same weights."""
+        total = counts.sum(0)
+        share = divide(counts, total)
+        terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
+        lacking = (divide(squares, counts * total, empty=0.0).sum(0) - divide(square, total**2)) / 2
+        entropy = (lacking - terms.sum(0)) / self._log_experts
+        return np.where(total > 0, np.clip(entropy, 0.0, 1.0) + 0.0, np.nan)
+
+    def totals(self) -> Totals:
+        """Return the summed histogram, and the sums of squares."""
+        squares, square = (sums[..., 0] for sums in self._squares(np.ones((len(self.histogram), 1))))
+        return self.histogram.sum(0), squares, square
+
+    def value(self, totals: Totals) -> float:
+        """Return the normalized entropy, 1 at most."""
+        return float(self._entropy(*(sums[..., None] for sums in totals))[0])
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return the derivative, before it is cut off at 1."""
+        counts, squares, square = self.totals() if totals is None else totals
+        total = counts.sum()
+        share = divide(counts, total)
+        load = self.histogram.sum(1)
+        spread = (self.histogram - load[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
+        # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
+        rate = divide(np.ones_like(counts), counts * total, empty=0.0)
+        lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))
+        lacking -= load * divide(squares @ rate, total)
+        lacking -= divide(2 * load**2, total**2) - divide(2 * load * square, total**3)
+        return (lacking / 2 - divide(spread, total)) / self._log_experts
+
+    @property
+    def _log_experts(self) -> float:
+        return float(np.log(max(self.histogram.shape[1], 2)))
+
+    def _squares(self, weights: Array) -> tuple[Array, Array]:
+        """Return Σ_i w_i h_ie² ``(E, R)`` and Σ_i w_i (Σ_e h_ie)² ``(R,)``."""
+        return (self.histogram**2).T @ weights, self.histogram.sum(1) ** 2 @ weights
+
+
+@dataclass(frozen=True)
+class CountBelow:
+    """How many experts have a share of the pooled histogram ``(n, E)`` that is less than ``limit``.
+
+    A count moves in steps, so its interval follows from the shares: it goes from the number of experts whose 95 %
+    score interval is below the limit to the number of experts whose interval reaches below it. Images that never choose
+    an expert do not say how they vary in that: then the other shares do. Differences of counts are known to first order
+    only where every share is known to be on one side: there no image moves the count.
+    """
+
+    histogram: Array
+    limit: float
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the number of experts under each set of weights; NaN where nothing is chosen."""
+        return self._count_below(self.histogram.T @ weights)
+
+    def totals(self) -> Totals:
+        """Return, of h = histogram and N = its sum per image: Σ h, Σ h², Σ h N, Σ N², and the images with N > 0."""
+        load = self.histogram.sum(1)
+        return (
+            self.histogram.sum(0),
+            (self.histogram**2).sum(0),
+            self.histogram.T @ load,
+            np.array([(load**2).sum(), np.count_nonzero(load)], dtype=np.float64),
+        )
+
+    def value(self, totals: Totals) -> float:
+        """Return the number of experts."""
+        return float(self._count_below(totals[0]))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return 0, or NaN where a share is not known to be on one side of the limit."""
+        totals = self.totals() if totals is None else totals
+        low, high = self._ends(totals, int(totals[3][1]))
+        decided = ((high < self.limit) | (low >= self.limit)).all()
+        return np.full(len(self.histogram), 0.0 if decided else np.nan)
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
+        """Return how many are below for certain, and how many may be."""
+        low, high = self._ends(self.totals() if totals is None else totals, images)
+        return float((high < self.limit).sum()), float((low < self.limit).sum())
+
+    def swing(self, totals: Totals | None) -> float:
+        """Return 0: counts that are the same have no share in which they could differ."""
+        return 0.0
+
+    def is_binary(self) -> bool:
+        """Return False: an image is not right or wrong."""
+        return False
+
+    def _count_below(self, counts: Array) -> Array:
+        """Return how many of the summed ``counts`` ``(E, …)`` are less than the limit."""
+        total = counts.sum(0)
+        return np.where(total > 0, (divide(counts, total) < self.limit).sum(0), np.nan)
+
+    def _ends(self, totals: Totals, images: int) -> tuple[Array, Array]:
+        """Return the ends of the intervals of the shares ``(E,)``, NaN where nothing is chosen."""
+        counts, squares, products, (square, _) = totals
+        if not counts.any():
+            return np.full_like(counts, np.nan), np.full_like(counts, np.nan)
+        share = divide(counts, counts.sum())
+        # Σ (h − p N)², whose last bits may be below 0.
+        spread = np.maximum(squares - 2 * share * products + share**2 * square, 0)
+        errors = [error_of(float(square), images) for square in divide(spread, counts.sum() ** 2)]
+        # As many independent observations as would have the errors of all shares together.
+        squares_of_errors = float(np.square(errors).sum())
+        together = float((share * (1 - share)).sum()) / squares_of_errors if squares_of_errors else None
+        ends = [
+            score_interval(float(value), error, images, observations=together)
+            for value, error in zip(share, errors, strict=True)
+        ]
+        low, high = np.array(ends).T
+        return low, high
+
+
+# Added to the mean, so that an expert without any tokens has a value: 0.
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Dispersion:
+    """Mean over experts of Var_b(S_be) / (Mean_b(S_be) + ε), S the sums of images ``(n, E)``; population variance.
+
+    Attributes:
+        sums: ``(n, E)``.
+        tokens: of each image ``(n,)``; those without any do not count.
+        relative: divide by the most it could be, S (1 − 1 / E), where S is the mean of the tokens: whole images to one
+            expert each.
+    """
+
+    sums: Array
+    tokens: Array
+    relative: bool
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the number under each set of weights."""
+        return self._number(*self._sums(weights))
+
+    def totals(self) -> Totals:
+        """Return the summed sums, their squares, the images and their tokens."""
+        return tuple(part[..., 0] for part in self._sums(np.ones((len(self.sums), 1))))
+
+    def value(self, totals: Totals) -> float:
+        """Return the number."""
+        return float(self._number(*(np.asarray(part)[..., None] for part in totals))[0])
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return the derivative of the number by the weight of each image."""
+        sums, squares, images, tokens = self.totals() if totals is None else totals
+        mean = divide(sums, images)
+        variance = divide(squares, images) - mean**2
+        off = self.sums - mean
+        slope = divide(1.0, mean + EPSILON)
+        influence = (np.square(off) - variance) * slope - variance * slope**2 * off
+        influence = divide(influence.mean(1), images)
+        if self.relative:
+            number = (variance * slope).mean()
+            length = divide(tokens, images)
+            influence = influence / self._maximum(length) - number / self._maximum(length) * divide(
+                self.tokens - length, tokens
+            )
+        return np.where(self.tokens > 0, influence, 0.0)
+
+    def _sums(self, weights: Array) -> tuple[Array, Array, Array, Array]:
+        has_tokens = (self.tokens > 0).astype(np.float64)
+        sums = np.where(self.tokens[:, None] > 0, self.sums, 0.0)
+        return sums.T @ weights, np.square(sums).T @ weights, has_tokens @ weights, self.tokens @ weights
+
+    def _number(self, sums: Array, squares: Array, images: Array, tokens: Array) -> Array:
+        mean = divide(sums, images)
+        # Rounding must not make a variance negative.
+        variance = np.maximum(divide(squares, images) - mean**2, 0.0)
+        number = (variance / (mean + EPSILON)).mean(0)
+        return divide(number, self._maximum(divide(tokens, images))) if self.relative else number
+
+    def _maximum(self, length: Array) -> Array:
+        return length * (1 - 1 / self.sums.shape[1])
