@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 
 from moeprobe.cli.app import app
-from moeprobe.cli.commands.explain import explanations, names
+from moeprobe.cli.front.glossary import explanations, names
 from moeprobe.metrics import registry
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import refused, run

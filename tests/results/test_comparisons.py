@@ -12,7 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from numpy.typing import NDArray
 
-from moeprobe.cli.commands.compare import failures, footing, tables
+from moeprobe.cli.front.comparison import failures, footing, tables
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
