@@ -44,9 +44,6 @@ from moeprobe.runtime.progress import Progress, progress_of
 if TYPE_CHECKING:
     from moeprobe.probes.engine.measurement import Measurement
 
-# The run of a comparison of checkpoints, inside its output folder.
-_PROBE = "probe"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -91,11 +88,10 @@ class Comparison:
         from moeprobe.results.layouts.page import fragment
         from moeprobe.results.layouts.verdicts import overview, sentences, tables
 
-        renamed = self.with_names()
-        extra = self.sidecar.fail_if_worse
-        rests = heading(self.sidecar.request.probe, self.table)
+        renamed, extra = self.with_names(), self.sidecar.fail_if_worse
         return fragment(
-            f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()",
+            f"Verdicts: {heading(self.sidecar.request.probe, self.table)}; all differences in .table, the forest plot "
+            "by .plot()",
             [overview(renamed.table, extra=extra), *tables(renamed.table, extra=extra)],
             sentences=sentences(renamed.verdicts, renamed.table, extra=extra),
         )
@@ -226,8 +222,7 @@ class Sources:
         """Return the sums of one batch of every checkpoint, which tell the metrics there will be."""
         if self.work is None:
             return self.measured
-        sums = self.work.sample(self.work.options.batch_size)
-        return dataclasses.replace(self.measured, sums=sums)
+        return dataclasses.replace(self.measured, sums=self.work.sample(self.work.options.batch_size))
 
     def measure(self, progress: Progress) -> Measured:
         """Measure all checkpoints; returns their sums.
@@ -237,7 +232,7 @@ class Sources:
         work = self.work
         if work is None:
             return self.measured
-        out = None if work.options.out is None else work.options.out / _PROBE
+        out = None if work.options.out is None else work.options.out / "probe"
         options = dataclasses.replace(work.options, out=out, overwrite=False)
         try:
             result = run(work.probe, work.models, data=work.data, options=options, watcher=progress)
@@ -278,12 +273,11 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
         UserError: a run cannot be read or fits no other, or something is named that they fix.
     """
     _check_outside(models, options.out)
-    usual = Options()
     changed = [f"--{name}" for name, value in settings.items() if value is not None]
     changed += [
         flag_of(Options, name)
         for name in fields_of(Options)
-        if arg_of(Options, name).in_request and getattr(options, name) != getattr(usual, name)
+        if arg_of(Options, name).in_request and getattr(options, name) != getattr(Options(), name)
     ]
     if changed:
         raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
@@ -295,8 +289,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
         raise UserError(
             f"There is no MoE layer {lacking[0]!r} in these runs; there are: {', '.join(run_layers)}."
         )
-    layers = {*options.layers, ""}
-    selected = measured.sums.select(lambda stored: stored.cell.layer in layers)
+    selected = measured.sums.select(lambda stored: stored.cell.layer in {*(options.layers or ()), ""})
     request = Request(measured.request | {"layers": list(options.layers)})
     return Sources(dataclasses.replace(measured, sums=selected, request=request))
 
@@ -304,10 +297,8 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
     """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
     for item in models:
-        if out is not None and isinstance(item, str | Path):
-            path, folder = Path(item).resolve(), out.resolve()
-            if path == folder or folder in path.parents:
-                raise UserError(f"{item} is in {out}; choose another --out.")
+        if isinstance(item, str | Path) and out and Path(item).resolve().is_relative_to(out.resolve()):
+            raise UserError(f"{item} is in {out}; choose another --out.")
 
 
 def _check_two(checkpoints: Sized) -> None:

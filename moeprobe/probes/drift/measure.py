@@ -103,7 +103,7 @@ class _Series(TableWork[Result]):
 
 
 def _compared_with(
-    traces: Sequence[TraceFile], labels: Sequence[str], place: int, reference: str
+    traces: Sequence[TraceFile], labels: Sequence[str], index: int, reference: str
 ) -> list[NamedTrace]:
     """Return the reference, then the other traces, each named after its reference."""
     names = {trace.about["checkpoint"]["name"] for trace in traces}
@@ -112,5 +112,5 @@ def _compared_with(
         NamedTrace(trace, name, view_of(label, reference), float("nan"), has_moved=False)
         for trace, label in zip(traces, labels, strict=True)
     ]
-    own = found.pop(place)
+    own = found.pop(index)
     return [own, *found]
