@@ -111,7 +111,7 @@ LIGHT = (
 _RUN = """
 import json, sys
 from typer.testing import CliRunner
-from moeprobe.cli.commands.compare import FAILED
+from moeprobe.cli.app import app
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())
     print(json.dumps([line, result.exit_code, result.stderr, "torch" in sys.modules]), flush=True)

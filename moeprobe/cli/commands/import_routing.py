@@ -67,11 +67,11 @@ def import_routing(
         raise UserError("--num-experts is for logs; --model-config says it for responses: leave one out.")
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
-    from moeprobe.recordings.import_experts import import_routed_experts
-    from moeprobe.recordings.import_log import import_trace
 
     with Bar("bytes") as bar:
         if model_config is None:
+            from moeprobe.recordings.import_log import import_trace
+
             log = import_trace(
                 files[0],
                 trace,
@@ -83,6 +83,9 @@ def import_routing(
             )
             content, lines = _content_of_log(log), _lines_of_log(log)
         else:
+            # Here, since it imports torch, which a log is read without.
+            from moeprobe.recordings.import_experts import import_routed_experts
+
             experts = import_routed_experts(
                 files,
                 trace,

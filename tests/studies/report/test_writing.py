@@ -80,11 +80,11 @@ def test_a_report_that_another_process_made_meanwhile_stays(
 ) -> None:
     out = tmp_path / "out"
 
-    def meanwhile(paths: list[Path]) -> object:
+    def meanwhile(paths: list[Path], names: list[str] | None) -> object:
         with monkeypatch.context() as patch:
             patch.setattr("moeprobe.studies.report.read_runs", reading)
             api.report(runs[0], out=out)
-        return reading(paths)
+        return reading(paths, names=names)
 
     monkeypatch.setattr("moeprobe.studies.report.read_runs", meanwhile)
     with pytest.raises(UserError, match="is there already"):
