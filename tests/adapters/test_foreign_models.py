@@ -36,7 +36,7 @@ def hooked():
 def opened():
     return hooked().checkpoint("theirs")
 
-def break_words():
+def broken():
     raise ValueError("no weights at hand.\\nAsk for them.")
 
 def number():

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import moeprobe
 from moeprobe.cli.front.environment import system_error
-from moeprobe.probes.engine import run as engine
+from moeprobe.probes.engine.work import Work
 from tests.commands import Trained, refused
 
 NUMBERS = ("EIO", "ESTALE", "EACCES", "EROFS", "EMFILE", "ENODEV", "EINTR")
@@ -61,6 +61,6 @@ def test_the_command_line_says_it(trained: Trained, monkeypatch: pytest.MonkeyPa
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "weights")
 
-    monkeypatch.setattr(engine, "execute", fail)
+    monkeypatch.setattr(Work, "execute", fail)
     said = refused("confidence", trained["prc"], "--limit", "20")
     assert "Cannot read or write weights: Stale file handle." in said

@@ -215,7 +215,9 @@ def test_regions_are_called_by_their_names(trained: Trained) -> None:
         "top1_match",
     )
     shown = run(*arguments, "--full").output
-    assert "foreground patches" in shown and shown.count("CLS") == 2  # its table and its sentence
+    assert (
+        "foreground patches" in shown and shown.count("CLS") == 3
+    )  # its verdict, its table and its sentence
 
 
 def test_an_overlay_of_own_files_is_not_of_the_data_set(trained: Trained, tmp_path: Path) -> None:

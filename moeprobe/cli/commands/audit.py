@@ -1,6 +1,5 @@
 """``moeprobe audit``."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +71,7 @@ def audit(
 
 
 def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:
@@ -79,7 +79,7 @@ def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
             {"probe": step.name, "images": step.images, "passes": step.passes, "seconds": step.seconds}
             for step in plan.steps
         ]
-        print(json.dumps({"steps": steps, "left_out": dict(plan.left_out), "seconds": plan.seconds}))
+        print_json({"steps": steps, "left_out": dict(plan.left_out), "seconds": plan.seconds})
         return
     screen = console()
     for step in plan.steps:
@@ -96,6 +96,7 @@ def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
 
 def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     """Print the verdicts, a line per property, and where the page is; or everything as JSON."""
+    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_warnings, records
     from moeprobe.runtime.files import shown
     from moeprobe.studies.audit.page import HTML, next_steps
@@ -108,7 +109,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
             "sidecar": result.sidecar,
             "out": None if result.folder is None else str(shown(result.folder)),
         }
-        print(json.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     screen, lines = console(), lines_of(result.verdicts)
     from moeprobe.cli.front.tables import fit

@@ -23,7 +23,7 @@ from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.sidecars import Sidecar, read_sidecar
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text
 from moeprobe.runtime.progress import Progress, progress_of
@@ -104,6 +104,7 @@ def plan_audit(
     return make_plan(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
 
 
+@checked
 def read_audit(folder: Path) -> AuditResult:
     """Read a finished audit from its folder.
 

@@ -27,17 +27,16 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.results.earlier_format import is_earlier
+from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import Sidecar, read_sidecar
-from moeprobe.results.stored import of_file
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import IMAGES, atomic_file
+from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare import Comparison, ComparisonWork, runs_to_compare
 from moeprobe.studies.paper import numbers, tables
-from moeprobe.studies.report.reading import read_runs
 
 # What the paper's tables and figures are made of: which checkpoints, which probes, and where they are kept.
 
@@ -329,9 +328,7 @@ def _result(
     if result is not None:
         return result
     assert out is not None
-    (earlier,) = read_runs([out])
-    assert earlier.table is not None
-    return Result(earlier.table, earlier.comparison, of_file(out / IMAGES), earlier.sidecar)
+    return read_result(out)
 
 
 def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, progress: Progress) -> None:
