@@ -32,7 +32,7 @@ def test_truncated_and_foreign_checkpoints(trained: Trained, tmp_path: Path) -> 
     assert "not one that moeprobe wrote" in refused("eval", foreign)
     pickled = tmp_path / "model.pt"
     torch.save({"a": 1}, pickled)
-    assert "no safetensors file" in refused("inspect", pickled)
+    assert "is a file of another program" in refused("inspect", pickled)
 
 
 def test_unknown_names_get_a_suggestion(trained: Trained) -> None:
@@ -85,7 +85,7 @@ def test_unreadable_images_are_named_or_skipped(
     (tmp_path / "bad.png").write_bytes(whole[: len(whole) // 2] if content is None else content)
     data = f"folder:{tmp_path}"
     said = refused("confidence", trained["prc"], "--data", data)
-    assert "bad.png" in said and "add --skip-bad-images" in said
+    assert "bad.png" in said and "skip such files with --skip-bad-images" in said
     result = run("confidence", trained["prc"], "--data", data, "--skip-bad-images", "--json")
     found = json.loads(result.stdout)
     assert found["sidecar"]["skipped_images"] == ["bad.png"]

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+# First imported inside a command, its logger would go on writing to the command's captured, closed output.
+import datasets  # noqa: F401
 import pytest
 
 from moeprobe.runtime.hub import local_unless_allowed
