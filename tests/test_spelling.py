@@ -11,7 +11,7 @@ BRITISH = re.compile(
     re.IGNORECASE,
 )
 # Keys of sidecars and of descriptions.
-KEPT = re.compile(r"\"(colours|normalisation)\"|\bcolours=")
+KEPT = re.compile(r"\"(colours|normalisation)\"")
 
 
 def test_spelling_is_american() -> None:

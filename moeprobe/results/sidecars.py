@@ -220,9 +220,11 @@ _KEYS = (
 )  # fmt: skip
 
 
-def make_sidecar(request: Mapping[str, Any], **facts: Any) -> Sidecar:
+def make_sidecar(
+    request: Mapping[str, Any], *, colors: Mapping[str, str] | None = None, **facts: Any
+) -> Sidecar:
     """Return the sidecar of a run: its request and ``facts`` in the order of the file, then provenance."""
-    content = {"request": request, **facts}
+    content = {"request": request, **({} if colors is None else {"colours": colors}), **facts}
     return Sidecar({key: content[key] for key in _KEYS if key in content} | content | provenance())
 
 

@@ -353,7 +353,7 @@ class ComparisonWork(Work[Comparison]):
         failures = self.gate.failures(table)
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
-            colours=colors(list(measured.checkpoints)),
+            colors=colors(list(measured.checkpoints)),
             runs=dict(measured.runs),
             verdicts=sentences.to_dict("records"),
             fail_if_worse=self.gate.metric,

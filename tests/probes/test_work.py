@@ -35,7 +35,7 @@ class Counting(Work[Answer]):
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Answer:
         self.note("compute", folder)
-        return Answer(self.make_sidecar(wall_seconds=self.seconds, device="cpu", colours={}, extra=1))
+        return Answer(self.make_sidecar(wall_seconds=self.seconds, device="cpu", colors={}, extra=1))
 
     def write(self, result: Answer, folder: OutputFolder) -> Answer:
         self.note("write", folder)

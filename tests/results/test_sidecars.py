@@ -19,7 +19,7 @@ REQUEST = {
 
 def test_a_sidecar_is_written_in_the_order_of_the_file() -> None:
     sidecar = make_sidecar(
-        REQUEST, device="cpu", training_images=4, command="moeprobe sweep", colours={"a": "#000000"}
+        REQUEST, device="cpu", training_images=4, command="moeprobe sweep", colors={"a": "#000000"}
     )
     assert list(sidecar)[:5] == ["request", "command", "colours", "device", "training_images"]
     assert list(sidecar)[5:] == list(provenance())

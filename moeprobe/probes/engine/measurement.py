@@ -164,7 +164,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             checkpoints={
                 model.name: dict(model.provenance) | warnings.get(model.name, {}) for model in self.models
             },
-            colours=colors([model.name for model in self.models]),
+            colors=colors([model.name for model in self.models]),
             skipped_images=skipped[0],
             wall_seconds=self.seconds,
             batch_size=options.batch_size,

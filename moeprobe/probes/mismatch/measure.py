@@ -109,7 +109,7 @@ class _Scoring(TableWork[Result]):
         table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
         sidecar = self.make_sidecar(
             checkpoints={checkpoint.name: dict(checkpoint.provenance)},
-            colours=colors([checkpoint.name]),
+            colors=colors([checkpoint.name]),
             skipped_images=[],
             notes=self.served.notes(),
             wall_seconds=self.seconds,
