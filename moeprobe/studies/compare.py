@@ -22,7 +22,7 @@ from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.run import plan, prepare, run
+from moeprobe.probes.engine.run import plan, prepare, run, run_once
 from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
 from moeprobe.results import differences, finished, verdicts
@@ -233,14 +233,14 @@ class Sources:
         if work is None:
             return self.measured
         out = None if work.options.out is None else work.options.out / "probe"
-        options = dataclasses.replace(work.options, out=out, overwrite=False)
-        try:
-            result = run(work.probe, work.models, data=work.data, options=options, watcher=progress)
-        except FinishedError as error:
-            if self.hashed:
-                return dataclasses.replace(finished.read(error.folder), runs={})
-            options = dataclasses.replace(options, overwrite=True)
-            result = run(work.probe, work.models, data=work.data, options=options, watcher=progress)
+        result = run_once(
+            lambda options: run(work.probe, work.models, data=work.data, options=options, watcher=progress),
+            work.models,
+            dataclasses.replace(work.options, out=out),
+        )
+        if result is None and out is not None:
+            return dataclasses.replace(finished.read(out), runs={})
+        assert result is not None
         return dataclasses.replace(self.measured, sums=result.sums, checkpoints=result.sidecar.checkpoints)
 
 

@@ -105,6 +105,8 @@ def test_a_folder_holds_the_page_and_a_finished_audit_is_read(
     monkeypatch.setattr("moeprobe.studies.audit.run.make_plan", _unwanted)
     again = run(*arguments)
     assert again.exit_code == 0 and again.output == first.output
+    for other in (("--allow-not-finite",), ("--masks", tmp_path)):
+        assert "holds a finished run of something else" in refused(*arguments, *other)
     # An interrupted audit goes on with the runs that are finished.
     (out / "table.json").unlink()
     (out / "audit.html").unlink()

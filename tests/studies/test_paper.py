@@ -10,8 +10,9 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import FinishedError, UserError
+from moeprobe.probes.engine.run import run_once
 from moeprobe.studies.paper.numbers import dead
-from moeprobe.studies.paper.run import PROBES, Job, run_once
+from moeprobe.studies.paper.run import PROBES
 from moeprobe.studies.paper.tables import markdown, published
 from tests.commands import Trained, refused, run
 from tests.studies.report.making import write_run
@@ -233,8 +234,6 @@ def test_a_probe_of_an_earlier_format_is_repeated(
             return "repeated"
         raise FinishedError("It is finished.", path)
 
-    job = Job([], ("a", "b"), "digits", api.Options(), labeled=True, replayable=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Job, "hashed", True)
-        assert run_once(job, probe, path) == ("repeated" if len(calls) == 2 else None)
+    result = run_once(probe, [], api.Options(out=path))
+    assert result == ("repeated" if len(calls) == 2 else None)
     assert done == calls

@@ -75,10 +75,7 @@ def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
     from moeprobe.cli.front.screen import console
 
     if as_json:
-        steps = [
-            {"probe": step.name, "images": step.images, "passes": step.passes, "seconds": step.seconds}
-            for step in plan.steps
-        ]
+        steps = [step.facts for step in plan.steps]
         print_json({"steps": steps, "left_out": dict(plan.left_out), "seconds": plan.seconds})
         return
     screen = console()

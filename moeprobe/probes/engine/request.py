@@ -39,7 +39,7 @@ def make_request(
         "class_null": options.class_null,
         "labels_used": spec.labeled and spec.dataset.class_names is not None,
         "checkpoints": {
-            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            model.name: _settings_of(model)
             # Of a router from outside the package, and of settings other than the trained ones.
             | {key: model.provenance[key] for key in ("router", "served") if key in model.provenance}
             for model in models
@@ -50,6 +50,32 @@ def make_request(
     }
     # A field such as ``view`` is said already, with all that it stands for.
     return request | {key: value for key, value in probe.request().items() if key not in request}
+
+
+def study_request(
+    kind: str, models: Sequence[Checkpoint], options: Options, *, data: str, **more: Any
+) -> dict[str, Any]:
+    """Return the request of several runs put together; ``more`` is what the study asks besides."""
+    return {
+        "kind": kind,
+        "data": data,
+        "split": options.split,
+        "layers": None if options.layers is None else list(options.layers),
+        "limit": options.limit,
+        "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
+        "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
+        "allow_not_finite": options.allow_not_finite,
+        **more,
+        "checkpoints": {model.name: _settings_of(model) for model in models},
+    }
+
+
+def _settings_of(model: Checkpoint) -> dict[str, Any]:
+    """Return what a model's numbers depend on: its weights, and how its images are routed together."""
+    return {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
 
 
 def _of_texts(models: Sequence[Checkpoint], dataset: Dataset) -> dict[str, Any]:

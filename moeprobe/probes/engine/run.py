@@ -2,14 +2,17 @@
 
 import dataclasses
 import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from moeprobe.adapters.base import Models
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.errors import FinishedError, RunWarning, UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
 from moeprobe.probes.engine.shard import Shard, check_splits
+from moeprobe.results.earlier_format import is_earlier
+from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime import processes
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -49,6 +52,25 @@ def run(
         except (RuntimeError, MemoryError) as error:
             options = _smaller(options, error)
         work = prepare(probe, models, data=data, options=options)
+
+
+def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], options: Options) -> R | None:
+    """Start a run that is part of a study, in the folder of ``options``; None where it is finished there.
+
+    A finished run is repeated if nobody knows whether it is of these models, or if its tables lack the load of all
+    choices (an earlier format).
+
+    Raises:
+        UserError: something else was run in that folder meanwhile.
+    """
+    from moeprobe.probes.engine.models import are_hashed  # here, since it imports torch
+
+    try:
+        return start(dataclasses.replace(options, overwrite=False))
+    except FinishedError as error:
+        if are_hashed(models) and not is_earlier(read_sidecar(error.folder)):
+            return None
+    return start(dataclasses.replace(options, overwrite=True))
 
 
 def _smaller(options: Options, error: Exception) -> Options:

@@ -50,6 +50,11 @@ class AuditStep:
         """The command, and the folder of the run."""
         return self.probe.name
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``plan.json`` and ``--dry-run --json`` say of it."""
+        return {"probe": self.name, "images": self.images, "passes": self.passes, "seconds": self.seconds}
+
 
 @dataclass(frozen=True)
 class AuditPlan:
@@ -192,10 +197,7 @@ def _time(
 
 def write_plan(folder: Path, plan: AuditPlan) -> None:
     """Write the sizes of a plan, so that an interrupted audit resumes with the same."""
-    steps = [
-        {"probe": step.name, "images": step.images, "passes": step.passes, "seconds": step.seconds}
-        for step in plan.steps
-    ]
+    steps = [step.facts for step in plan.steps]
     write_json(folder / PLAN, {"steps": steps, "left_out": dict(plan.left_out), "available": plan.available})
 
 

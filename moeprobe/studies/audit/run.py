@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,18 +11,19 @@ import pandas as pd
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.inputs.open import content_of
-from moeprobe.probes.base import Property
+from moeprobe.probes.base import AuditEntry, Property
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.request import study_request
+from moeprobe.probes.engine.work import Work
 from moeprobe.results.finished import read_result
-from moeprobe.results.folder import OutputFolder, Result, output_folder
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Sidecar, read_sidecar
+from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text
@@ -38,6 +39,7 @@ KIND = "audit"
 MINUTES = 5.0
 _MOST_MODELS = 2
 _LARGEST_PAGE = 2**30
+_NOTHING = "Nothing of the routing could be judged; choose other --probes."
 
 
 @with_options
@@ -69,12 +71,13 @@ def audit(
     """
     options, watcher = combine(options, changes), progress_of(watcher)
     sources = _check_sources(models, minutes)
+    work: _AuditWork
+    if is_recorded(sources):
+        work = _RecordingsAudit(sources, data=data, options=options)
+    else:
+        work = _ModelsAudit(sources, data=data, minutes=minutes, probes=probes, options=options)
     try:
-        if is_recorded(sources):
-            return _audit_recordings(sources, data=data, options=options, watcher=watcher)
-        return _audit_models(
-            sources, data=data, minutes=minutes, probes=probes, options=options, watcher=watcher
-        )
+        return work.execute(watcher)
     except FinishedError as error:
         if not are_hashed([source for source in sources if isinstance(source, Checkpoint)]):
             raise  # nobody knows whether it is of these models
@@ -134,100 +137,104 @@ def _check_sources(models: Models, minutes: float) -> list[Model]:
     return sources
 
 
-def _audit_models(
-    sources: Sequence[Model],
-    *,
-    data: str | None,
-    minutes: float,
-    probes: Sequence[str] | None,
-    options: Options,
-    watcher: Progress,
-) -> AuditResult:
-    started = time.perf_counter()
-    models = load_models(sources, options)
-    data = choose_data(data, models)
-    request = _request(models, data=data, minutes=minutes, probes=probes, options=options)
-    with output_folder(options.out, request, overwrite=options.overwrite, svg=options.svg) as folder:
-        plan = _plan(models, folder, data=data, minutes=minutes, probes=probes, options=options)
+class _AuditWork(Work[AuditResult]):
+    """An audit, whose runs have folders inside; a kind of audit says how its verdicts come about."""
+
+    def write(self, result: AuditResult, folder: OutputFolder) -> AuditResult:
+        """Write the verdicts and the page."""
+        _write(result)
+        return result
+
+
+class _ModelsAudit(_AuditWork):
+    """Run the probes that join, and judge their numbers."""
+
+    def __init__(
+        self,
+        sources: Sequence[Model],
+        *,
+        data: str | None,
+        minutes: float,
+        probes: Sequence[str] | None,
+        options: Options,
+    ) -> None:
+        self.models = load_models(sources, options)
+        self.data = choose_data(data, self.models)
+        self.words = " ".join(
+            str(source.name if isinstance(source, Checkpoint) else source) for source in sources
+        )
+        self.minutes, self.probes, self.options = minutes, probes, options
+        # Sizes follow from a timing, and are in the plan.
+        self.request = study_request(
+            KIND,
+            self.models,
+            options,
+            data=self.data,
+            minutes=minutes,
+            probes=None if probes is None else sorted(probes),
+            max_length=options.max_length,
+        )
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
+        """Run the probes, or read what an earlier call has finished."""
+        models, options = self.models, self.options
+        plan = _plan(
+            models, folder, data=self.data, minutes=self.minutes, probes=self.probes, options=options
+        )
         runs: dict[str, Result] = {}
         for step in plan.steps:
-            result = _run(step, models, data=data, options=options, watcher=watcher)
+            result = _run(step, models, data=self.data, options=options, watcher=progress)
             if isinstance(result, Result):
                 runs[step.name] = result
-        dataset = open_data(data, split=options.split)
-        classes = len(dataset.class_names) if dataset.class_names else None
-        words = " ".join(str(source.name if isinstance(source, Checkpoint) else source) for source in sources)
-        rows = []
-        for step in plan.steps:
-            if step.name in runs:
-                commands = {
-                    item.name: _command(item, step.name, words, data) for item in step.entry.properties
-                }
-                rows += judge_run(
-                    step.entry.properties, runs[step.name], run=step.name, classes=classes, commands=commands
-                )
-        sidecar = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": described(models, dataset, data, split=options.split),
-            "colours": colors([model.name for model in models]),
-            "runs": list(runs),
-            "folders": [step.name for step in plan.steps],
-            "images": {step.name: step.images for step in plan.steps},
-            "left_out": dict(plan.left_out),
-            "modality": models[0].framing.modality.name,
-            "wall_seconds": time.perf_counter() - started,
-        } | provenance()
-        return _finish(rows, runs, plan.left_out, sidecar, folder)
+        dataset = open_data(self.data, split=options.split)
+        rows = _judge(
+            [(step.name, step.entry) for step in plan.steps],
+            runs,
+            models=self.words,
+            data=self.data,
+            class_names=dataset.class_names,
+        )
+        sidecar = self.make_sidecar(
+            checkpoints=described(models, dataset, self.data, split=options.split),
+            colors=colors([model.name for model in models]),
+            runs=list(runs),
+            folders=[step.name for step in plan.steps],
+            images={step.name: step.images for step in plan.steps},
+            left_out=dict(plan.left_out),
+            modality=models[0].framing.modality.name,
+            wall_seconds=self.seconds,
+        )
+        return _result(rows, runs, plan.left_out, sidecar, None if folder is None else folder.path)
 
 
-def _audit_recordings(
-    sources: Sequence[Model], *, data: str | None, options: Options, watcher: Progress
-) -> AuditResult:
-    paths = [Path(str(source)) for source in sources]
-    check_recordings(paths, data=data)
-    request = {"kind": KIND, "recordings": [str(path) for path in paths], "seed": options.seed}
-    request |= {"layers": None if options.layers is None else list(options.layers)}
-    request |= content_of(paths)
-    with output_folder(options.out, request, overwrite=options.overwrite, svg=options.svg) as folder:
-        result, rows, left_out = audit_recordings(paths, options=options, watcher=watcher)
-        sidecar = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": result.sidecar["checkpoints"],
-            "colours": result.sidecar.get("colours", {}),
-            "runs": [RECORDED],
-            "folders": [RECORDED],
-            "images": {RECORDED: int(result.table["images"].max())},
-            "left_out": left_out,
-            "modality": "text",
-            "wall_seconds": result.sidecar["wall_seconds"],
-        } | provenance()
-        return _finish(rows, {RECORDED: result}, left_out, sidecar, folder)
+class _RecordingsAudit(_AuditWork):
+    """Judge recorded routing, without a model."""
 
+    def __init__(self, sources: Sequence[Model], *, data: str | None, options: Options) -> None:
+        self.paths, self.options = [Path(str(source)) for source in sources], options
+        check_recordings(self.paths, data=data)
+        self.request = {
+            "kind": KIND,
+            "recordings": [str(path) for path in self.paths],
+            "seed": options.seed,
+            "layers": None if options.layers is None else list(options.layers),
+            **content_of(self.paths),
+        }
 
-def _request(
-    models: Sequence[Checkpoint], *, data: str, minutes: float, probes: Sequence[str] | None, options: Options
-) -> dict[str, Any]:
-    """Return everything that an audit depends on; sizes follow from a timing, and are in its plan."""
-    return {
-        "kind": KIND,
-        "data": data,
-        "minutes": minutes,
-        "probes": None if probes is None else sorted(probes),
-        "split": options.split,
-        "layers": None if options.layers is None else list(options.layers),
-        "limit": options.limit,
-        "seed": options.seed,
-        "trained_capacity": options.trained_capacity,
-        "group_images": options.group_images,
-        "skip_bad_images": options.skip_bad_images,
-        "max_length": options.max_length,
-        "checkpoints": {
-            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
-            for model in models
-        },
-    }
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
+        """Check the recordings, and measure what they hold."""
+        result, rows, left_out = audit_recordings(self.paths, options=self.options, watcher=progress)
+        sidecar = self.make_sidecar(
+            checkpoints=result.sidecar.checkpoints,
+            colors=result.sidecar.colors,
+            runs=[RECORDED],
+            folders=[RECORDED],
+            images={RECORDED: int(result.table["images"].max())},
+            left_out=left_out,
+            modality=TEXT.name,
+            wall_seconds=self.seconds,
+        )
+        return _result(rows, {RECORDED: result}, left_out, sidecar, None if folder is None else folder.path)
 
 
 def _plan(
@@ -256,14 +263,34 @@ def _run(
 ) -> object:
     """Return the result of a probe: run, or read from its folder where an earlier call has finished it."""
     out = None if options.out is None else options.out / step.name
-    of_step = dataclasses.replace(options, out=out, limit=step.images, overwrite=False)
-    try:
-        return engine.run(step.probe, models, data=data, options=of_step, watcher=watcher)
-    except FinishedError as error:
-        if are_hashed(models):
-            return read_result(error.folder) if step.entry.properties else None
-    of_step = dataclasses.replace(of_step, overwrite=True)
-    return engine.run(step.probe, models, data=data, options=of_step, watcher=watcher)
+    result = engine.run_once(
+        lambda options: engine.run(step.probe, models, data=data, options=options, watcher=watcher),
+        models,
+        dataclasses.replace(options, out=out, limit=step.images),
+    )
+    return read_result(out) if result is None and out is not None and step.entry.properties else result
+
+
+def _judge(
+    steps: Iterable[tuple[str, AuditEntry]],
+    runs: Mapping[str, Result],
+    *,
+    models: str,
+    data: str,
+    class_names: Sequence[str] | None,
+) -> list[Row]:
+    """Return the verdicts on all runs; ``models`` is how commands name them."""
+    rows: list[Row] = []
+    for name, entry in steps:
+        if name in runs:
+            rows += judge_run(
+                entry.properties,
+                runs[name],
+                run=name,
+                classes=len(class_names) if class_names else None,
+                commands={item.name: _command(item, name, models, data) for item in entry.properties},
+            )
+    return rows
 
 
 def _command(item: Property, name: str, words: str, data: str) -> str:
@@ -290,28 +317,28 @@ def audit_runs(
     started = time.perf_counter()
     steps = [(kind.name, entry) for kind, entry in joining(None) if kind.name in folders]
     runs = {name: read_result(folders[name]) for name, entry in steps if entry.properties}
-    split = str(next(iter(runs.values())).sidecar["request"]["split"]) if runs else ""
-    class_names = open_data(data, split=split).class_names if runs else None
-    rows: list[Row] = []
-    for name, entry in steps:
-        if name in runs:
-            words = {item.name: _command(item, name, " ".join(models), data) for item in entry.properties}
-            result = _at_severities(runs[name], entry.images)
-            classes = len(class_names) if class_names else None
-            rows += judge_run(entry.properties, result, run=name, classes=classes, commands=words)
-    first = next(iter(runs.values()))
-    sidecar = {
-        "request": {"kind": KIND, "data": data, "split": split},
-        "command": command,
-        "checkpoints": first.sidecar["checkpoints"],
-        "colours": first.sidecar["colours"],
-        "runs": list(runs),
-        "folders": [name for name, _ in steps],
-        "images": {name: int(result.table["images"].max()) for name, result in runs.items()},
-        "left_out": {},
-        "modality": IMAGE.name,
-        "wall_seconds": time.perf_counter() - started,
-    }
+    if not runs:
+        raise UserError(_NOTHING)
+    first = next(iter(runs.values())).sidecar
+    rows = _judge(
+        steps,
+        {name: _at_severities(runs[name], entry.images) for name, entry in steps if name in runs},
+        models=" ".join(models),
+        data=data,
+        class_names=open_data(data, split=first.request["split"]).class_names,
+    )
+    sidecar = make_sidecar(
+        {"kind": KIND, "data": data, "split": first.request["split"]},
+        command=command,
+        checkpoints=first.checkpoints,
+        colors=first.colors,
+        runs=list(runs),
+        folders=[name for name, _ in steps],
+        images={name: int(result.table["images"].max()) for name, result in runs.items()},
+        left_out={},
+        modality=IMAGE.name,
+        wall_seconds=time.perf_counter() - started,
+    )
     audited = _result(rows, runs, {}, sidecar, out)
     _write(audited)
     return audited
@@ -326,36 +353,21 @@ def _at_severities(result: Result, fields: Mapping[str, Any] | None) -> Result:
     return dataclasses.replace(result, table=result.table[severity.isna() | (severity <= max(steps))])
 
 
-def _finish(
-    rows: Sequence[Row],
-    runs: Mapping[str, Result],
-    left_out: Mapping[str, str],
-    sidecar: dict[str, Any],
-    folder: OutputFolder | None,
-) -> AuditResult:
-    """Write the verdicts and the page, and mark the folder as finished."""
-    result = _result(rows, runs, left_out, sidecar, None if folder is None else folder.path)
-    if folder is not None:
-        _write(result)
-        folder.finish(sidecar)
-    return result
-
-
 def _result(
     rows: Sequence[Row],
     runs: Mapping[str, Result],
     left_out: Mapping[str, str],
-    sidecar: dict[str, Any],
+    sidecar: Sidecar,
     folder: Path | None,
 ) -> AuditResult:
     """Return the verdicts with their page; raises ``UserError`` where there is none."""
     if not rows:
-        raise UserError("Nothing of the routing could be judged; choose other --probes.")
+        raise UserError(_NOTHING)
     content = AuditContent(
         verdicts=pd.DataFrame(rows, columns=COLUMNS),
         runs=runs,
         left_out=left_out,
-        sidecar=Sidecar(sidecar),
+        sidecar=sidecar,
         folder=folder,
     )
     return AuditResult(**vars(content), html=page.page_html(content))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
@@ -20,16 +20,16 @@ from moeprobe.probes.engine.applicability import check_images, routing_of_blank_
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.request import study_request
 from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
-from moeprobe.results.earlier_format import is_earlier
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.sidecars import Sidecar, read_sidecar
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
@@ -77,11 +77,6 @@ class Job:
         return dataclasses.replace(probe, attribute=True) if attributes else probe  # type: ignore[call-arg]
 
     @property
-    def hashed(self) -> bool:
-        """Whether the first pair can be recognized; a checkpoint without a hash never counts as unchanged."""
-        return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
-
-    @property
     def notes(self) -> list[str]:
         """What is left out, in sentences."""
         notes = []
@@ -124,21 +119,6 @@ def make_job(models: Sequence[Model], *, data: str | None, options: Options) -> 
             refusal_to_replay(model.model) is None and model.model.group_images == 1 for model in pairs[0]
         ),
     )
-
-
-def run_once(job: Job, run: Callable[[Options], T], out: Path | None) -> T | None:
-    """Run a probe in a folder of its own; None where an earlier call has finished it there.
-
-    Raises:
-        UserError: something else was run in that folder meanwhile.
-    """
-    options = dataclasses.replace(job.options, out=out, overwrite=False)
-    try:
-        return run(options)
-    except FinishedError as error:
-        # A table of before lacks the load of all choices.
-        reusable = job.hashed and not is_earlier(read_sidecar(error.folder))
-        return None if reusable else run(dataclasses.replace(options, overwrite=True))
 
 
 def limited(options: Options, max_images: int) -> Options:
@@ -221,29 +201,16 @@ class _PaperWork(Work[PaperResult]):
         self.job, self.model, self.jump_images, self.remarks = job, model, jump_images, remarks
         self.options = options = job.options
         self.models = [checkpoint for pair in job.pairs for checkpoint in pair]
-        self.request = {
-            "kind": KIND,
-            "data": job.data,
-            "split": options.split,
-            "layers": None if options.layers is None else list(options.layers),
-            "limit": options.limit,
-            "seed": options.seed,
-            "masks": None if options.masks is None else str(options.masks),
-            "skip_bad_images": options.skip_bad_images,
-            "trained_capacity": options.trained_capacity,
-            "class_null": options.class_null,
-            "allow_not_finite": options.allow_not_finite,
-            "jump_images": jump_images,
-            "names": list(job.names),
+        self.request = study_request(
+            KIND,
+            self.models,
+            options,
+            data=job.data,
+            jump_images=jump_images,
+            names=list(job.names),
             # The order says which is the reference, and whose probes are in the folder.
-            "pairs": [[model.name for model in pair] for pair in job.pairs],
-            "checkpoints": {
-                checkpoint.name: {
-                    key: checkpoint.provenance.get(key) for key in ("sha256", "capacity", "group_images")
-                }
-                for checkpoint in self.models
-            },
-        }
+            pairs=[[model.name for model in pair] for pair in job.pairs],
+        )
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> PaperResult:
         """Run the probes, and make the tables."""
@@ -320,10 +287,10 @@ def _result(
     """
     if isinstance(probe, NoiseSweep) and out is None:
         probe = NoiseSweep(severities=(numbers.SIGMA,))
-    result = run_once(
-        job,
+    result = engine.run_once(
         lambda options: engine.run(probe, pair, data=job.data, options=options, watcher=watcher),
-        out,
+        pair,
+        dataclasses.replace(job.options, out=out),
     )
     if result is not None:
         return result
@@ -358,7 +325,7 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, progress
     if job.replayable:
         drawings["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), max_images=jump_images)
     for name, make in drawings.items():
-        run_once(job, make, folder / name)
+        engine.run_once(make, pair, dataclasses.replace(job.options, out=folder / name))
 
 
 def _compare_sweeps(run: Path, options: Options, progress: Progress) -> Comparison:
