@@ -82,6 +82,8 @@ JSON_LIMIT = 16 * 2**20
 
 # What a run folder of training calls its checkpoint of the full budget.
 LAST = "last.safetensors"
+# Of a training that has not ended.
+STATE = "state.safetensors"
 
 
 def open_regular(path: Path, *, buffered: bool = True) -> Any:

@@ -5,7 +5,8 @@ from pathlib import Path
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.header import read_header
 from moeprobe.models.config import TrainConfig
-from moeprobe.runtime.files import LAST, is_file, read_json, sha256
+from moeprobe.runtime.files import LAST, STATE, is_file, read_json, sha256
+from moeprobe.studies.training_files import SUMMARY
 
 # What a run calls what it started from.
 CHECKPOINT, DENSE = "started_from", "upcycled"
@@ -33,10 +34,8 @@ def recorded_hash(folder: Path, state: str, key: str) -> str | None:
     Raises:
         UserError: the record of the run cannot be read.
     """
-    if state == "finished":
-        description = read_json(folder / "finished.json")
-    else:
-        description = read_header(folder / "state.safetensors").description
+    is_finished = state == "finished"
+    description = read_json(folder / SUMMARY) if is_finished else read_header(folder / STATE).description
     start = description.get(key) if isinstance(description, dict) else None
     return start.get("sha256") if isinstance(start, dict) else None
 

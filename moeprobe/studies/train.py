@@ -15,13 +15,13 @@ from moeprobe.models.training.state import discard
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Ranks, own_device
-from moeprobe.runtime.files import LAST, is_file, is_folder, is_there
+from moeprobe.runtime.files import LAST, STATE, is_file, is_folder, is_there
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.studies import training_files
 from moeprobe.studies.starting_weights import check_same_start
 
-_WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
+_WEIGHTS = (LAST, "best.safetensors", STATE)
 _CURVE, _CURVE_SVG = "training.png", "training.svg"
 FAMILY = Family(
     "training",
@@ -125,7 +125,7 @@ def _complete(folder: Path, config: TrainConfig, *, svg: bool) -> dict[str, Any]
 
 def _at_its_end(folder: Path, *, svg: bool) -> bool:
     """Whether a finished run was not killed before it had put everything in order."""
-    has_state = any(is_there(folder / name) for name in ("state.safetensors", "state", LOCK, NEW_RECORD))
+    has_state = any(is_there(folder / name) for name in (STATE, "state", LOCK, NEW_RECORD))
     return _is_curve_drawn(folder, svg=svg) and not has_state
 
 
@@ -212,7 +212,7 @@ def check_run_folder(
         raise UserError(
             f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
         )
-    has_state = is_there(folder / "state.safetensors")
+    has_state = is_there(folder / STATE)
     if not finished and not has_state:
         _check_start(folder, contents, config)
         return "new"

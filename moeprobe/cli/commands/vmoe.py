@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 if TYPE_CHECKING:
     from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe
     from moeprobe.models.checkpoints.vmoe import Imported
+    from moeprobe.models.config import ModelConfig
 
 
 def import_vmoe(
@@ -126,7 +127,6 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     import dataclasses
 
     from moeprobe.cli.front.json_output import print_json
-    from moeprobe.cli.front.screen import console
 
     sizes, model = imported.sizes, imported.model
     if as_json:
@@ -143,28 +143,49 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
         return
     layers = ", ".join(f"blocks.{layer}" for layer in sizes.layers)
     head = f"pre-logits of width {sizes.pre_logits}" if sizes.pre_logits else "without pre-logits"
-    priority, narrow = ("yes" if on else "no" for on in (model.batch_priority, model.bfloat16_dispatch))
-    classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
     lines = [
         f"Found: {imported.parameters:,} parameters ({', '.join(imported.dtypes)}); {sizes.depth} blocks of width "
         f"{sizes.width} with {sizes.num_heads} heads; {sizes.num_experts} experts of hidden width {sizes.hidden_width} "
         f"in {layers}; patches of {sizes.patch_size} at {sizes.image_size} pixels; {sizes.num_classes:,} classes, "
         f"{head}.",
-        f"Not in the file, as the options have it: top-k {model.top_k}; capacity factor {model.capacity_factor} in "
-        f"training, {model.eval_capacity_factor} in evaluation; groups of {model.group_images} images; batch priority "
-        f"{priority}; bfloat16 dispatch {narrow}; mean {model.mean}, std {model.std}; classes {classes}.",
+        f"Not in the file, as the options have it: {_routing_of(model)}; bfloat16 dispatch "
+        f"{_yes_or_no(model.bfloat16_dispatch)}; {_inputs_of(imported)}.",
     ]
     if imported.ignored:
         parts = [f"{name!r} ({count})" for name, count in list(imported.ignored.items())[:8]]
         lines.append(f"Ignored, as it is no parameter: {', '.join(parts)}.")
-    folder = imported.folder
-    lines.append(f"Written to {folder}/: last.safetensors, last.json")
-    lines.append(f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}")
+    _print_lines(lines, imported.folder)
+
+
+# What imports share.
+
+
+def _routing_of(model: "ModelConfig") -> str:
+    return (
+        f"top-k {model.top_k}; capacity factor {model.capacity_factor} in training, {model.eval_capacity_factor} in "
+        f"evaluation; groups of {model.group_images} images; batch priority {_yes_or_no(model.batch_priority)}"
+    )
+
+
+def _inputs_of(imported: "Imported | ImportedSwinMoe") -> str:
+    classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
+    return f"mean {imported.model.mean}, std {imported.model.std}; classes {classes}"
+
+
+def _yes_or_no(is_on: bool | None) -> str:
+    return "yes" if is_on else "no"
+
+
+def _print_lines(lines: list[str], folder: Path) -> None:
+    """Print what was imported, where it is, and what to do next."""
+    from moeprobe.cli.front.screen import console
+
+    lines += [
+        f"Written to {folder}/: last.safetensors, last.json",
+        f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}",
+    ]
     for line in lines:
         console().print(line, soft_wrap=True)
-
-
-# Options that imports share.
 
 
 def factor(text: str, option: str) -> float | str:
@@ -270,12 +291,11 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
     import dataclasses
 
     from moeprobe.cli.front.json_output import print_json
-    from moeprobe.cli.front.screen import console
 
-    sizes, model, folder = imported.sizes, imported.model, imported.folder
+    sizes, model = imported.sizes, imported.model
     if as_json:
         content = {
-            "folder": str(folder),
+            "folder": str(imported.folder),
             "files": [str(file) for file in imported.files],
             "ranks": imported.ranks,
             "parameters": imported.parameters,
@@ -285,7 +305,6 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         }
         print_json(content)
         return
-    classes = "unknown" if imported.classes is None else f"as in {imported.classes}"
     renormalized = model.router is not None and model.router.parameters["renormalise"]
     lines = [
         f"Found: {imported.parameters:,} parameters of {imported.ranks} ranks; stages of "
@@ -293,12 +312,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         f"{', '.join(map(str, sizes.windows))}, the first of width {sizes.width}; {sizes.num_experts} experts, chosen "
         f"by {sizes.router}, in {len(sizes.layers)} blocks ({', '.join(map(str, sizes.layers))}, counted through all "
         f"stages); patches of {sizes.patch_size} at {sizes.image_size} pixels; {sizes.num_classes:,} classes.",
-        f"Not in the files, as the options have it: top-k {model.top_k}; capacity factor {model.capacity_factor} in "
-        f"training, {model.eval_capacity_factor} in evaluation; groups of {model.group_images} images; batch priority "
-        f"{'yes' if model.batch_priority else 'no'}; mean {model.mean}, std {model.std}; classes {classes}; weights "
+        f"Not in the files, as the options have it: {_routing_of(model)}; {_inputs_of(imported)}; weights "
         f"{'' if renormalized else 'not '}renormalized.",
-        f"Written to {folder}/: last.safetensors, last.json",
-        f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}",
     ]
-    for line in lines:
-        console().print(line, soft_wrap=True)
+    _print_lines(lines, imported.folder)

@@ -37,7 +37,7 @@ from moeprobe.models.training.state import Averages
 from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import absolute, is_there, shown, write_json, write_text
+from moeprobe.runtime.files import STATE, absolute, is_there, shown, write_json, write_text
 from moeprobe.runtime.seeds import generator
 from moeprobe.runtime.signals import Wish, uninterrupted
 
@@ -175,7 +175,7 @@ class Trainer:
         Raises:
             UserError: there is no such file, or it is of another run.
         """
-        path = self.folder / "state.safetensors"
+        path = self.folder / STATE
         parts = (self.layout, self.model, self.optimizer)
         self.averages, description = state.load(path, *parts, device=self.device)
         start.check_same_images(
@@ -279,7 +279,7 @@ class Trainer:
         now = {"step": self.step, "best_accuracy": self.best_score, "history": self.history}
         description = now | {"train_images": len(self.train_data), "clock": self.clock.state()}
         parts = (self.layout, self.model, self.optimizer)
-        state.save(self.folder / "state.safetensors", *parts, self.averages, self.start | description)
+        state.save(self.folder / STATE, *parts, self.averages, self.start | description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; killed before the mark it continues from its state, after it only the state is left."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
 from moeprobe.models.training.layouts import ProcessLayout
-from moeprobe.runtime.files import is_file, remove
+from moeprobe.runtime.files import STATE, is_file, remove
 from moeprobe.runtime.folders import remove_files
 
 _FORMAT = "moeprobe-state-2"
@@ -274,7 +274,7 @@ def _parts_folder(path: Path) -> str | None:
 def discard(folder: Path) -> None:
     """Try to remove the state of a finished run; the next process to find the run removes the remainder."""
     with suppress(UserError, OSError):
-        remove(folder / "state.safetensors")
+        remove(folder / STATE)
         remove_parts(folder)
 
 

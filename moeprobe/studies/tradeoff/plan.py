@@ -6,10 +6,10 @@ from pathlib import Path
 
 from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.files import is_file
+from moeprobe.runtime.files import STATE, is_file
 from moeprobe.studies.tradeoff.trainings import METRICS, find_cells
 from moeprobe.studies.train import make_trainer
-from moeprobe.studies.training_files import read_curve
+from moeprobe.studies.training_files import SUMMARY, read_curve
 
 # Steps that are timed of a kind of training, after a first one.
 _STEPS = 3
@@ -57,9 +57,7 @@ def plan_tradeoff(
         if cell.config.group not in timed:
             timed[cell.config.group] = [_timed(stage, cell.checkpoint, device) for stage in cell.stages]
         folders = cell.stage_folders
-        begun = any(
-            is_file(folder / name) for folder in folders for name in ("state.safetensors", "finished.json")
-        )
+        begun = any(is_file(folder / name) for folder in folders for name in (STATE, SUMMARY))
         remaining = [
             (max(total - _steps_made(folder), 0), per_step)
             for folder, (total, per_step) in zip(folders, timed[cell.config.group], strict=True)

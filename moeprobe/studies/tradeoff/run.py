@@ -37,7 +37,7 @@ from moeprobe.studies.tradeoff.table import (
 )
 from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train
-from moeprobe.studies.training_files import read_summary
+from moeprobe.studies.training_files import SUMMARY, read_summary
 
 
 class TradeoffProgress(Progress):
@@ -283,7 +283,7 @@ class _Work:
             if info["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), info | {"measure": cell.measure.model_dump()})
             return
-        summary = cell.checkpoint / "finished.json"
+        summary = cell.checkpoint / SUMMARY
         self._write(cell, number, facts_of(inspected), read_summary(summary) if is_file(summary) else {})
 
     def _write(self, cell: Cell, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:

@@ -12,9 +12,10 @@ from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.results.packed import find_cell, read_pack
-from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json
+from moeprobe.runtime.files import CELLS, STATE, is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.studies.tradeoff.questions import Question, questions
 from moeprobe.studies.train import same_training
+from moeprobe.studies.training_files import SUMMARY
 
 ABOUT, METRICS = "cell.json", "metrics.csv"
 # Bytes of a training curve.
@@ -81,7 +82,7 @@ class Cell:
         """
         if not self.of_sweep:
             return is_file(self.checkpoint / "last.safetensors")
-        if not is_file(self.checkpoint / "finished.json"):
+        if not is_file(self.checkpoint / SUMMARY):
             return False
         if not same_training(load(str(self.checkpoint / "config.yaml")), self.config):
             raise UserError(
@@ -221,7 +222,7 @@ def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Ce
 def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
     """Return the cell of a run folder; its measurements are enough where the folder is gone."""
     name = path.resolve().name
-    if is_file(path / "state.safetensors") and not is_file(path / "finished.json"):
+    if is_file(path / STATE) and not is_file(path / SUMMARY):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if is_file(path / "last.safetensors") and is_file(path / "config.yaml"):
         config = load(str(path / "config.yaml"))
