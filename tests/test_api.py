@@ -1,5 +1,7 @@
 """The library as a notebook calls it."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,24 @@ Trained = dict[str, Path]
 def test_public_names_are_sorted_and_described() -> None:
     assert api.__all__ == sorted(api.__all__)
     for name in set(api.__all__) - {"Model"}:
-        assert (vars(api)[name].__doc__ or "").strip(), name
+        assert (getattr(api, name).__doc__ or "").strip(), name
+
+
+def test_a_name_is_imported_when_it_is_asked_for() -> None:
+    lines = [
+        "import sys",
+        "from moeprobe import api",
+        "heavy = {'torch', 'timm', 'torchvision', 'matplotlib', 'pandas', 'scipy'}",
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)",
+        "assert callable(api.compare)",
+        "heavy = {'timm', 'torchvision', 'torch._dynamo'}",
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)",
+        "from moeprobe.api import *",
+        "assert match_ratio is api.match_ratio and Watcher is Progress",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'match_ration'"):
+        api.match_ration  # noqa: B018
 
 
 def test_trace(trained: Trained) -> None:

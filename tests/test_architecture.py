@@ -160,7 +160,7 @@ def test_a_wide_function_is_one_of_the_api(name: str) -> None:
     assert name in wide_functions(PACKAGE / f"{module.replace('.', '/')}.py")
     imports = [
         node
-        for node in ast.parse((PACKAGE / "api/__init__.py").read_text(encoding="utf-8")).body
+        for node in ast.walk(ast.parse((PACKAGE / "api/__init__.py").read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module == f"moeprobe.{module}"
     ]
     assert function in {alias.name for node in imports for alias in node.names}

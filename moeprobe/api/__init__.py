@@ -11,89 +11,82 @@ too, is a ``UserError`` with one sentence. Results show themselves in a notebook
     result.table.query("metric == 'top1_match_kappa'")
 """
 
-from collections.abc import Sequence
-from typing import Any
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.adapters.hooks import Hooks
-from moeprobe.adapters.open import as_checkpoint, load_model, wrap
-from moeprobe.api.asking import (
-    measure_shard,
-    merge,
-    plan,
-    plan_contagion,
-    plan_discontinuity,
-    plan_fewshot,
-    plan_overlay,
-    plan_record,
-)
-from moeprobe.api.probing import (
-    attack,
-    confidence,
-    contagion,
-    determinism,
-    discontinuity,
-    evaluate,
-    fewshot,
-    match_ratio,
-    noise_sweep,
-    overlay,
-    precision,
-    probe,
-    record,
-    routes,
-    s_matrix,
-    sweep,
-)
-from moeprobe.errors import UserError
-from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.images import Framing
-from moeprobe.inputs.open import open_view
-from moeprobe.inputs.pixels import to_pixels
-from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
-from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
-from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
-from moeprobe.models.training.reporting import Report
-from moeprobe.probes.analyze_trace.measure import analyze_trace
-from moeprobe.probes.correspond.measure import CorrespondResult, correspond
-from moeprobe.probes.discontinuity.measure import DiscontinuityResult
-from moeprobe.probes.drift.measure import drift
-from moeprobe.probes.engine.merging import MeasuredShard
-from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.work import Plan
-from moeprobe.probes.mismatch.measure import mismatch
-from moeprobe.probes.overlay.measure import OverlayResult
-from moeprobe.probes.routes.measure import RoutesResult
-from moeprobe.probes.trace.measure import Recorded
-from moeprobe.recordings.check_trace import CheckedTrace, Overlap, check_trace
-from moeprobe.recordings.faults import Finding
-from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
-from moeprobe.recordings.import_log import ImportedTrace, import_trace
-from moeprobe.recordings.rows import recorded_routing
-from moeprobe.results.folder import Result
-from moeprobe.routing.record import RoutingTrace
-from moeprobe.runtime import catalog
-from moeprobe.runtime.arguments import checked
-from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.hub import downloads
-from moeprobe.runtime.progress import Progress
-from moeprobe.studies.audit import AuditPlan, AuditResult, audit, plan_audit, read_audit
-from moeprobe.studies.compare import Comparison, compare, plan_comparison
-from moeprobe.studies.curves import Curves, curves
-from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
-from moeprobe.studies.pipeline import train_pipeline
-from moeprobe.studies.report import Document, report
-from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
-from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
-from moeprobe.studies.train import train
-
-# As it is called where it is given.
-Watcher = Progress
-
-# Checked here: what checks keywords suggests names by means of the catalog.
-use_plugins = checked(catalog.use_plugins)
+if TYPE_CHECKING:
+    from moeprobe.adapters.base import Checkpoint, Model, Models
+    from moeprobe.adapters.hooks import Hooks
+    from moeprobe.adapters.open import load_model, wrap
+    from moeprobe.api.asking import (
+        measure_shard,
+        merge,
+        plan,
+        plan_contagion,
+        plan_discontinuity,
+        plan_fewshot,
+        plan_overlay,
+        plan_record,
+        trace,
+        use_plugins,
+    )
+    from moeprobe.api.probing import (
+        attack,
+        confidence,
+        contagion,
+        determinism,
+        discontinuity,
+        evaluate,
+        fewshot,
+        match_ratio,
+        noise_sweep,
+        overlay,
+        precision,
+        probe,
+        record,
+        routes,
+        s_matrix,
+        sweep,
+    )
+    from moeprobe.errors import UserError
+    from moeprobe.inputs.data.readers.naming import open_data
+    from moeprobe.inputs.open import open_view
+    from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
+    from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
+    from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
+    from moeprobe.models.training.reporting import Report
+    from moeprobe.probes.analyze_trace.measure import analyze_trace
+    from moeprobe.probes.correspond.measure import CorrespondResult, correspond
+    from moeprobe.probes.discontinuity.measure import DiscontinuityResult
+    from moeprobe.probes.drift.measure import drift
+    from moeprobe.probes.engine.merging import MeasuredShard
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Plan
+    from moeprobe.probes.mismatch.measure import mismatch
+    from moeprobe.probes.overlay.measure import OverlayResult
+    from moeprobe.probes.routes.measure import RoutesResult
+    from moeprobe.probes.trace.measure import Recorded
+    from moeprobe.recordings.check_trace import CheckedTrace, Overlap, check_trace
+    from moeprobe.recordings.faults import Finding
+    from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
+    from moeprobe.recordings.import_log import ImportedTrace, import_trace
+    from moeprobe.recordings.rows import recorded_routing
+    from moeprobe.results.folder import Result
+    from moeprobe.runtime.device import choose_device
+    from moeprobe.runtime.hub import downloads
+    from moeprobe.runtime.progress import Progress
+    from moeprobe.runtime.progress import Progress as Watcher
+    from moeprobe.studies.audit import AuditPlan, AuditResult, audit, plan_audit, read_audit
+    from moeprobe.studies.compare import Comparison, compare, plan_comparison
+    from moeprobe.studies.curves import Curves, curves
+    from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
+    from moeprobe.studies.pipeline import train_pipeline
+    from moeprobe.studies.report import Document, report
+    from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
+    from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
+    from moeprobe.studies.train import train
 
 __all__ = [
     "AuditPlan",
@@ -189,21 +182,25 @@ __all__ = [
 ]
 
 
-@checked
-def trace(
-    model: Model, images: Any, *, layers: str | Sequence[str] | None = None
-) -> tuple[Tensor | None, RoutingTrace]:
-    """Return class scores ``(B, classes)``, None where the model has none, and the routing of images.
+def _read_imports() -> dict[str, tuple[str, str]]:
+    """Return for each public name the module of it and its name there, as the imports above say."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("moeprobe.")
+        for alias in node.names
+    }
 
-    Args:
-        model: a checkpoint, loaded or by path.
-        images: PIL images, which are framed as probes do; or pixels ``(B, 3, H, W)`` as the model takes them, float in
-            [0, 1] or uint8. Of a language model a ``TokenBatch``.
-        layers: MoE layers to trace; None = all.
 
-    Raises:
-        UserError: the images do not fit the model or are outside of [0, 1], or there is no such layer.
-    """
-    opened = as_checkpoint(model)
-    inputs = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
-    return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: reading a table needs neither torch nor timm."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _read_imports()[name]
+    globals()[name] = getattr(import_module(module), original)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from moeprobe.adapters.base import Models
+from torch import Tensor
+
+from moeprobe.adapters.base import Model, Models
+from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.pixels import to_pixels
 from moeprobe.probes import registry
 from moeprobe.probes.base import Probe
 from moeprobe.probes.contagion import Contagion
@@ -19,10 +24,15 @@ from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.trace import Trace
+from moeprobe.routing.record import RoutingTrace
+from moeprobe.runtime import catalog
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
+
+# Checked here: what checks keywords suggests names by means of the catalog.
+use_plugins = checked(catalog.use_plugins)
 
 
 def ask(
@@ -223,3 +233,23 @@ def merge(
     options = Options(out=Path(out), overwrite=overwrite, figures=figures, svg=svg, device=device)
     shards = merging.read_shards([Path(run) for run in several(runs)])
     return merging.merge(shards, options, models=models, trust=trust, watcher=watcher)
+
+
+@checked
+def trace(
+    model: Model, images: Any, *, layers: str | Sequence[str] | None = None
+) -> tuple[Tensor | None, RoutingTrace]:
+    """Return class scores ``(B, classes)``, None where the model has none, and the routing of images.
+
+    Args:
+        model: a checkpoint, loaded or by path.
+        images: PIL images, which are framed as probes do; or pixels ``(B, 3, H, W)`` as the model takes them, float in
+            [0, 1] or uint8. Of a language model a ``TokenBatch``.
+        layers: MoE layers to trace; None = all.
+
+    Raises:
+        UserError: the images do not fit the model or are outside of [0, 1], or there is no such layer.
+    """
+    opened = as_checkpoint(model)
+    inputs = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
+    return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_the_keywords_are_the_options() -> None:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_notebook_completes_the_options(name: str) -> None:
-    parameters = inspect.signature(vars(api)[name]).parameters
+    parameters = inspect.signature(getattr(api, name)).parameters
     assert {field.name for field in dataclasses.fields(Options)} <= set(parameters)
     assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
     assert parameters["limit"].default is None
@@ -40,11 +40,11 @@ def test_a_notebook_completes_the_options(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in api.__all__ if inspect.isfunction(vars(api)[name]) and name != "open_view"]
+    "name", [name for name in api.__all__ if inspect.isfunction(getattr(api, name)) and name != "open_view"]
 )
 def test_a_mistyped_keyword_is_a_sentence(name: str) -> None:
     with pytest.raises(UserError, match=rf"api\.{name} has no argument 'wacher'"):
-        vars(api)[name]("checkpoints/x", wacher=1)
+        getattr(api, name)("checkpoints/x", wacher=1)
 
 
 def test_the_keyword_that_was_meant() -> None:
