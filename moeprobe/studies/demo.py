@@ -25,6 +25,7 @@ from moeprobe.studies.train import train
 
 R = TypeVar("R")
 BASELINE, PRC = "demo-baseline", "demo-prc"
+NAMES = ("V-MoE", "V-MoE + PRC")  # on the page
 NOISE, SPLIT = 0.2, "test"
 
 
@@ -94,7 +95,7 @@ def run(
     measure(Overlay(severity=NOISE), "overlay")
     evaluation = measure(Evaluate(), "eval")
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
-    write_report([reports / run for run in runs], out=reports / "report", overwrite=True)
+    write_report([reports / run for run in runs], names=NAMES, out=reports / "report", overwrite=True)
     audited = audit_runs(
         {run: reports / run for run in runs},
         models=[str(checkpoints / name) for name in (BASELINE, PRC)],

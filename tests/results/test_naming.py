@@ -72,7 +72,7 @@ def test_names_of_a_run_of_its_comparison_and_of_its_report(trained: Trained, tm
         assert {line["checkpoint"] for line in csv.DictReader(file)} == {"prc"}
 
     page = report([out, tmp_path / "compared"], names=["First", "Second"])
-    assert "Second" in page.markdown and "prc" not in page.markdown.split("Provenance")[0].replace(
+    assert "Second" in page.markdown and "prc" not in page.markdown.split("## Settings")[0].replace(
         "demo-prc", ""
     )
     assert "V-MoE" in report(out).markdown

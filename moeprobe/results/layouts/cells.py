@@ -11,7 +11,7 @@ from moeprobe.metrics.registry import find
 from moeprobe.results.numbers import between, count, decimals_of, number
 
 # A browser can show more, a reader cannot; the file that is embedded beside holds all.
-MAX_ROWS = 2000
+MAX_ROWS = 300
 
 
 @dataclass(frozen=True)

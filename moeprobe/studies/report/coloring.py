@@ -1,7 +1,7 @@
-"""One color per checkpoint in a whole report, though each run gave them out for itself.
+"""One color and one name per checkpoint in a whole report, though each run gave them out for itself.
 
 A run of B alone draws it in the first color, and a run of A and B in the second. What was first drawn holds; a figure
-that shows a checkpoint in another color is drawn once more from the run's table.
+that shows a checkpoint in another color, or by another name, is drawn once more from the run's table.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def in_one_color(runs: Sequence[Run]) -> list[Run]:
 
 def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
     changed = [name for name, color in colors.items() if color != run.colors[name]]
-    if not changed or not run.pictures:
+    if not run.pictures or not (changed or run.misnamed):
         return run
     figures = redrawn(run, colors)
     kind = of_kind(run.kind)
@@ -65,7 +65,7 @@ def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
         else Picture(f"{picture.stem}.png", rendered(figures[picture.stem]), "image/png")
         for picture in run.pictures
     ]
-    return dataclasses.replace(run, pictures=pictures)
+    return dataclasses.replace(run, pictures=pictures, misnamed=False)
 
 
 def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":

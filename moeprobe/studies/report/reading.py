@@ -63,6 +63,7 @@ class Run(RunTables):
         files: the bytes of each CSV, by file name.
         pictures: the figures, except the frames.
         frames: a series of pictures per layer, by growing severity.
+        misnamed: whether its figures were drawn with other names of checkpoints than the report's.
         miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
 
@@ -71,6 +72,7 @@ class Run(RunTables):
     files: dict[str, bytes]
     pictures: list[Picture]
     frames: dict[str, list[Frame]]
+    misnamed: bool = False
     miscolored: Sequence[str] = ()
 
     @property
@@ -107,7 +109,13 @@ def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = No
         return [_with_other_names(run, names_in(run.sidecar)) for run in runs]
     checkpoints = list(dict.fromkeys(name for run in runs for name in run.checkpoints))
     called = choose_names(names, checkpoints)[NAMES]
-    return [_with_other_names(run, called) for run in runs]
+    return [
+        dataclasses.replace(
+            _with_other_names(run, called),
+            misnamed=any(names_in(run.sidecar).get(name, name) != called[name] for name in run.checkpoints),
+        )
+        for run in runs
+    ]
 
 
 def _read(path: Path, label: str) -> Run:

@@ -20,7 +20,7 @@ from moeprobe import __version__
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
-from moeprobe.studies.report import about, summary
+from moeprobe.studies.report import about, conclusion, summary
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.selection import short_tables
@@ -33,17 +33,32 @@ class Section:
     """One run as the templates show it.
 
     Attributes:
-        run: the run.
+        finding: the run and all that it found, in words.
         number: its place in the report, from 1; part of its anchor and of the folder of its files.
     """
 
-    run: Run
+    finding: summary.Finding
     number: int
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.finding.run
 
     @property
     def title(self) -> str:
         """What the run is about."""
-        return summary.title_of(self.run)
+        return self.finding.title
+
+    @cached_property
+    def lead(self) -> str:
+        """The sentence that it begins with; empty where there is nothing to say."""
+        return conclusion.lead_of(self.run)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What else it found."""
+        return [sentence for sentence in self.finding.sentences if sentence != self.lead]
 
     @property
     def anchor(self) -> str:
@@ -61,13 +76,23 @@ class Section:
         return about.request_lines(self.run)
 
     @property
-    def color_note(self) -> str:
-        """A note if a checkpoint has another color here than in the rest of the report; mostly empty."""
+    def figure_note(self) -> str:
+        """A note if figures show other colors or names than the rest of the report; mostly empty."""
         names = self.run.miscolored
-        if not names:
-            return ""
-        them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
-        return f"The figures of this run keep its own colors; elsewhere {them} another one."
+        if names:
+            them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
+            return f"The figures of this run keep its own colors; elsewhere {them} another one."
+        return "The figures of this run keep its own names of checkpoints." if self.run.misnamed else ""
+
+    @property
+    def leading_pictures(self) -> list[Picture]:
+        """The figure that is seen at once; none where frames are."""
+        return [] if self.run.frames else self.run.pictures[:1]
+
+    @property
+    def other_pictures(self) -> list[Picture]:
+        """The figures that are folded."""
+        return self.run.pictures[len(self.leading_pictures) :]
 
     @cached_property
     def short_tables(self) -> list[Table]:
@@ -104,13 +129,14 @@ class Section:
 
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report, in the order of the runs."""
-    return [Section(run, number) for number, run in enumerate(runs, start=1)]
+    return [Section(finding, number) for number, finding in enumerate(summary.findings(runs), start=1)]
 
 
 def html(parts: Sequence[Section]) -> str:
     """Return the page."""
     style, script = (template_text(name) for name in ("report.css", "report.js"))
     templates = environment("moeprobe.studies.report", autoescape=True)
+    templates.filters["unbroken"] = unbroken
     templates.filters["address"] = lambda picture: data_address(picture.content, picture.media)
     templates.filters["alternative"] = alternative
     return templates.get_template("report.html.jinja").render(
@@ -143,13 +169,15 @@ def _context(parts: Sequence[Section]) -> dict[str, object]:
     runs = [part.run for part in parts]
     names = about.checkpoint_names(runs)
     modalities = list(dict.fromkeys(run.modality for run in runs))
-    anchors = {id(part.run): part.anchor for part in parts}
+    verdicts = conclusion.verdict_tables(runs)
     return {
         "title": f"Routing of {about.listing(names)}" if 0 < len(names) <= 3 else "Routing report",
         "version": __version__,
         "reading": about.reading(modalities),
         "scope": about.scope(runs),
-        "findings": [(finding, anchors[id(finding.run)]) for finding in summary.findings(runs)],
+        "conclusions": conclusion.conclusions(runs),
+        "warnings": list(dict.fromkeys(text for part in parts for text in part.finding.warnings)),
+        "verdicts": verdicts,
         "headlines": summary.headline_table(runs),
         "sections": parts,
         "checkpoints": about.checkpoint_table(runs),
@@ -184,6 +212,11 @@ def alternative(picture: Picture, part: Section) -> str:
     return f"Figure {picture.stem} of {part.run.label}: {part.title}." + (
         " Its numbers are in the tables." * has_numbers
     )
+
+
+def unbroken(text: str) -> str:
+    """Return a sentence whose numbers stay on one line with their intervals."""
+    return re.sub(r"(\S+) \[([^\[\]]*)\]", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
 
 
 class _Markdown(str):

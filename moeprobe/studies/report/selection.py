@@ -1,5 +1,6 @@
 """The short tables of a run: the leading metrics, as on the screen. Every line stands in the run's CSVs."""
 
+import dataclasses
 from typing import Any
 
 import pandas as pd
@@ -36,11 +37,15 @@ def short_tables(run: Run) -> list[Table]:
     """Return the short tables of a run; none where it has no values."""
     table, comparison = overall(run.table), overall(run.comparison)
     tables: list[Table] = []
+    table, zeros = (None, []) if table is None else _without_zeros(table)
     if table is not None:
         kind = of_kind(run.kind)
         layouts = {Layout.ALONG_SEVERITY: _sweep, Layout.FEW_SHOTS: _few_shots, Layout.BY_VIEW: _by_view}
         layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
         tables += layout(run, table, comparison)
+    if zeros and tables:
+        note = f"Left out, since 0 for every checkpoint: {', '.join(zeros)}. table.csv has them."
+        tables[-1] = dataclasses.replace(tables[-1], note=f"{tables[-1].note} {note}".strip())
     if run.comparison is not None and "verdict" in run.comparison:
         tables += verdicts.tables(run.comparison, extra=run.gate)
     if "patches.csv" in run.csvs:
@@ -63,6 +68,26 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
         if column in table:
             keep &= table[column] == ""
     return table[keep] if keep.any() else None
+
+
+def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table without the metrics that are 0 in every row of a layer, and what these are.
+
+    A table of nothing else stays as it is.
+    """
+    keys = ["metric", "null", "layer", "tokens"]
+    is_zero = (table["value"] == 0).groupby([table[key] for key in keys], sort=False).transform("all")
+    if is_zero.all():
+        return table, []
+    metrics: dict[str, list[str]] = {}
+    for metric, null, layer, tokens in table.loc[is_zero, keys].drop_duplicates().values:
+        where = f"{layer} prefix" if tokens == "prefix" else layer
+        metrics.setdefault(find(metric).full_label(null).strip(), []).append(where)
+    labels = [
+        f"{label} ({', '.join(filter(None, layers))})" if any(layers) else label
+        for label, layers in metrics.items()
+    ]
+    return table[~is_zero], labels
 
 
 def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:

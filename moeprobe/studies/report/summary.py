@@ -33,6 +33,7 @@ class Finding:
 
     run: Run
     title: str
+    warnings: Sequence[str]
     sentences: Sequence[str]
 
 
@@ -59,13 +60,22 @@ def _hash(run: Run, name: str) -> str:
 
 
 def title_of(run: Run) -> str:
-    """Return what a run is about, e.g. ``Match of corresponding patches: random_crop``."""
+    """Return what a run is about, e.g. ``Match of corresponding patches: random crop``."""
     kind = of_kind(run.kind)
     plain = run.kind.replace("-", " ").replace("_", " ").capitalize()
     name = _STUDIES.get(run.kind, plain) if kind is None else kind.title
     view = run.settings.get("view")
     view = view.get("name") if isinstance(view, dict) else view
-    return f"{name}: {view}" if isinstance(view, str) and view != "clean" else name
+    return f"{name}: {view.replace('_', ' ')}" if isinstance(view, str) and view != "clean" else name
+
+
+def titles_of(runs: Sequence[Run]) -> list[str]:
+    """Return what each run is about, with its name where several are about the same."""
+    titles = [title_of(run) for run in runs]
+    return [
+        title if titles.count(title) == 1 else f"{title} ({run.label})"
+        for run, title in zip(runs, titles, strict=True)
+    ]
 
 
 def headline_rows(runs: Sequence[Run]) -> pd.DataFrame:
@@ -131,30 +141,45 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
-    """Return what each run found, in words; runs without a headline number are omitted."""
-    titles = [title_of(run) for run in runs]
-    sections = [
-        Finding(
-            run,
-            title if titles.count(title) == 1 else f"{title} ({run.label})",
-            [*_warnings(run), *_sentences(run), *_verdicts(run)],
-        )
-        for run, title in zip(runs, titles, strict=True)
+    """Return what each run found, in words."""
+    return [
+        Finding(run, title, warnings_of(run), [*_headline_sentences(run), *remarks_of(run)])
+        for run, title in zip(runs, titles_of(runs), strict=True)
     ]
-    return [finding for finding in sections if finding.sentences]
 
 
-def _warnings(run: Run) -> list[str]:
+def warnings_of(run: Run) -> list[str]:
     """Return the warnings about a run's checkpoints."""
     return [
         f"Warning: {name} {about['warning']}" for name, about in run.checkpoints.items() if "warning" in about
     ]
 
 
-def _sentences(run: Run) -> list[str]:
-    """Return the sentences of all headlines, then those on several numbers."""
-    sentences = [sentence for headline in headlines_of(run) for sentence in sentences_of(run, headline)]
-    return [*sentences, *conclusions_of(run)]
+def _headline_sentences(run: Run) -> list[str]:
+    """Return the sentences of all headlines."""
+    return [sentence for headline in headlines_of(run) for sentence in sentences_of(run, headline)]
+
+
+def remarks_of(run: Run) -> list[str]:
+    """Return the sentences on a run besides its headlines: on several numbers, verdicts and drawn patches."""
+    return [*conclusions_of(run), *_verdicts(run), *_changed_patches(run)]
+
+
+def _changed_patches(run: Run) -> list[str]:
+    """Return how many patches of the drawn images changed their expert; none where no images were drawn."""
+    patches = run.csvs.get("patches.csv")
+    if patches is None or not {"checkpoint", "image_id", "compared", "changed"} <= set(patches.columns):
+        return []
+    steps = [float(text) for text in patches["severity"]] if "severity" in patches else []
+    if steps:
+        patches = patches[[step == max(steps) for step in steps]]
+    counts_of = [
+        f"{(part['changed'] == 'True').sum():,} of {(part['compared'] == 'True').sum():,} in {name}"
+        for name, part in patches.groupby("checkpoint", sort=False)
+    ]
+    images = run.modality.format_count(patches["image_id"].nunique())
+    at = f" at severity {max(steps):g}" if steps else ""
+    return [f"On {images}{at}, over all layers, the patches that change expert are {', '.join(counts_of)}."]
 
 
 def _verdicts(run: Run) -> list[str]:
@@ -166,7 +191,7 @@ def _verdicts(run: Run) -> list[str]:
     table = pd.DataFrame(families, columns=["checkpoint", *verdicts.FAMILY, "sentence"]).dropna().astype(str)
     sentences = verdicts.sentences(table, run.comparison, extra=run.gate)
     if sentences and run.images:
-        sentences.insert(
-            0, f"Verdicts go by simultaneous intervals over {run.modality.format_count(run.images)}."
+        sentences.append(
+            f"Verdicts go by simultaneous intervals over {run.modality.format_count(run.images)}."
         )
     return sentences

@@ -71,7 +71,7 @@ def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path:
     assert same(screen, page) and len(screen) > len(COMPARED[name])
     (finding,) = findings([run])
     said = verdicts.sentences(families(table), table)
-    assert finding.sentences == ["Verdicts go by simultaneous intervals over 360 images.", *said]
+    assert finding.sentences == [*said, "Verdicts go by simultaneous intervals over 360 images."]
     about = {"request": {"probe": {"data": "digits", "split": "test"}}, "fail_if_worse": None}
     notebook = Comparison(table, families(table), table[:0], Sidecar(about))._repr_html_()
     assert all(cell.split(" [")[0].replace("<", "&lt;") in notebook for line in page for cell in line)
@@ -161,7 +161,7 @@ def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
         "patches and CLS of what was asked about"
     )
     (run,) = read_runs([run_of(table, tmp_path)])
-    assert findings([run])[0].sentences[-1] == zero
+    assert findings([run])[0].sentences[-2] == zero
     nothing = table[table["metric"].str.startswith("batch")]
     assert not verdicts.tables(nothing) and len(verdicts.sentences(families(nothing), nothing)) == 1
 

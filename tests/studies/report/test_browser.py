@@ -4,7 +4,9 @@ Needs Debian's ``chromium`` and ``chromium-driver``. Where they are not there th
 MOEPROBE_REQUIRE_BROWSER=1 says that they must run.
 """
 
+import base64
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,7 @@ def test_tables_sort_by_value_and_keep_what_is_missing_last(browser: Any, page: 
 
 def test_the_headline_table_sorts_by_value_not_by_its_interval(browser: Any, page: Path) -> None:
     show(browser, page)
+    browser.execute_script("document.querySelector('details:has(#headlines)').open = true")
     table = browser.find_element("css selector", "table:has(#headlines)")
     headings = table.find_elements("css selector", "thead th")
     names = [heading.text.split("\n")[0] for heading in headings]
@@ -226,7 +229,7 @@ def test_text_has_contrast_in_light_and_dark(browser: Any, page: Path, scheme: s
     show(browser, page, scheme=scheme)
     ground = luminance(browser.find_element("tag name", "body").value_of_css_property("background-color"))
     assert (ground > 0.9) == (scheme == "light")
-    for selector in ("body", "a", ".run", ".note", ".between", ".asked dt", "th button"):
+    for selector in ("body", "a", ".command", ".note", ".between", ".asked dt", "th button"):
         color = luminance(find(browser, selector)[0].value_of_css_property("color"))
         light, dark = max(color, ground), min(color, ground)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, selector
@@ -238,10 +241,21 @@ def test_text_has_contrast_in_light_and_dark(browser: Any, page: Path, scheme: s
 def test_on_paper_all_frames_and_no_controls(browser: Any, page: Path) -> None:
     show(browser, page, media="print", width=720)
     assert all(frame.is_displayed() for frame in find(browser, ".frames figure"))
-    for selector in (".slider", ".downloads", "nav", "details.whole"):
+    for selector in (".slider", ".downloads", "nav", "details.whole", "#provenance"):
         shown = find(browser, selector)
         assert shown and not any(one.is_displayed() for one in shown), selector
     assert browser.find_element("tag name", "html").get_property("scrollWidth") <= 720
+
+
+def test_the_page_is_short_until_it_is_unfolded(browser: Any, page: Path) -> None:
+    show(browser, page)
+    count = "return [...document.querySelectorAll('tbody tr')].filter((row) => row.checkVisibility()).length"
+    folded = browser.execute_script(count)
+    browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert 2 < folded < 20 < browser.execute_script(count)
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {})["data"]
+    pages = len(re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(printed)))
+    assert pages <= 3, "what is folded is not printed, even when it was unfolded"
 
 
 def test_without_scripts_all_frames_are_there(browser: Any, page: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_name_that_stands_for_two_checkpoints_gets_its_hash(tmp_path: Path) ->
     ]  # fmt: skip
     assert "feed" * 16 in document.html
     for label in ("one/match", "two/match"):
-        assert f"* **Match of corresponding patches: random_crop ({label}).**" in document.markdown
+        assert f"## Match of corresponding patches: random crop ({label})\n" in document.markdown
 
 
 def test_recorded_routing_says_its_capacity_once_and_nothing_that_is_not_known(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_kind_of_run_that_nobody_knows_yet_is_reported(tmp_path: Path) -> None
         request={"steps": 7, "how": {"a": [1, 2]}},
     )
     markdown = api.report([folder]).markdown
-    assert "## Output jumps: random_crop" in markdown
+    assert "## Output jumps: random crop" in markdown
     assert "* steps: 7\n" in markdown and "* how: a [1, 2]\n" in markdown
     assert "| blocks.3 | patch | jump | 0.500 [0.400, 0.600] | 360 | 5,530 |" in markdown
     assert "(report-files/1-run/jumps.png)" in markdown
@@ -166,7 +166,7 @@ def test_a_comparison_shows_its_verdicts(tmp_path: Path) -> None:
     markdown = api.report([folder]).markdown
     title = "κ of top-1 match (top1_match_kappa, patches)"
     assert (
-        f"Verdicts go by simultaneous intervals over 360 images. {title}: b against a: cannot tell."
+        f"{title}: b against a: cannot tell.\n\nVerdicts go by simultaneous intervals over 360 images."
         in markdown
     )
     line = next(line for line in markdown.splitlines() if line.startswith("| blocks.3 | 0.1 |"))

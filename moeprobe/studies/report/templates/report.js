@@ -53,8 +53,3 @@ for (const series of document.querySelectorAll(".frames")) {
   series.querySelector(".slider").hidden = false;
   show();
 }
-
-const reading = document.querySelector("details.reading");
-let wasOpen = reading.open;
-addEventListener("beforeprint", () => { wasOpen = reading.open; reading.open = true; });
-addEventListener("afterprint", () => { reading.open = wasOpen; });
