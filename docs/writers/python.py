@@ -1,6 +1,7 @@
 """What a notebook calls: ``moeprobe.api``, by its signatures and docstrings."""
 
 import inspect
+import re
 from typing import Any
 
 from moeprobe import api
@@ -108,4 +109,4 @@ def text(thing: Any) -> str:
     """Return the docstring of a name; of a type alias, its definition."""
     if inspect.isclass(thing) or inspect.isfunction(inspect.unwrap(thing)):
         return inspect.getdoc(thing) or ""
-    return code(str(thing).replace("moeprobe.adapters.base.", "").replace("pathlib.", ""))
+    return code(re.sub(r"moeprobe\.adapters\.base\.|pathlib\.(_local\.)?", "", str(thing)))

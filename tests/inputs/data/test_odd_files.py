@@ -140,7 +140,7 @@ def test_a_list_of_classes_that_is_not_utf_8(tmp_path: Path) -> None:
         ("{0..99}{0..99}{0..99}.tar", "more than 100,000 shards"),
         ("{a,b}" * 40 + ".tar", "at most 16 pairs of braces"),
         ("{0.." + "9" * 5000 + "}.tar", "no shard"),
-        ("**x.tar", "no pattern of file names"),
+        ("**x.tar", "no pattern of file names|no shards"),  # since Python 3.13 it is one
     ],
 )
 def test_patterns_without_end(tmp_path: Path, pattern: str, sentence: str) -> None:
