@@ -5,12 +5,14 @@ import itertools
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeprobe.metrics.analyses.set_match import SetMatch, different
+from moeprobe.metrics.analyses.set_match import SetMatch, chance_of_sets, different
+from moeprobe.metrics.stats.chance.sampled import of_choices
 from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.routing.record import LayerPair, LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values, with_tokens
@@ -82,11 +84,6 @@ def test_every_number_by_a_loop(case: str, known: bool) -> None:
             if pair.view.experts_choose:
                 expected["unserved_both", ""] = mean([(w, float(j is None)) for w, j in own])
             for null in nulls:
-                if column and case.startswith(FIVE) and null != "image":
-                    # Under weights it is a linear approximation.
-                    for name in ("set_jaccard_chance", "set_jaccard_kappa"):
-                        assert np.isfinite(found[name, null, None][0][column])
-                    continue
                 match, level = chance(
                     trials, weight, null=null, labels=LABELS, pair=pair, tokens=tokens, alike=index
                 )
@@ -130,14 +127,16 @@ def test_sets_of_one_are_codes() -> None:
 
 
 @pytest.mark.parametrize("experts", [1, 8, 9, 63, 64, 65, 130])
-def test_different_sets_are_those_of_numpy_in_its_order(experts: int) -> None:
+def test_different_sets_are_those_of_numpy(experts: int) -> None:
     rows = (np.random.default_rng(experts).random((500, experts)) < 2 / experts).astype(np.float32)
     rows[7] = 0
     expected, which = np.unique(rows, axis=0, return_inverse=True)
-    for ordered in (rows, np.asfortranarray(rows)):
-        sets, number = different(ordered)
-        assert np.array_equal(sets, expected)
-        assert np.array_equal(number, which.reshape(-1))
+    chosen = np.where(rows > 0, np.arange(experts), -1)
+    packed = of_choices(chosen, experts)
+    assert np.array_equal(packed.members()[:, :experts], rows)
+    first, number = different(packed.words)
+    assert len(first) == len(expected)
+    assert np.array_equal(rows[first][number], expected[which.reshape(-1)])
 
 
 def test_independent_sets_have_no_kappa_however_many_are_empty() -> None:
@@ -189,3 +188,22 @@ def test_the_same_routing_agrees_wholly_and_images_have_no_order(
     for key, (value, trials) in plain.items():
         assert mixed[key][0] == pytest.approx(value, rel=1e-12, nan_ok=True)
         assert mixed[key][1] == [trials[i] for i in order]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "null", "images", "trials", "expected"),
+    [
+        (3, "pooled", 1000, 10**6, "exact"),
+        (4, "pooled", 100, 2048, "exact"),
+        (4, "pooled", 100, 2049, "sampled"),
+        (None, "position", 100, 3000, "sampled"),
+        (8, "image", 100, 3200, "exact"),
+        (8, "image", 100, 3300, "sampled"),
+    ],
+)
+def test_a_table_says_whether_its_chance_was_sampled(
+    top_k: int | None, null: str, images: int, trials: int, expected: str
+) -> None:
+    row = {"metric": "set_jaccard_chance", "null": null, "top_k": top_k, "images": images, "trials": trials}
+    assert chance_of_sets(pd.DataFrame([row])) == expected
+    assert chance_of_sets(pd.DataFrame([row | {"metric": "top1_match_chance"}])) is None

@@ -18,23 +18,19 @@ W words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
-from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.declaration import CHANCE, Metric
 from moeprobe.metrics.nulls import against_chance, has_another_image, strata, tokens_of
 from moeprobe.metrics.stats.alike import jaccard, jaccard_of_choices
-from moeprobe.metrics.stats.chance.sets import (
-    SetChance,
-    SubsetChance,
-    jaccard_of_pairs,
-    set_chance_within_image,
-)
+from moeprobe.metrics.stats.chance import sampled
+from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, set_chance_within_image
+from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, per_image
 from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.token_kinds import (
@@ -49,6 +45,7 @@ from moeprobe.metrics.token_kinds import (
 )
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Tensor
 
     from moeprobe.routing.record import LayerPair, LayerRouting
@@ -56,9 +53,10 @@ if TYPE_CHECKING:
 
 # Bits of an int32 without its sign: -1 is "no pair".
 _BITS = 31
-# Choices of a token up to which the subsets of its set are counted, 2**K − 1 each: all at once, or one size at a time.
-_FEW = 4
-_MORE = 10
+# Choices of a token up to which the subsets of its set are counted, 2**K − 1 each.
+_FEW = 3
+# Pairs of tokens up to which all their sets are compared, each with each.
+_EXACT = 2**11
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,9 @@ class Sides:
     Attributes:
         image: ``(M,)`` image of each pair.
         position: ``(M,)`` its index among the image's pairs.
-        sets: of either side ``(M, E)``, zeros and ones; None where ``choices`` says it all.
-        choices: the experts of either side ``(M, K)`` where all tokens have the same number, and no more than
-            ``_MORE``; else None.
+        sets: of either side; None where ``choices`` says it all.
+        choices: the experts of either side ``(M, K)`` where all tokens have the same number, no more than ``_FEW``;
+            else None.
         index: ``(M,)`` their Jaccard index.
         trial: ``(M,)`` whether at least one is not empty.
         num_images: n.
@@ -79,7 +77,7 @@ class Sides:
 
     image: NDArray[np.int64]
     position: NDArray[np.int64]
-    sets: tuple[NDArray[np.floating], NDArray[np.floating]] | None
+    sets: tuple[Sets, Sets] | None
     choices: tuple[NDArray[np.int64], NDArray[np.int64]] | None
     index: Array
     trial: NDArray[np.bool_]
@@ -89,40 +87,32 @@ class Sides:
 
 def of_choices(columns: Columns) -> Sides:
     """Return the sets of what tokens chose."""
-    reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
-    image, position = np.nonzero(reference[..., 0] != NO_PAIR)
-    choices = tuple(side[image, position].astype(np.int64) for side in (reference, view))
-    size = reference.shape[2]
-    complete = all((side >= 0).all() for side in choices)
-    if size <= _FEW and complete:
-        every = np.ones(len(image), dtype=bool)
+    all_choices: list[NDArray[Any]] = [columns[f"{side}_selected"] for side in ("reference", "view")]
+    image, position = np.nonzero(all_choices[0][..., 0] != NO_PAIR)
+    num_images, num_places, size = all_choices[0].shape
+    every = len(image) == num_images * num_places
+    reference, view = (side.reshape(-1, size) if every else side[image, position] for side in all_choices)
+    if size <= _FEW and all((side >= 0).all() for side in (reference, view)):
+        choices = reference.astype(np.int64), view.astype(np.int64)
+        trial = np.ones(len(image), dtype=bool)
         return Sides(
-            image,
-            position,
-            None,
-            (choices[0], choices[1]),
-            jaccard_of_choices(*choices),
-            every,
-            *reference.shape[:2],
+            image, position, None, choices, jaccard_of_choices(*choices), trial, num_images, num_places
         )
-    experts = num_experts(columns)
-    sets = []
-    for side in choices:
-        # One column more, for choices of nothing.
-        members = np.zeros((len(side), experts + 1), dtype=np.float32)
-        np.put_along_axis(members, side, 1, axis=1)
-        sets.append(members[:, :experts])
-    sides = _of_sets(image, position, sets[0], sets[1], *reference.shape[:2])
-    return replace(sides, choices=(choices[0], choices[1])) if complete and size <= _MORE else sides
+    # Older runs do not say how many experts there are.
+    largest = max(int(side.max(initial=0)) for side in (reference, view)) + 1
+    sets = [sampled.of_choices(side, min(largest, num_experts(columns))) for side in (reference, view)]
+    return _of_sets(image, position, sets[0], sets[1], num_images, num_places)
 
 
 def of_words(columns: Columns) -> Sides:
     """Return the sets that are kept as bits."""
-    first = columns["reference_set_0"].astype(np.int64)
+    first: NDArray[Any] = columns["reference_set_0"]
     image, position = np.nonzero(first >= 0)
     words = sum(name.startswith("view_set_") for name in columns)
     sides = [
-        _unpack(np.stack([columns[f"{side}_set_{word}"][image, position] for word in range(words)], axis=1))
+        sampled.of_words(
+            [columns[f"{side}_set_{word}"][image, position].astype(np.uint64) for word in range(words)]
+        )
         for side in ("reference", "view")
     ]
     return _of_sets(image, position, sides[0], sides[1], *first.shape)
@@ -131,40 +121,22 @@ def of_words(columns: Columns) -> Sides:
 def _of_sets(
     image: NDArray[np.int64],
     position: NDArray[np.int64],
-    reference: NDArray[np.floating],
-    view: NDArray[np.floating],
+    reference: Sets,
+    view: Sets,
     num_images: int,
     num_places: int,
 ) -> Sides:
-    # Experts that no set holds say nothing.
-    occurs = reference.any(0) | view.any(0)
-    sets = reference[:, occurs], view[:, occurs]
-    return Sides(
-        image,
-        position,
-        sets,
-        None,
-        jaccard_of_pairs(*sets),
-        (sets[0] + sets[1]).sum(1) > 0,
-        num_images,
-        num_places,
-    )
+    index, trial = sampled.jaccard(reference, view), (reference.sizes + view.sizes) > 0
+    return Sides(image, position, (reference, view), None, index, trial, num_images, num_places)
 
 
-def different(rows: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-    """Return the different sets ``(U, E)`` of rows ``(M, E)`` of zeros and ones, and which of them each row is.
-
-    They come in the order of their rows, as from ``np.unique``. That compares entry by entry; here 64 entries are one
-    number, which takes a fraction of the time.
-    """
-    bits = np.packbits(rows.astype(bool), axis=1)
-    padded = np.ascontiguousarray(np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))))
-    words = padded.view(">u8").astype(np.uint64)
-    keys = words[:, 0] if words.shape[1] == 1 else words
+def different(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows at which different sets ``(W, M)`` first occur, and which of them each is ``(M,)``."""
+    keys = words[0] if len(words) == 1 else words.T
     _, first, number = np.unique(
         keys, axis=0 if keys.ndim > 1 else None, return_index=True, return_inverse=True
     )
-    return rows[first], number.reshape(-1)
+    return first, number.reshape(-1)
 
 
 def pack(member: Tensor) -> list[Tensor]:
@@ -176,12 +148,6 @@ def pack(member: Tensor) -> list[Tensor]:
         (part.long() * powers[: part.shape[-1]]).sum(-1).to(torch.int32)
         for part in member.split(_BITS, dim=-1)
     ]
-
-
-def _unpack(rows: NDArray[np.generic]) -> Array:
-    """Return the sets ``(M, E)`` of rows of words ``(M, W)``, as ones and zeros."""
-    bits = rows.astype(np.int64)[:, :, None] >> np.arange(_BITS) & 1
-    return bits.reshape(len(rows), rows.shape[1] * _BITS).astype(np.float64)
 
 
 SET_JACCARD = Metric(
@@ -201,6 +167,17 @@ UNSERVED_BOTH = Metric(
     about="share of pairs without an expert on either side, which set_jaccard leaves out",
     label="pairs without an expert",
 )
+
+
+def chance_of_sets(table: DataFrame) -> str | None:
+    """Return whether the chance levels of sets in a table are "exact", or some "sampled"; None where there are none."""
+    levels = table[table["metric"] == f"{SET_JACCARD.name}{CHANCE}"]
+    if levels.empty:
+        return None
+    is_large = ~(levels["top_k"] <= _FEW)
+    of_image = levels["trials"] > sampled.ALL_WITHIN * levels["images"]
+    is_long = (levels["trials"] > _EXACT).where(levels["null"] != "image", of_image)
+    return "sampled" if (is_large & is_long).any() else "exact"
 
 
 class SetMatch(LayerAnalysis):
@@ -243,13 +220,12 @@ class SetMatch(LayerAnalysis):
         )
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, sides.image, sides.position, aligned=aligned) if num_places > 1 else None
-        if sides.choices is not None and sides.sets is None:
+        if sides.choices is not None:
             similarity = jaccard(*sides.choices, num_experts=num_experts(columns))
             trials = Trials(sides.image, similarity, num_images=num_images)
             metrics += against_chance(SET_JACCARD, trials, nulls, tokens=tokens)
         else:
-            chance = _by_sets(sides) if sides.choices is None else _by_subsets(sides, num_experts(columns))
-            metrics += _against_chance(sides, nulls, tokens, chance)
+            metrics += _against_chance(sides, nulls, tokens)
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
@@ -257,13 +233,7 @@ class SetMatch(LayerAnalysis):
         return metrics
 
 
-# From the trials of which to draw, and the stratum of each, to a chance level.
-_Chance = Callable[[NDArray[np.bool_], Strata], SetChance | SubsetChance]
-
-
-def _against_chance(
-    sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None, chance: _Chance
-) -> list[Estimator]:
+def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None) -> list[Estimator]:
     """Return chance and kappa of sets, for each null and within images."""
     assert sides.sets is not None
 
@@ -275,7 +245,7 @@ def _against_chance(
     metrics: list[Estimator] = []
     for null, divided in nulls.items():
         several = has_another_image(divided, sides.image)
-        metrics += SET_JACCARD.chance_and_kappa(null, chance(several, divided.take(several)), *match(several))
+        metrics += SET_JACCARD.chance_and_kappa(null, _chance(sides, several, divided), *match(several))
     if tokens is not None:
         inside, present = set_chance_within_image(
             image=sides.image,
@@ -288,41 +258,25 @@ def _against_chance(
     return metrics
 
 
-def _by_sets(sides: Sides) -> _Chance:
-    """Return how to draw from sets of any size."""
+def _chance(sides: Sides, which: NDArray[np.bool_], strata: Strata) -> SetChance | SampledChance:
+    """Return the chance level of some pairs: of all sets with all, or where there are many by drawn ones."""
     assert sides.sets is not None
-    sets, number = different(np.concatenate(sides.sets))
-    reference, view = number.reshape(2, -1)
-
-    def chance(which: NDArray[np.bool_], strata: Strata) -> SetChance:
-        return SetChance(
-            image=sides.image[which],
-            reference=reference[which],
-            view=view[which],
-            sets=sets,
-            stratum=strata.number,
-            num_images=sides.num_images,
+    image, num_images = sides.image[which], sides.num_images
+    reference, view = (side.take(which) for side in sides.sets)
+    if len(image) > _EXACT:
+        return SampledChance(
+            image=image, reference=reference, view=view, strata=strata.take(which), num_images=num_images
         )
-
-    return chance
-
-
-def _by_subsets(sides: Sides, num_experts: int) -> _Chance:
-    """Return how to draw from sets of the same size."""
-    assert sides.choices is not None
-    reference, view = sides.choices
-
-    def chance(which: NDArray[np.bool_], strata: Strata) -> SubsetChance:
-        return SubsetChance(
-            image=sides.image[which],
-            reference=reference[which],
-            view=view[which],
-            strata=strata,
-            num_experts=num_experts,
-            num_images=sides.num_images,
-        )
-
-    return chance
+    words = np.concatenate([reference.words, view.words], axis=1)
+    first, number = different(words)
+    return SetChance(
+        image=image,
+        reference=number[: len(image)],
+        view=number[len(image) :],
+        sets=sampled.of_words(list(words[:, first])).members(),
+        stratum=strata.number[which],
+        num_images=num_images,
+    )
 
 
 def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:

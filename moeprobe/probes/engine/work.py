@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.metrics.analyses.set_match import chance_of_sets
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
@@ -114,6 +115,11 @@ class Work(ABC, Generic[R]):
 
 class TableWork(Work[T]):
     """Work whose result is a table of values, with sums per input and figures."""
+
+    def sidecar_of(self, result: T) -> Sidecar:
+        """Return what ``table.json`` says of a result, with how its chance levels of sets were counted."""
+        chance = chance_of_sets(result.table)
+        return super().sidecar_of(result) | ({} if chance is None else {"chance": chance})
 
     def write(self, result: T, folder: OutputFolder) -> T:
         """Write the tables and the sums; returns the result with the sums as they are in their file."""

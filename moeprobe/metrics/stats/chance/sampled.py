@@ -1,0 +1,259 @@
+"""How alike sets of experts are by chance, from pairs of tokens that are drawn: time grows with tokens, not with sets.
+
+All pairs of M tokens are M², and all subsets of a set of K experts are 2^K − 1. A chance level needs neither: only the
+mean over pairs, and the mean over the pairs of each image. Each token meets some partners of its stratum. In one draw
+they are the tokens a number of steps further in a random order. So every token takes part once on either side: what
+sets tokens apart on the whole cancels, and only what two of them have in common is drawn. A stratum with no more tokens
+than partners is enumerated, and its level is exact.
+
+Draws belong to the trials and not to a run or checkpoint: differences between checkpoints are of the same pairs.
+
+Axes: M pairs of tokens, n images, W words, s strata, R resamples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.alike import SCATTER, same
+from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, apart, per_image, per_trial
+from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded
+from moeprobe.runtime.seeds import generator
+
+# Bits of a word, and half of them.
+_BITS, _HALF = 64, np.uint64(32)
+# Partners of a token, at least; and pairs of a level, at least, where there are as many.
+PARTNERS, PAIRS = 64, 2**22
+# The same within an image, since images differ by more than the draw; and tokens of an image that all meet.
+_PARTNERS_WITHIN, ALL_WITHIN = 8, 32
+# Pairs that are compared at a time, so that they stay in the processor's cache.
+_AT_ONCE = 2**14
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of experts of M tokens, as bits.
+
+    Attributes:
+        words: ``(W, M)``.
+        sizes: experts of each ``(M,)``.
+    """
+
+    words: NDArray[np.uint64]
+    sizes: Array
+
+    def take(self, rows: NDArray[np.generic] | slice) -> "Sets":
+        """Return the sets of some of the tokens."""
+        return Sets(self.words[:, rows], self.sizes[rows])
+
+    def members(self) -> Array:
+        """Return them as ones and zeros ``(M, 64 W)``."""
+        bits = self.words.T[:, :, None] >> np.arange(_BITS, dtype=np.uint64) & np.uint64(1)
+        return bits.reshape(self.words.shape[1], self.words.shape[0] * _BITS).astype(np.float64)
+
+
+def of_words(words: Sequence[NDArray[np.uint64]]) -> Sets:
+    """Return sets of their words, ``(M,)`` each."""
+    stacked = np.stack(words)
+    return Sets(stacked, _count(stacked))
+
+
+def of_choices(choices: NDArray[Any], num_experts: int) -> Sets:
+    """Return the sets of choices ``(M, K)``; -1 = none."""
+    experts = np.arange(num_experts)
+    words = []
+    for word in range(-(-num_experts // _BITS)):
+        # The last entry, that of -1, has no bit.
+        bits = np.zeros(num_experts + 1, dtype=np.uint64)
+        inside = experts // _BITS == word
+        bits[:-1][inside] = np.uint64(1) << (experts[inside] % _BITS).astype(np.uint64)
+        words.append(np.bitwise_or.reduce([bits[column] for column in choices.T]))
+    return of_words(words)
+
+
+def jaccard(reference: Sets, view: Sets) -> Array:
+    """Return |S ∩ T| / |S ∪ T| ``(M,)``, token by token; 0 where both are empty."""
+    common = _count(reference.words & view.words)
+    return common / np.maximum(reference.sizes + view.sizes - common, 1)
+
+
+def _count(words: NDArray[np.uint64]) -> Array:
+    counts = np.bitwise_count(words)
+    return counts[0].astype(np.float64) if len(counts) == 1 else counts.sum(0, dtype=np.float64)
+
+
+class SampledChance:
+    """The Jaccard index that independent draws with the two sides' own marginals would reach, within strata.
+
+    It is defined as in ``sets.SetChance``; the similarity of all pairs of a stratum is that of the drawn ones. Under
+    weights it is its linear approximation.
+
+    The influences are of the same pairs. What a pair deviates by is in the influence of the reference's image and in
+    that of the view's. So the sum of their squares has the variance of the draw twice: intervals hold it.
+
+    Args:
+        image: ``(M,)`` image of each pair of tokens.
+        reference: the reference's sets.
+        view: the view's sets.
+        strata: of the pairs.
+        num_images: n.
+    """
+
+    def __init__(
+        self, *, image: Integers, reference: Sets, view: Sets, strata: Strata, num_images: int
+    ) -> None:
+        self._image, self._sides, self._strata = image, (reference, view), strata
+        self._num_images = num_images
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return c under each set of weights, to first order."""
+        value, influence = self._value_and_influence
+        return np.clip(expanded(value, influence, weights), 0.0, 1.0)
+
+    def influence(self) -> Array:
+        """Return the derivative of c by each image's weight."""
+        return self._value_and_influence[1]
+
+    @cached_property
+    def _value_and_influence(self) -> tuple[float, Array]:
+        """Return c and the influences."""
+        # An order of rows would put tokens of an image beside each other in every draw.
+        rng = generator(0, "partners")
+        order = rng.permutation(len(self._image))
+        order = order[np.argsort(self._strata.number[order], kind="stable")]
+        all_images, (reference, view) = self._image[order], (side.take(order) for side in self._sides)
+        different, all_strata = np.unique(self._strata.number[order], return_inverse=True)
+        slots, slot = np.unique(all_strata * self._num_images + all_images, return_inverse=True)
+        stratum, image = slots // self._num_images, slots % self._num_images
+
+        def by_stratum(of: Integers, values: NDArray[np.generic] | None) -> Array:
+            return np.bincount(of, weights=values, minlength=len(different)).astype(np.float64)
+
+        number, empty_reference, empty_view = (
+            np.bincount(slot, weights=weights, minlength=len(slots)).astype(np.float64)
+            for weights in (None, reference.sizes == 0, view.sizes == 0)
+        )
+        # Pairs of trials of two images, and those of them that are draws: two empty sets are none.
+        trials = by_stratum(all_strata, None)
+        pairs = trials**2 - by_stratum(stratum, number**2)
+        all_empty = by_stratum(stratum, empty_reference), by_stratum(stratum, empty_view)
+        draws = pairs - all_empty[0] * all_empty[1] + by_stratum(stratum, empty_reference * empty_view)
+        similarity, num_pairs = _draw(rng, all_images, all_strata, reference, view, trials.astype(np.int64))
+        # Each pair is in the numbers of the reference's trial and in those of the view's.
+        num_drawn = by_stratum(all_strata, num_pairs) / 2
+        # By how many pairs a drawn one stands for, and by how much a pair counts.
+        stands_for = divide(pairs, num_drawn, empty=0.0)
+        share = np.where(num_drawn > 0, divide(trials, pairs, empty=0.0), 0.0)
+        agree = stands_for * by_stratum(all_strata, similarity) / 2
+        num_draws = (share * draws).sum()
+        value = float(divide((share * agree).sum(), num_draws))
+        of_pairs = 2 * number * (trials[stratum] - number)
+        of_share = divide(number - share[stratum] * of_pairs, pairs[stratum], empty=0.0)
+        of_draws = of_pairs + 2 * empty_reference * empty_view
+        of_draws -= empty_reference * all_empty[1][stratum] + empty_view * all_empty[0][stratum]
+        # An image has as many pairs as it has, not as many as were drawn of it; these say how alike they are.
+        rate = divide(agree, pairs, empty=0.0)
+        of_slot = of_share * (agree - value * draws)[stratum]
+        of_slot += share[stratum] * (rate[stratum] * of_pairs - value * of_draws)
+        deviation = (share * stands_for)[all_strata] * (similarity - rate[all_strata] * num_pairs)
+        of_image = per_image(of_slot, image, self._num_images)
+        of_image += per_image(deviation, all_images, self._num_images)
+        return value, divide(of_image, num_draws)
+
+
+def _draw(
+    rng: np.random.Generator,
+    image: Integers,
+    stratum: Integers,
+    reference: Sets,
+    view: Sets,
+    size: Integers,
+) -> tuple[Array, Array]:
+    """Return how alike each trial's tokens and their partners are, summed ``(M,)``, and how many pairs that is.
+
+    Trials are in the order of their strata, of which each has ``size``.
+    """
+    num_trials = len(image)
+    partners = min(int(size.max(initial=1)) - 1, max(PARTNERS, PAIRS // max(num_trials, 1)))
+    index, width, end = np.arange(num_trials), size[stratum], np.cumsum(size)[stratum]
+    of_reference, of_view = np.zeros(num_trials), np.zeros(num_trials)
+    num_pairs = np.full(num_trials, 2.0 * partners)
+    for draw in range(partners):
+        # Of as many steps as there are, one of each equal part; none leads to the token itself.
+        steps = 1 + ((draw + rng.random(len(size))) / partners * (size - 1)).astype(np.int64)
+        all_steps = np.where(draw + 1 < size, draw + 1, 0)
+        partner = index + np.where(size - 1 <= partners, all_steps, steps)[stratum]
+        partner -= np.where(partner >= end, width, 0)
+        similarity = jaccard(reference, view.take(partner))
+        same_image = np.flatnonzero(image == image[partner])
+        similarity[same_image] = 0
+        num_pairs[same_image] -= 1
+        num_pairs[partner[same_image]] -= 1
+        of_reference += similarity
+        # A token is one token's partner.
+        of_view[partner] += similarity
+    return of_reference + of_view, num_pairs
+
+
+def set_chance_within_image(
+    *, image: Integers, reference: Sets, view: Sets, tokens: Tokens, num_images: int
+) -> tuple[Share, NDArray[np.bool_]]:
+    """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
+
+    The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
+    part: the second result ``(n,)`` says which do. Of long images some pairs are drawn; the draw belongs to the image.
+
+    Args:
+        image: ``(M,)`` image number of each pair of tokens, ascending.
+        reference: the reference's sets.
+        view: the view's.
+        tokens: as for ``trials.within_image``.
+        num_images: n.
+    """
+    # The code of an empty set is 0 on either side, that of another one is not the same on both.
+    codes = [np.where(side.sizes > 0, code, 0) for code, side in ((1, reference), (2, view))]
+    trials_of_sets = Trials(image, same(codes[0], codes[1], size=3), num_images=num_images)
+    pairs, left_out = apart(trials_of_sets, tokens)
+    agree, num_drawn = _within(image, reference, view, tokens, trials_of_sets.number)
+    pairs = np.where(num_drawn > 0, pairs, 0.0)
+    agree = divide(agree * pairs, num_drawn, empty=0.0)
+    number = trials_of_sets.number.astype(np.float64)
+    match, draws = (per_trial(total, pairs, number).numerator for total in (agree, pairs - left_out))
+    return Share(match, draws), pairs > 0
+
+
+def _within(
+    image: Integers, reference: Sets, view: Sets, tokens: Tokens, number: Integers
+) -> tuple[Array, Array]:
+    """Return how alike tokens and their partners of the same image are ``(n,)``, summed, and how many pairs it is."""
+    longest = int(number.max(initial=1))
+    partners = min(longest - 1, max(_PARTNERS_WITHIN, ALL_WITHIN**2 // longest))
+    # What belongs to the image: all of its sets.
+    content = np.zeros(len(number), dtype=np.uint64)
+    for side in (reference, view):
+        np.add.at(content, image, side.words.sum(0, dtype=np.uint64))
+    starts = generator(0, "partners within").integers(2**63, size=max(partners, 1), dtype=np.uint64)
+    ends = np.cumsum(number)
+    agree, num_drawn = np.zeros(len(image)), np.zeros(len(image))
+    for start in range(0, len(image), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        index = np.arange(start, min(start + _AT_ONCE, len(image)))
+        of_reference, (size, end) = reference.take(rows), (values[image[rows]] for values in (number, ends))
+        key = (content[image[rows]] + (end - index).astype(np.uint64)) * SCATTER
+        distances, is_long = size - 1, size - 1 > partners
+        wide = distances.astype(np.uint64)
+        for draw in range(partners):
+            steps = 1 + ((key + starts[draw] >> _HALF) * wide >> _HALF).astype(np.int64)
+            partner = index + np.where(is_long, steps, np.where(draw < distances, draw + 1, 0))
+            partner -= np.where(partner >= end, size, 0)
+            similarity = jaccard(of_reference, view.take(partner))
+            is_apart = tokens[0][rows] != tokens[0][partner]
+            if tokens[1] is not tokens[0]:
+                is_apart &= tokens[1][rows] != tokens[1][partner]
+            agree[rows] += similarity * is_apart
+            num_drawn[rows] += is_apart
+    return per_image(agree, image, len(number)), per_image(num_drawn, image, len(number))
