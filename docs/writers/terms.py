@@ -2,7 +2,7 @@
 
 from moeprobe.metrics.declaration import NULLS
 from moeprobe.results.columns import VERDICTS
-from moeprobe.results.terms import TERMS, Term
+from moeprobe.results.terms import TERMS, GlossaryEntry
 from writers.markdown import code, inline, page, table
 
 
@@ -24,7 +24,7 @@ def pages() -> dict[str, str]:
     return {"reference/terms.md": text}
 
 
-def row(term: Term) -> list[str]:
+def row(term: GlossaryEntry) -> list[str]:
     """Return a term, its other names, and what it means with a link to where more is said."""
     also = ", ".join(code(one) if one.startswith("[") else one for one in term.also)
     return [term.name, also, f"{inline(term.about)} [More](../{term.page})"]

@@ -66,7 +66,7 @@ def choose_probe(
                 f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(set_twice)}."
             )
         return kind
-    return registry.named(kind).with_fields(fields)
+    return registry.probe_named(kind).with_fields(fields)
 
 
 @with_options

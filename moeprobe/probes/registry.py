@@ -60,7 +60,7 @@ def conclusions_of(run: "RunTables") -> list[str]:
     return [] if kind is None or run.table is None else kind.says(run.table)
 
 
-def named(name: str) -> type[Probe[Any]]:
+def probe_named(name: str) -> type[Probe[Any]]:
     """Return the probe of a command, or of a kind.
 
     Raises:
@@ -128,4 +128,4 @@ def comparable_kind(name: str | None) -> "type[Probe[Result]]":
                 "the run: moeprobe compare FOLDER."
             )
         raise UserError(unknown("probe", name, comparable()))
-    return named(name)
+    return probe_named(name)

@@ -27,12 +27,12 @@ from moeprobe.runtime.files import (
     REQUEST,
     SHARD,
     check_regular,
+    display_path,
     is_file,
     is_there,
     read_bytes,
     sha256,
     shortest_ends,
-    shown,
 )
 
 # Bytes of a table.
@@ -102,7 +102,7 @@ def read(path: Path) -> Measured:
         raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
-    return Measured(sums, request, checkpoints, {str(shown(path)): digest})
+    return Measured(sums, request, checkpoints, {str(display_path(path)): digest})
 
 
 def read_result(path: Path) -> Result:

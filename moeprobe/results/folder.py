@@ -34,9 +34,9 @@ from moeprobe.runtime.files import (
     SHARD,
     SHARDS,
     absolute,
+    display_path,
     is_there,
     remove,
-    shown,
     write_json,
 )  # fmt: skip
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
@@ -236,7 +236,7 @@ def figures_as_asked(*, svg: bool) -> Iterator[None]:
     except FinishedError as error:
         if svg and any(error.folder.rglob("*.png")) and not any(error.folder.rglob("*.svg")):
             raise UserError(
-                f"{shown(error.folder)} is finished without SVG figures; add --overwrite to draw them."
+                f"{display_path(error.folder)} is finished without SVG figures; add --overwrite to draw them."
             ) from None
         raise
 
@@ -285,7 +285,7 @@ def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool
             if is_there(path / LAST)
             else "is not empty and not a folder of moeprobe"
         )
-        raise UserError(f"{shown(path)} {what}; choose another --out.")
+        raise UserError(f"{display_path(path)} {what}; choose another --out.")
     if overwrite:
         check_replaceable(path, contents, family)
     elif not (shared and earlier is not None and earlier["kind"] == request["kind"]):
@@ -298,8 +298,8 @@ def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str,
     advice = "add --overwrite to replace it, or choose another --out."
     finished = not begun.isdisjoint((FINISHED, SHARD))
     if finished and earlier == request:
-        raise FinishedError(f"{shown(path)} is finished; add --overwrite to repeat it.", path)
+        raise FinishedError(f"{display_path(path)} is finished; add --overwrite to repeat it.", path)
     if finished:
-        raise UserError(f"{shown(path)} holds a finished run of something else; {advice}")
+        raise UserError(f"{display_path(path)} holds a finished run of something else; {advice}")
     if begun and earlier != request:
-        raise UserError(f"{shown(path)} holds an unfinished run of something else; {advice}")
+        raise UserError(f"{display_path(path)} holds an unfinished run of something else; {advice}")

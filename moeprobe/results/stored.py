@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order, opened
+from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, StoredCell, in_order, opened
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import atomic_file, check_parquet_size, version_of
@@ -145,7 +145,7 @@ def of_file(path: Path) -> SumsStore:
             return of_table(file.read().replace_schema_metadata(None))
         checkpoint, *cell = keys
         cells.append(
-            StoredCell(checkpoint, Cell(*cell), (Group(path, version, number, group.num_rows, schema),))
+            StoredCell(checkpoint, Cell(*cell), (RowGroup(path, version, number, group.num_rows, schema),))
         )
     return SumsStore(cells)
 

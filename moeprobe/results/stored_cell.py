@@ -84,7 +84,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """A row group of a file."""
 
     path: Path

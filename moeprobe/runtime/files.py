@@ -58,7 +58,7 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
 
 
-def shown(path: Path) -> Path:
+def display_path(path: Path) -> Path:
     """Return a path as messages show it: relative to the working directory if it is inside."""
     try:
         return path.relative_to(Path.cwd())
@@ -134,7 +134,7 @@ def status(path: Path, *, follow: bool = True) -> os.stat_result | None:
         # Of what a user types: a name that is too long, a link to itself.
         if follow and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             return None
-        raise UserError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
+        raise UserError(f"Cannot read {display_path(path)}: {error.strerror or error}.") from error
 
 
 def is_there(path: Path) -> bool:
@@ -226,7 +226,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         temporary = None
     except OSError as error:
-        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+        raise UserError(f"Cannot write {display_path(path)}: {error.strerror or error}.") from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):  # what went wrong before is what counts
@@ -355,9 +355,9 @@ def check_can_write(folder: Path) -> None:
     """
     existing = next(one for one in (absolute(folder), *absolute(folder).parents) if is_there(one))
     if not is_folder(existing):
-        raise UserError(f"Cannot write {folder}: {shown(existing)} is no folder.")
+        raise UserError(f"Cannot write {folder}: {display_path(existing)} is no folder.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"Cannot write {folder}: {shown(existing)} is not writable.")
+        raise UserError(f"Cannot write {folder}: {display_path(existing)} is not writable.")
 
 
 # Values of a row group, which is held in memory; and rows of a file of which something is read at once.

@@ -9,7 +9,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime import files
-from moeprobe.runtime.files import shown, status
+from moeprobe.runtime.files import display_path, status
 from moeprobe.runtime.locks import Lock, check_free
 from moeprobe.runtime.records import (
     LOCK,
@@ -94,7 +94,7 @@ class RunFolder:
             elif not record.whole:
                 os.write(self._descriptor, b"\n")
         except OSError as error:
-            raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+            raise UserError(f"Cannot write {display_path(path)}: {error.strerror or error}.") from error
         if not contents.recorded:
             for name in contents.own:
                 self._add(name)
@@ -108,7 +108,7 @@ class RunFolder:
                 self._append(name)
             except OSError as error:
                 raise UserError(
-                    f"Cannot write {shown(self.path / RECORD)}: {error.strerror or error}."
+                    f"Cannot write {display_path(self.path / RECORD)}: {error.strerror or error}."
                 ) from error
             self._names.add(name)
 
@@ -122,7 +122,7 @@ class RunFolder:
         name = path.relative_to(self.path).as_posix()
         if not path.parent.resolve().is_relative_to(self.path.resolve()):
             raise UserError(
-                f"{shown(path.parent)} leads out of {shown(self.path)} through a link; remove the link."
+                f"{display_path(path.parent)} leads out of {display_path(self.path)} through a link; remove the link."
             )
         self._check_own(name, path)
         self._add(name)
@@ -149,14 +149,14 @@ class RunFolder:
             self._names |= set((read_record(self.path) or Record()).names)
             if name not in self._names:
                 raise UserError(
-                    f"{shown(path)} was not written by moeprobe; move it away, or choose another folder."
+                    f"{display_path(path)} was not written by moeprobe; move it away, or choose another folder."
                 )
 
     def _check_not_removed(self) -> None:
         record = files.status(self.path / RECORD)
         if record is None or not os.path.samestat(record, os.fstat(self._descriptor)):
             raise UserError(
-                f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
+                f"{display_path(self.path)} was removed or emptied while this run wrote to it; give its command again."
             )
 
     def check(self, *, ignored: str = "") -> None:
@@ -170,8 +170,8 @@ class RunFolder:
         gone = tuple(sorted(name for name in wanted if not files.is_there(self.path / name)))
         if gone:
             raise UserError(
-                f"{list_names(gone)} vanished from {shown(self.path)} while this run wrote to it; give its command "
-                "again with --overwrite."
+                f"{list_names(gone)} vanished from {display_path(self.path)} while this run wrote to it; give its "
+                "command again with --overwrite."
             )
 
     def clear(self) -> None:
@@ -184,7 +184,9 @@ class RunFolder:
         contents = scan(self.path, self.family)
         check_replaceable(self.path, contents, self.family)
         if not self._alone and not self._lock.make_exclusive():
-            raise UserError(f"{shown(self.path)} is in use by another process; --overwrite must wait for it.")
+            raise UserError(
+                f"{display_path(self.path)} is in use by another process; --overwrite must wait for it."
+            )
         with contextlib.ExitStack() as locks:
             for run in contents.runs:
                 locks.enter_context(Lock(self.path / run / LOCK))
@@ -310,7 +312,7 @@ def make_folder(path: Path) -> list[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+        raise UserError(f"Cannot write {display_path(path)}: {error.strerror or error}.") from error
     return missing
 
 
@@ -332,7 +334,9 @@ def remove_files(path: Path, names: Iterable[str]) -> None:
         try:
             (path / name).unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
+            raise UserError(
+                f"Cannot replace {display_path(path / name)}: {error.strerror or error}."
+            ) from error
     remove_empty_around(path, names)
 
 
@@ -351,7 +355,7 @@ def check_family(path: Path, contents: Contents, family: Family) -> None:
     """Raise ``UserError`` where a folder's record is one of another kind."""
     if contents.of not in ("", family.name):
         raise UserError(
-            f"{shown(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
+            f"{display_path(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
         )
 
 
@@ -362,7 +366,7 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
         return
     if contents.foreign:
         raise UserError(
-            f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
+            f"{display_path(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
             "--overwrite leaves them alone; move them away, or choose another folder."
         )
     resolved = path.resolve()
@@ -370,7 +374,7 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
             if find_folder().resolve().is_relative_to(resolved):
                 raise UserError(
-                    f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
+                    f"{display_path(path)} is or holds {what}, which --overwrite never empties; choose another folder."
                 )
 
 

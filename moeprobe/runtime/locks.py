@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.runtime.files import absolute, read_json, shown
+from moeprobe.runtime.files import absolute, display_path, read_json
 
 try:
     import fcntl
@@ -84,7 +84,7 @@ class Lock:
             descriptor, is_new = self._open()
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise UserError(f"{shown(self.path)} is not a regular file; remove it.")
+                    raise UserError(f"{display_path(self.path)} is not a regular file; remove it.")
                 if _flock(descriptor, exclusive=not self._shared, wait=wait):
                     # An earlier holder may have removed the file since it was opened here: it locks nobody out then.
                     if os.fstat(descriptor).st_nlink > 0:
@@ -101,7 +101,9 @@ class Lock:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
                 if isinstance(error, OSError):
-                    raise UserError(f"Cannot lock {shown(self.path)}: {error.strerror or error}.") from error
+                    raise UserError(
+                        f"Cannot lock {display_path(self.path)}: {error.strerror or error}."
+                    ) from error
                 raise
             os.close(descriptor)
 
@@ -113,7 +115,7 @@ class Lock:
             except FileExistsError:
                 return os.open(self.path, _FLAGS | os.O_CREAT, 0o644), False
         except OSError as error:
-            raise UserError(f"Cannot write {shown(self.path)}: {error.strerror or error}.") from error
+            raise UserError(f"Cannot write {display_path(self.path)}: {error.strerror or error}.") from error
 
     def _write_holder(self) -> None:
         info = {
@@ -187,7 +189,7 @@ def _release(descriptor: int, path: Path, pid: int) -> None:
 
 
 def _in_use(path: Path) -> InUseError:
-    return InUseError(f"{shown(path.parent)} is in use by {_holder(path)}.")
+    return InUseError(f"{display_path(path.parent)} is in use by {_holder(path)}.")
 
 
 def _holder(path: Path) -> str:

@@ -38,7 +38,7 @@ from moeprobe.results.values import estimators
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import shown
+from moeprobe.runtime.files import display_path
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def compare(
     except FinishedError as error:
         if not sources.hashed:
             raise  # as of every probe: nobody knows whether it is of these models
-        text = f"{shown(error.folder)} is finished; add --overwrite to repeat it."
+        text = f"{display_path(error.folder)} is finished; add --overwrite to repeat it."
         warnings.warn(RunWarning(text), stacklevel=2)
         # What was measured is in its folder; what may fail a continuous integration is judged again.
         return work.execute_in(None, progress)

@@ -154,7 +154,7 @@ def test_plugins_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         get = PROBES.get
         patch.setattr(PROBES, "get", lambda name: Twin if name == "twin" else get(name))
         with pytest.raises(UserError, match="The probe Twin of a plug-in is called 'match-ratio'"):
-            registry.named("eval")
+            registry.probe_named("eval")
     known, get = ANALYSES.names(), ANALYSES.get
     monkeypatch.setattr(ANALYSES, "names", lambda: [*known, "joining"])
     monkeypatch.setattr(ANALYSES, "get", lambda name: Joining if name == "joining" else get(name))

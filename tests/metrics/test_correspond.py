@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 
 from moeprobe.inputs.geometry import Map
-from moeprobe.probes.correspond.pairs import Correspond, pair_up
+from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from tests.inputs.exact_geometry import (
     GRID,
     HEIGHT,
@@ -24,7 +24,7 @@ from tests.inputs.exact_geometry import (
 )
 
 
-def found(reference: Map, view: Map) -> Correspond:
+def found(reference: Map, view: Map) -> PairedPatches:
     rng = np.random.default_rng(0)
     pixels = rng.random((2, 3, SIZE, SIZE), dtype=np.float32)
     return pair_up(

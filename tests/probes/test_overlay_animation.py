@@ -21,7 +21,7 @@ from moeprobe.inputs.views.affine import Affine
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.probes.overlay.figure import draw, patches, strip
 from moeprobe.probes.overlay.figure import frame as frame_figure
-from moeprobe.probes.overlay.record import Overlay
+from moeprobe.probes.overlay.record import ImageOverlay
 from moeprobe.results.figures import save
 from moeprobe.results.palette import expert_color
 from tests.commands import Trained, refused, run
@@ -202,10 +202,12 @@ def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_allclose(large[inside], 3 * small[inside], atol=1e-5)
 
 
-def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, image: str = "i") -> Overlay:
+def made(
+    checkpoint: str, severity: float, *, changed: int, compared: int = 16, image: str = "i"
+) -> ImageOverlay:
     flags = np.arange(16).reshape(4, 4)
     assert changed <= compared
-    return Overlay(
+    return ImageOverlay(
         image_id=image,
         checkpoint=checkpoint,
         layer="blocks.1",

@@ -19,7 +19,7 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import run as run_probe
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes import key_routes as module
-from moeprobe.probes.routes.key_routes import _counted, _distances, summed
+from moeprobe.probes.routes.key_routes import _count_routes, _distances, summed
 from moeprobe.probes.routes.tables import class_table, tables_of
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
@@ -372,7 +372,7 @@ def test_the_majority_of_an_image_is_one_expert() -> None:
 @pytest.mark.parametrize("classes", [5, 80])
 def test_routes_are_counted(classes: int) -> None:
     routes = np.random.default_rng(0).integers(0, 2, (3, classes, 3))
-    for drawn, distinct, largest in zip(routes, *_counted(routes), strict=True):
+    for drawn, distinct, largest in zip(routes, *_count_routes(routes), strict=True):
         known = Counter(map(tuple, drawn.tolist()))
         assert (distinct, largest) == (len(known), max(known.values()))
 

@@ -95,7 +95,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     """Print the verdicts, a line per property, and where the page is; or everything as JSON."""
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_warnings, records
-    from moeprobe.runtime.files import shown
+    from moeprobe.runtime.files import display_path
     from moeprobe.studies.audit.page import HTML, next_steps
     from moeprobe.studies.audit.sentences import lines_of, short_references, summary
 
@@ -104,7 +104,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
             "verdicts": records(result.verdicts),
             "left_out": dict(result.left_out),
             "sidecar": result.sidecar,
-            "out": None if result.folder is None else str(shown(result.folder)),
+            "out": None if result.folder is None else str(display_path(result.folder)),
         }
         print_json(content)
         return
@@ -126,7 +126,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     if result.folder is None:
         screen.print("Nothing was written; add --out FOLDER to keep the page, tables and figures.")
     else:
-        screen.print(f"The page: {shown(result.folder)}/{HTML}", soft_wrap=True)
+        screen.print(f"The page: {display_path(result.folder)}/{HTML}", soft_wrap=True)
 
 
 def _table(result: "AuditResult", lines: "list[PropertyLine]") -> "Table":

@@ -53,7 +53,7 @@ def demo(
 
         def announce(name: str, data: str) -> "Callable[[Report], None]":
             screen.print(f"Training {name} on {data} …", soft_wrap=True)
-            return live.named(name)
+            return live.show_run(name)
 
         outcome = demonstration.run(
             seed=seed,

@@ -97,7 +97,7 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
     options = common.options()
 
     def compute() -> Any:
-        with Bar() as bar, _kept(options.out if probe.resumes else None):
+        with Bar() as bar, _naming_finished_parts(options.out if probe.resumes else None):
             return run(probe, checkpoints, data=data, options=options, watcher=bar)
 
     result = _result_of(probe, compute, names=options.names)
@@ -121,7 +121,7 @@ def _run_together(
         with (
             distributed.together() as ranks,
             Bar() if first else contextlib.nullcontext(Progress()) as watcher,
-            _kept(options.out if probe.resumes and first else None),
+            _naming_finished_parts(options.out if probe.resumes and first else None),
         ):
             return run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
 
@@ -147,7 +147,7 @@ def _result_of(probe: Probe[Any], compute: Callable[[], Any], *, names: Sequence
 
 
 @contextlib.contextmanager
-def _kept(out: Path | None) -> Iterator[None]:
+def _naming_finished_parts(out: Path | None) -> Iterator[None]:
     """Say at Ctrl-C that finished parts stay in a folder."""
     try:
         yield
@@ -165,7 +165,7 @@ def _measure_shard(
     from moeprobe.probes.engine.merging import measure_shard
 
     options = common.options()
-    with Bar() as bar, _kept(options.out):
+    with Bar() as bar, _naming_finished_parts(options.out):
         measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
     sidecar = measured.sidecar
     if common.json:

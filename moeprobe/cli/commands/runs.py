@@ -88,13 +88,13 @@ def _table(curves: "Curves", *, metric: str) -> "object":
     for name in ("trainings", "steps", "last value", "difference"):
         table.add_column(name, justify="right")
     for _, row in curves.last().iterrows():
-        apart = "" if row["difference"] != row["difference"] else _said(row, "difference", "+.4f")
-        cells = [str(row["runs"]), f"{row['step']:,}", _said(row, "value", ".4f"), apart]
+        apart = "" if row["difference"] != row["difference"] else _with_interval(row, "difference", "+.4f")
+        cells = [str(row["runs"]), f"{row['step']:,}", _with_interval(row, "value", ".4f"), apart]
         table.add_row(*([str(row["panel"])] if curves.by else []), str(row["group"]), *cells)
     return table
 
 
-def _said(row: "object", name: str, digits: str) -> str:
+def _with_interval(row: "object", name: str, digits: str) -> str:
     value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))  # type: ignore[index]
     return f"{value:{digits}}" + (f" [{low:{digits}}, {high:{digits}}]" if low < high else "")
 

@@ -250,7 +250,7 @@ def check_trace(
         screen.print(
             f"{checked.inputs:,} inputs, {len(layers)} layers ({layers[0]} to {layers[-1]}).", soft_wrap=True
         )
-        for line in said(checked.findings):
+        for line in finding_lines(checked.findings):
             screen.print(line, soft_wrap=True)
         if checked.overlap is not None and checked.sound:
             overlap = checked.overlap
@@ -270,7 +270,7 @@ def check_trace(
         raise typer.Exit(FAILED)
 
 
-def said(findings: "Sequence[Finding]") -> list[str]:
+def finding_lines(findings: "Sequence[Finding]") -> list[str]:
     """Return the findings as lines."""
     return [
         f"{'Fault' if finding.fault else 'Note'}, {finding.name}: {finding.sentence}" for finding in findings

@@ -112,7 +112,7 @@ def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> Non
     from moeprobe.cli.front.training_progress import Live
 
     with Live(stages.name) as live:
-        summary = api.train_pipeline(stages, begin=live.named, **options)
+        summary = api.train_pipeline(stages, begin=live.show_run, **options)
     if as_json:
         print_json(summary)
         return

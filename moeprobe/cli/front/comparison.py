@@ -84,7 +84,7 @@ def _why(row: pd.Series) -> str:
     return str(row["verdict"])
 
 
-def _place(row: pd.Series, modality: Modality) -> str:
+def _location(row: pd.Series, modality: Modality) -> str:
     """Return where a difference was measured: layer, tokens, null, severity."""
     parts = [
         row["layer"],
@@ -110,7 +110,7 @@ def failures(comparison: "Comparison", metric: str, allowed: float | None = None
     total = int((comparison.table["metric"] == metric).sum())
     lines = [f"{flags}: failed in {len(rows)} of {total} comparison{'' if total == 1 else 's'}."]
     for _, row in rows.head(_MOST_FAILURES).iterrows():
-        position = _place(row, modality_of(comparison.table["tokens"]))
+        position = _location(row, modality_of(comparison.table["tokens"]))
         what = f"worse by {abs(row['value']):.3f}"
         if allowed is not None and not math.isnan(row["sim_low"]):
             low, high = (end(row[name], signed=True) for name in ("sim_low", "sim_high"))

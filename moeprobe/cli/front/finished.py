@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import FinishedError
 from moeprobe.runtime.characters import in_one_line
-from moeprobe.runtime.files import SHARD, is_file, read_json, shown
+from moeprobe.runtime.files import SHARD, display_path, is_file, read_json
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -50,14 +50,14 @@ def print_finished(folder: Path, *, as_json: bool) -> None:
         sys.stderr.write("Where k > 1, load means first choices in these tables; --overwrite repeats them.\n")
     if text is not None:
         screen.print(text.decode("utf-8", errors="replace"), soft_wrap=True)
-    print_files(screen, shown(folder))
+    print_files(screen, display_path(folder))
 
 
 def _content(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
     """Return what the run itself printed with ``--json``, from the files of its folder."""
     kind = sidecar["request"]["kind"]
     if is_file(folder / SHARD) or kind not in _CONTENTS:
-        return {"sidecar": sidecar, "out": str(shown(folder))}
+        return {"sidecar": sidecar, "out": str(display_path(folder))}
     return _CONTENTS[kind](folder, sidecar)
 
 
@@ -111,4 +111,4 @@ _CONTENTS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
 
 def _say(folder: Path) -> None:
     """Say on standard error, where it does not mix with JSON, that nothing is computed."""
-    sys.stderr.write(in_one_line(f"{shown(folder)} is finished; --overwrite repeats it.") + "\n")
+    sys.stderr.write(in_one_line(f"{display_path(folder)} is finished; --overwrite repeats it.") + "\n")

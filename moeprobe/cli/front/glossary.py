@@ -19,7 +19,7 @@ from moeprobe.results.columns import (
     VERDICTS,
 )
 from moeprobe.results.phrases import sentence_case
-from moeprobe.results.terms import KAPPA_FORMULAS, KAPPA_RANGE, TERMS, Term
+from moeprobe.results.terms import KAPPA_FORMULAS, KAPPA_RANGE, TERMS, GlossaryEntry
 from moeprobe.runtime import catalog
 
 # Words that say what is declared, by what they are called in an explanation.
@@ -129,7 +129,7 @@ def _among(query: str, names: Iterable[str]) -> str | None:
     return next((name for name in names if _plain(name) == meant), None) if meant else None
 
 
-def _term(term: Term) -> Explanation:
+def _term(term: GlossaryEntry) -> Explanation:
     facts = {"also": ", ".join(term.also)} if term.also else {}
     return Explanation(term.name, "term", "", term.about, facts | {"more": f"docs/{term.page}"})
 
@@ -167,7 +167,7 @@ def _metrics(query: str) -> Iterator[Explanation]:
     form = next((form for form in map(registry.find, candidates) if form.declared), None)
     if form is not None:
         kind = f"metrics, such as {form.name}" if family else "metric"
-        yield Explanation(family or form.name, kind, _called(form), _about(form), _facts(form))
+        yield Explanation(family or form.name, kind, _called(form), _meaning(form), _facts(form))
 
 
 def _called(form: registry.Form) -> str:
@@ -175,7 +175,7 @@ def _called(form: registry.Form) -> str:
     return form.full_label("pooled" if form.kind != "raw" else "").strip()
 
 
-def _about(form: registry.Form) -> str:
+def _meaning(form: registry.Form) -> str:
     """Return what the number of a column is, and of κ and chance what they are of."""
     metric = form.metric
     steps = {

@@ -160,13 +160,13 @@ def on_screen(table: cells.Table, *, title: str, stacked: bool) -> list[Table]:
     Of how many nothing was seen is said where no line has to be folded for it.
     """
     width = console().width
-    rich_table = _made(table, title=title, stacked=stacked, counts=True)
-    if not _fits(rich_table, width):
-        rich_table = _made(table, title=title, stacked=stacked, counts=False)
+    rich_table = _rich_table(table, title=title, stacked=stacked, counts=True)
+    if not _fits_width(rich_table, width):
+        rich_table = _rich_table(table, title=title, stacked=stacked, counts=False)
     return fit(rich_table, keys=table.keys, width=width)
 
 
-def _made(table: cells.Table, *, title: str, stacked: bool, counts: bool) -> Table:
+def _rich_table(table: cells.Table, *, title: str, stacked: bool, counts: bool) -> Table:
     number = len(table.columns) - table.details
     rich_table = Table(title=title, title_justify="left", title_style="bold")
     for column, heading in enumerate(table.columns[:number]):
@@ -214,15 +214,15 @@ def fit(table: Table, *, keys: int, width: int) -> list[Table]:
     space = width - 1
     parts: list[list[int]] = [[]]
     for number in range(keys, keys + len(values)):
-        if parts[-1] and _taken([*least[:keys], *(least[i] for i in [*parts[-1], number])]) > space:
+        if parts[-1] and _total_width([*least[:keys], *(least[i] for i in [*parts[-1], number])]) > space:
             parts.append([])
         parts[-1].append(number)
     return [_part(table, [*range(keys), *columns], least, space) for columns in parts]
 
 
-def _fits(table: Table, width: int) -> bool:
+def _fits_width(table: Table, width: int) -> bool:
     """Whether all columns fit without a line of a cell being folded."""
-    return _taken([_longest_line(column, headed=False) for column in table.columns]) < width
+    return _total_width([_longest_line(column, headed=False) for column in table.columns]) < width
 
 
 def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int) -> Table:
@@ -230,7 +230,7 @@ def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int
     widths = {number: least[number] for number in columns}
     for headed in (False, True):  # what is in the cells first
         wanted_widths = {number: _longest_line(table.columns[number], headed=headed) for number in columns}
-        while _taken(list(widths.values())) < space:
+        while _total_width(list(widths.values())) < space:
             growing = [number for number in columns if widths[number] < wanted_widths[number]]
             if not growing:
                 break
@@ -263,7 +263,7 @@ def _in_lines(parts: list[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def _taken(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + _AROUND * len(widths)
 
 

@@ -136,7 +136,7 @@ class Live:
             values=_values(report, self._console.width - used_width),
         )
 
-    def named(self, name: str) -> "Callable[[Report], None]":
+    def show_run(self, name: str) -> "Callable[[Report], None]":
         """Return ``show`` for a run of another name, which begins now."""
         self._name = name
         self._progress.reset(self._task, total=None, description=_short(name), steps="starting", values="")

@@ -22,7 +22,7 @@ from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import Choices, capture, moe_layers, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
-from moeprobe.runtime.files import shown
+from moeprobe.runtime.files import display_path
 
 
 class ByClass:
@@ -97,12 +97,12 @@ class Teacher:
             teacher_layer = theirs.get(name)
             if teacher_layer is None or teacher_layer.router.num_experts != layer.router.num_experts:
                 raise UserError(
-                    f"{shown(Path(source))} has no gates of as many experts in {name}; set kl_weight to 0."
+                    f"{display_path(Path(source))} has no gates of as many experts in {name}; set kl_weight to 0."
                 )
             if not (layer.router.gates_sum_to_one and teacher_layer.router.gates_sum_to_one):
                 raise UserError(
-                    f"The gates of {name} are no distribution over the experts, here or in {shown(Path(source))}; set "
-                    "kl_weight to 0."
+                    f"The gates of {name} are no distribution over the experts, here or in "
+                    f"{display_path(Path(source))}; set kl_weight to 0."
                 )
         if not student_layers:
             raise UserError("kl_weight is about gates, and a dense model has none; set it to 0.")

@@ -37,7 +37,7 @@ from moeprobe.models.training.state import Averages
 from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import STATE, absolute, is_there, shown, write_json, write_text
+from moeprobe.runtime.files import STATE, absolute, display_path, is_there, write_json, write_text
 from moeprobe.runtime.seeds import generator
 from moeprobe.runtime.signals import Wish, uninterrupted
 
@@ -161,12 +161,14 @@ class Trainer:
     def _leave(self, error: KeyboardInterrupt) -> None:
         """Leave a run that can be resumed, and say so; of parts of a state all processes write theirs, or none."""
         if self.writes and is_there(self.folder / "finished.json"):
-            error.add_note(f"The run in {shown(self.folder)} is finished.")
+            error.add_note(f"The run in {display_path(self.folder)} is finished.")
         elif self.stop_request.granted or (self.writes and not self.stop_request.waits):
             self._check(*self.averages.sums.values(), *self.model.parameters())
             self._save_state()
             if self.writes:
-                progress = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
+                progress = (
+                    f"Step {self.step:,} of {self.total_steps:,} is saved in {display_path(self.folder)}"
+                )
                 error.add_note(f"{progress}; the same command continues from there.")
 
     def resume(self) -> None:

@@ -25,7 +25,7 @@ from moeprobe.models.timm import VisionTransformer, is_model, list_models, load_
 from moeprobe.models.training import reporting
 from moeprobe.models.training.objectives.base import Objective
 from moeprobe.runtime.catalog import OBJECTIVES, did_you_mean
-from moeprobe.runtime.files import DAMAGE, is_file, sha256, shown
+from moeprobe.runtime.files import DAMAGE, display_path, is_file, sha256
 from moeprobe.runtime.schema import make_plugin
 from moeprobe.runtime.seeds import generator, torch_seed
 
@@ -122,7 +122,7 @@ def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None
     """Raise ``UserError`` unless a run continues with the number of images it was started on."""
     if before != now:
         raise UserError(
-            f"The run in {shown(folder)} was started on {before} images and {data} now has {now}; "
+            f"The run in {display_path(folder)} was started on {before} images and {data} now has {now}; "
             "add --overwrite to start again."
         )
 
@@ -147,7 +147,7 @@ def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
     parts = (value.to_local() if hasattr(value, "to_local") else value for value in values)
     if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise DivergedError(
-            f"The loss stopped being a number by step {step}; {shown(folder)} holds the evaluations "
+            f"The loss stopped being a number by step {step}; {display_path(folder)} holds the evaluations "
             "before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",
             step=step,
         )

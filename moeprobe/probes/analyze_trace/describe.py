@@ -67,7 +67,7 @@ def request_of(
         "layers": None if options.layers is None else list(options.layers),
         # Of which inputs: in runs that are compared they must be the same.
         "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
-        "recorded": _recorded(traces),
+        "recorded": _recorded_views(traces),
         "capacity": _capacities(traces),
         "seed": options.seed,
         "trained_capacity": False,
@@ -77,7 +77,7 @@ def request_of(
     } | mapped
 
 
-def _recorded(traces: Sequence[NamedTrace]) -> dict[str, list[dict[str, Any] | None]]:
+def _recorded_views(traces: Sequence[NamedTrace]) -> dict[str, list[dict[str, Any] | None]]:
     """Return data, framing, parameters and seed of each view and severity; None = not known.
 
     Not in how many pixels: checkpoints of different sizes are compared, as in other probes.

@@ -63,7 +63,7 @@ def _batch_sums(
     for severity in probe.epsilons:
         view = first
         if severity > 0:
-            perturbed = _moved(spec, checkpoint, probe, batch, first[0], severity / LEVELS)
+            perturbed = _perturbed(spec, checkpoint, probe, batch, first[0], severity / LEVELS)
             view = model.trace(perturbed, layers=layers, logits=True)
         sums_by_cell = layer_sums(spec, checkpoint, batch, first[1], view[1], 0)
         sums_by_cell[Cell()] = output_sums(spec, checkpoint, batch, first[0], view[0])
@@ -73,7 +73,7 @@ def _batch_sums(
     return {VIEWS[probe.direction]: sums}
 
 
-def _moved(
+def _perturbed(
     spec: RunSpec, checkpoint: Checkpoint, probe: Attack, batch: Batch, scores: Tensor, epsilon: float
 ) -> Tensor:
     images, model = batch.views[0], checkpoint.model

@@ -67,7 +67,7 @@ class Exchange:
     seed: int
 
     @cached_property
-    def places(self) -> dict[str, int]:
+    def positions(self) -> dict[str, int]:
         """Each image's place in the pool, by name."""
         return {self.dataset.image_ids[index]: place for place, index in enumerate(self.pool)}
 
@@ -77,7 +77,7 @@ class Exchange:
         Raises:
             UserError: it cannot be read; with ``skip_bad_images``, neither can the next ones drawn.
         """
-        group = self.places[image_id] // self.group_images
+        group = self.positions[image_id] // self.group_images
         size = min(len(self.pool), self.group_images + _SPARE)
         drawn = generator(self.seed, "contagion lender", image_id).choice(len(self.pool), size, replace=False)
         for place in drawn.tolist():
@@ -158,7 +158,7 @@ class _Scene:
         return [place == turn for turn in range(number)]
 
 
-def asks(model: Traceable, analysis: Analysis) -> bool:
+def applies(model: Traceable, analysis: Analysis) -> bool:
     """Whether a model can be asked for what an analysis is about."""
     return not isinstance(analysis, TokenContagion) or isinstance(model, Routable)
 
@@ -171,7 +171,7 @@ def num_passes(spec: RunSpec, model: Traceable, exchange: Exchange) -> int:
         TokenContagion: 2,
         AttentionContagion: at_once,
     }
-    return 1 + sum(of[type(analysis)] for analysis in spec.analyses if asks(model, analysis))
+    return 1 + sum(of[type(analysis)] for analysis in spec.analyses if applies(model, analysis))
 
 
 def run_block(
@@ -221,7 +221,7 @@ def _batch_sums(
     sums: dict[Cell, dict[str, Tensor]] = {}
     for analysis in spec.analyses:
         assert isinstance(analysis, ContagionAnalysis)
-        if not asks(model, analysis):
+        if not applies(model, analysis):
             continue
         for name, exchanged in _EXCHANGES[type(analysis)](scene).items():
             pair, left_out = settle(

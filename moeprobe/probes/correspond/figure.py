@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.probes.correspond.pairs import Correspond
+from moeprobe.probes.correspond.pairs import PairedPatches
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
 
@@ -22,7 +22,7 @@ _MOST_EDGED = 64
 _SAME, _OTHER = COLORS[0], COLORS[1]
 
 
-def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
+def draw(pairs: Sequence[PairedPatches], *, title: str, lines: int) -> Figure:
     """Return the figure: a row per image, view 1 on the left and view 2 on the right.
 
     At most ``lines`` pairs of an image, spread over view 1, are joined by a line.
@@ -53,7 +53,7 @@ def color(row: int, column: int) -> str:
     return COLORS[(column + 3 * row) % len(COLORS)]
 
 
-def _views(axes: Axes, item: Correspond, lines: int) -> None:
+def _views(axes: Axes, item: PairedPatches, lines: int) -> None:
     side = item.pixels[0].shape[0]
     corners = np.array([(0.0, 0.0), (_ACROSS * side, _DOWN * side)])
     for number, (left_x, top) in enumerate(corners):
@@ -73,17 +73,19 @@ def _views(axes: Axes, item: Correspond, lines: int) -> None:
     axes.set_axis_off()
 
 
-def _patches(axes: Axes, item: Correspond, matched: np.ndarray, corner: np.ndarray) -> None:
+def _patches(axes: Axes, item: PairedPatches, matched: np.ndarray, corner: np.ndarray) -> None:
     """Draw the grid thin, and make patches without a partner pale."""
     size = item.grid.patch_size
     for patch in range(item.grid.num_patches):
-        corner_xy = _place(item, patch, corner)
+        corner_xy = _patch_corner(item, patch, corner)
         if not matched[patch]:
             axes.add_patch(Rectangle(corner_xy, size, size, facecolor="white", alpha=0.75, edgecolor="none"))
         axes.add_patch(Rectangle(corner_xy, size, size, fill=False, edgecolor="#9a9a9a", linewidth=0.4))
 
 
-def _place(item: Correspond, patch: int, corner: np.ndarray, inset: float = 0.0) -> tuple[float, float]:
+def _patch_corner(
+    item: PairedPatches, patch: int, corner: np.ndarray, inset: float = 0.0
+) -> tuple[float, float]:
     """Return where a patch of the view at ``corner`` begins; ``inset`` is a share of its side."""
     row, column = divmod(patch, item.grid.columns)
     size = item.grid.patch_size
@@ -104,7 +106,7 @@ def spread(partner: np.ndarray, grid: PatchGrid, count: int) -> list[int]:
     return sorted(int(patch) for patch in valid[selected])
 
 
-def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[int]) -> None:
+def _lines(axes: Axes, item: PairedPatches, corners: np.ndarray, valid: Sequence[int]) -> None:
     same = item.same_expert
     if same is None:
         colors = [color(*divmod(patch, item.grid.columns)) for patch in valid]
@@ -117,7 +119,7 @@ def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[in
     for patch, line in zip(valid, colors, strict=True):
         for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
             # Inside its cell, so that neighbors do not draw over each other.
-            cell_xy = _place(item, cell, corner, inset=0.04)
+            cell_xy = _patch_corner(item, cell, corner, inset=0.04)
             axes.add_patch(Rectangle(cell_xy, inside, inside, fill=False, edgecolor=line, linewidth=width))
     edge = [patheffects.withStroke(linewidth=width + 1.2, foreground="black", alpha=0.5)]
     axes.add_collection(

@@ -22,7 +22,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import content_of, open_images, open_view, parse_view, pick_images
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.probes.correspond.pairs import Correspond, pair_up
+from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
@@ -47,7 +47,7 @@ LINES = 16
 class CorrespondResult:
     """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, files, and the data."""
 
-    pairs: list[Correspond]
+    pairs: list[PairedPatches]
     table: pd.DataFrame
     files: list[Path]
     data: str
@@ -256,7 +256,7 @@ def _spec(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> 
     )
 
 
-def _pairs(spec: RunSpec, model_input: _Input, index: int) -> Correspond:
+def _pairs(spec: RunSpec, model_input: _Input, index: int) -> PairedPatches:
     example = spec.dataset.example(index)
     reference, view = recipe(spec, model_input.framing)(example.image, example.image_id)
     experts, experts_of = _experts(model_input, [reference.pixels, view.pixels])
@@ -290,7 +290,7 @@ def _experts(
     return (first, second), f"{names[0]} of {model_input.model.name}"
 
 
-def pair_table(pairs: Sequence[Correspond]) -> pd.DataFrame:
+def pair_table(pairs: Sequence[PairedPatches]) -> pd.DataFrame:
     """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its center is there."""
     rows = []
     for item in pairs:

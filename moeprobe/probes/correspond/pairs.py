@@ -13,7 +13,7 @@ from moeprobe.inputs.geometry import Map, PatchGrid
 
 
 @dataclass(frozen=True)
-class Correspond:
+class PairedPatches:
     """The pairs of patches of two views of one image; view 1 is the one that covers less of the source.
 
     Attributes:
@@ -61,7 +61,7 @@ def pair_up(
     grid: PatchGrid,
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     experts_of: str = "",
-) -> Correspond:
+) -> PairedPatches:
     """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
 
     ``experts`` belong to their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
@@ -70,7 +70,7 @@ def pair_up(
     pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))
     order = (1, 0) if pairs.view_first[0] else (0, 1)
     first, second = (to_source[side] for side in order)
-    return Correspond(
+    return PairedPatches(
         image_id=image_id,
         names=(names[order[0]], names[order[1]]),
         pixels=(pixels[order[0]].transpose(1, 2, 0), pixels[order[1]].transpose(1, 2, 0)),

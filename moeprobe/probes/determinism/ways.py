@@ -64,7 +64,7 @@ def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, lo
     routing = joined([part for _, part in passes])
     if way.reversed:
         scores = None if scores is None else scores.flip(0)
-    return scores, _settled(routing, turned=way.reversed, length=length)
+    return scores, _in_batch_order(routing, turned=way.reversed, length=length)
 
 
 def padded(texts: TokenBatch, number: int) -> TokenBatch:
@@ -87,7 +87,7 @@ def _turned(inputs: Any) -> Any:
     return replace(inputs, **marks)
 
 
-def _settled(routing: RoutingTrace, *, turned: bool, length: int | None) -> RoutingTrace:
+def _in_batch_order(routing: RoutingTrace, *, turned: bool, length: int | None) -> RoutingTrace:
     """Return a routing in the order of the batch, without tokens that were added."""
 
     def settle(name: str, value: Tensor | None) -> Tensor | None:

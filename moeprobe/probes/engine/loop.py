@@ -32,7 +32,7 @@ from moeprobe.results.stored_cell import in_order
 from moeprobe.results.sums import FORMAT, Accumulator, Cell
 from moeprobe.results.tables import image_table, read_note
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.runtime.files import Scratch, is_there, shown
+from moeprobe.runtime.files import Scratch, display_path, is_there
 from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
@@ -125,8 +125,8 @@ def _merge_shards(
         part = _read_part(folder / name, identity, unnamed=True)
         if part is None:
             raise UserError(
-                f"{shown(folder.parent)} does not hold its part of {checkpoint.name}: {name} is gone, damaged, or of "
-                "other images or another version of moeprobe; run the shard again with --overwrite."
+                f"{display_path(folder.parent)} does not hold its part of {checkpoint.name}: {name} is gone, damaged, "
+                "or of other images or another version of moeprobe; run the shard again with --overwrite."
             )
         sums, unreadable = part
         part_sums.append(sums)
@@ -182,7 +182,9 @@ def _read_part(
         return sums, skipped
     except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError, UserError):
         if not unnamed:
-            warnings.warn(RunWarning(f"{shown(path)} is damaged; its images are probed again."), stacklevel=2)
+            warnings.warn(
+                RunWarning(f"{display_path(path)} is damaged; its images are probed again."), stacklevel=2
+            )
         return None
 
 

@@ -24,7 +24,7 @@ from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import PARTS, SHARD, is_file, read_json, shown
+from moeprobe.runtime.files import PARTS, SHARD, display_path, is_file, read_json
 from moeprobe.runtime.progress import Progress, progress_of
 
 R = TypeVar("R")
@@ -188,7 +188,8 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
         shard = Shard.read(sidecars[path]["shard"])
         if shard in by_shard:
             raise UserError(
-                f"{shown(by_shard[shard])} and {shown(path)} both hold shard {shard}; name one of them, once."
+                f"{display_path(by_shard[shard])} and {display_path(path)} both hold shard {shard}; "
+                "name one of them, once."
             )
         by_shard[shard] = path
     of = next(iter(by_shard)).of
@@ -208,7 +209,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
     return Shards(
         paths,
         tuple(sidecars[path] for path in paths),
-        registry.named(request["probe"])(**request["fields"]),
+        registry.probe_named(request["probe"])(**request["fields"]),
         request["checkpoints"],
         request["data"],
         request["options"],
@@ -219,7 +220,7 @@ def check_destination(shards: Shards[Any], out: Path) -> None:
     """Raise ``UserError`` if a folder belongs to a shard, which ``--overwrite`` would remove before it is read."""
     for path in shards.paths:
         if path.resolve() == out.resolve():
-            raise UserError(f"{shown(path)} is one of the shards; choose another --out.")
+            raise UserError(f"{display_path(path)} is one of the shards; choose another --out.")
 
 
 def merge(
@@ -254,9 +255,11 @@ def merge(
     work = prepare(shards.probe, models, data=shards.data, options=merged)
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
     now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": merged.batch_size}))
-    check_same(str(shown(shards.paths[0])), was, "the same run now", now)
+    check_same(str(display_path(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
-    work.use_shard_parts({path / PARTS: {**sidecar, "run": str(shown(path))} for path, sidecar in parts})
+    work.use_shard_parts(
+        {path / PARTS: {**sidecar, "run": str(display_path(path))} for path, sidecar in parts}
+    )
     return work.execute(progress_of(watcher))
 
 
@@ -265,8 +268,8 @@ def _check_no_code(shards: Shards[Any]) -> None:
     for source in shards.checkpoints or ():
         if source.startswith("py:"):
             raise UserError(
-                f"The shards in {shown(shards.paths[0])} are of {quoted(source)}, Python code that would be run; add "
-                "--trust if they are yours."
+                f"The shards in {display_path(shards.paths[0])} are of {quoted(source)}, Python code that would be "
+                "run; add --trust if they are yours."
             )
 
 
@@ -277,11 +280,13 @@ def _read(path: Path) -> dict[str, Any]:
 
         if is_finished(path):
             raise UserError(
-                f"{shown(path)} holds a whole run and no shard of one; there is nothing to put together."
+                f"{display_path(path)} holds a whole run and no shard of one; there is nothing to put together."
             )
         if is_run(path):
-            raise UserError(f"{shown(path)} holds an unfinished shard; give its command again to finish it.")
-        raise UserError(f"{shown(path)} holds no shard; name folders that were measured with --shard.")
+            raise UserError(
+                f"{display_path(path)} holds an unfinished shard; give its command again to finish it."
+            )
+        raise UserError(f"{display_path(path)} holds no shard; name folders that were measured with --shard.")
     content = read_json(path / SHARD)
     try:
         _Sidecar.model_validate(content)
@@ -292,7 +297,7 @@ def _read(path: Path) -> dict[str, Any]:
             problem = error.errors()[0]
             problem_path = ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{shown(path / SHARD)} is not as moeprobe wrote it ({problem_path}); measure the shard again "
+            f"{display_path(path / SHARD)} is not as moeprobe wrote it ({problem_path}); measure the shard again "
             "with --overwrite."
         ) from None
     assert isinstance(content, dict)

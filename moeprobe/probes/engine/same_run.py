@@ -7,7 +7,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.runtime.files import shown
+from moeprobe.runtime.files import display_path
 
 
 def check_alike(
@@ -17,17 +17,17 @@ def check_alike(
     of = [Shard.read(sidecar["shard"]).of for sidecar in (first, second)]
     if of[0] != of[1]:
         raise UserError(
-            f"{shown(first_path)} is one of {of[0]} shards and {shown(second_path)} one of {of[1]}; "
+            f"{display_path(first_path)} is one of {of[0]} shards and {display_path(second_path)} one of {of[1]}; "
             "merge the shards of one run."
         )
     requests = [
         sidecar["request"] | {"shard": "", **sidecar["asked"]["options"]} for sidecar in (first, second)
     ]
-    check_same(str(shown(first_path)), requests[0], str(shown(second_path)), requests[1])
+    check_same(str(display_path(first_path)), requests[0], str(display_path(second_path)), requests[1])
     versions = [sidecar.get("versions", {}).get("moeprobe") for sidecar in (first, second)]
     if versions[0] != versions[1]:
         raise UserError(
-            f"{shown(first_path)} was measured with moeprobe {versions[0]} and {shown(second_path)} with "
+            f"{display_path(first_path)} was measured with moeprobe {versions[0]} and {display_path(second_path)} with "
             f"{versions[1]}; measure all shards with one version."
         )
 

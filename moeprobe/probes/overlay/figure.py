@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from moeprobe.probes.overlay.record import Overlay
+from moeprobe.probes.overlay.record import ImageOverlay
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import atomic_file
@@ -26,7 +26,7 @@ _MOST_NUMBERED, _LEAST_ROOM = 8, 5.5
 _MOST_NAMED = 16
 
 
-def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
+def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
     """Return the figure: a row per image, for each checkpoint its clean and its perturbed image.
 
     ``overlays`` are of one layer, image by image and checkpoint by checkpoint.
@@ -67,16 +67,16 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
                 perturbed.set_title(f"{heads[number]}\nperturbed")
     figure.suptitle(panels.wrapped(title, size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
-    return panels.add_caption(figure, f"{key(overlays)}{moved(overlays)}.")
+    return panels.add_caption(figure, f"{key(overlays)}{moved_grid_legend(overlays)}.")
 
 
-def panel_inches(overlays: Sequence[Overlay]) -> float:
+def panel_inches(overlays: Sequence[ImageOverlay]) -> float:
     """Return the side of a picture that lets the finest of the grids be seen."""
     side = max(max(item.compared.shape) for item in overlays)
     return 2.3 if side <= _MOST_NUMBERED else 3.1
 
 
-def experts_of(overlays: Iterable[Overlay]) -> list[int]:
+def experts_of(overlays: Iterable[ImageOverlay]) -> list[int]:
     """Return the experts that are drawn anywhere in some overlays."""
     experts = {
         int(e) for item in overlays for side in (item.clean_expert, item.perturbed_expert) for e in side.flat
@@ -91,7 +91,7 @@ def name_experts(axes: Axes, experts: Sequence[int]) -> None:
             axes.plot([], [], "s", color=expert_color(expert), markersize=8, label=f"{expert}")
 
 
-def key(overlays: Sequence[Overlay]) -> str:
+def key(overlays: Sequence[ImageOverlay]) -> str:
     """Return what colors, outlines and numbers say, by checkpoint where that differs."""
     shows_of = {item.checkpoint: item.shows for item in overlays}
     if len(set(shows_of.values())) == 1:
@@ -103,7 +103,7 @@ def key(overlays: Sequence[Overlay]) -> str:
     return f"{what}. Outlined: expert changed from the clean image"
 
 
-def moved(overlays: Sequence[Overlay]) -> str:
+def moved_grid_legend(overlays: Sequence[ImageOverlay]) -> str:
     """Return the end of a legend that says what a view that moves the grid leaves open; empty where none does."""
     parts = ""
     if any((item.clean_patch < 0).any() for item in overlays):
@@ -201,7 +201,9 @@ _SECONDS, _LAST_SECONDS = 0.8, 2.0
 _WHITE = 255
 
 
-def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: Sequence[int] = ()) -> Figure:
+def frame(
+    overlays: Sequence[ImageOverlay], *, title: str, note: str = "", experts: Sequence[int] = ()
+) -> Figure:
     """Return one frame, of overlays of one layer and severity: a row per image, the image itself, then the checkpoints.
 
     Frames of the same images, checkpoints, ``note`` (the end of the caption) and ``experts`` (in the legend) are
@@ -232,7 +234,7 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: S
     return panels.add_caption(figure, f"{key(overlays)}{note}.")
 
 
-def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping[str, str]) -> Figure:
+def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Mapping[str, str]) -> Figure:
     """Return the severities side by side, a row per checkpoint, of overlays of one layer and image, which comes first.
 
     ``colors`` belong to the checkpoints (``palette.colors``), some of which may not have this layer.
@@ -261,10 +263,10 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping
     figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     numbers = f"Above: {unit}. Below: how many of the compared patches changed"
-    return panels.add_caption(figure, f"{numbers}. {key(overlays)}{moved(overlays)}.")
+    return panels.add_caption(figure, f"{numbers}. {key(overlays)}{moved_grid_legend(overlays)}.")
 
 
-def _original(axes: Axes, item: Overlay) -> None:
+def _original(axes: Axes, item: ImageOverlay) -> None:
     """Draw the clean image alone, in its own colors."""
     axes.imshow(item.clean.clip(0, 1), interpolation="nearest", vmin=0, vmax=1)
     axes.set_xticks([])

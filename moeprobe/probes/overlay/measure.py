@@ -25,8 +25,8 @@ from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
-from moeprobe.probes.overlay import Overlay as OverlayProbe
-from moeprobe.probes.overlay.record import Overlay, overlay
+from moeprobe.probes.overlay import Overlay
+from moeprobe.probes.overlay.record import ImageOverlay, overlay
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.naming import choose_names, names_in
@@ -42,12 +42,12 @@ from moeprobe.runtime.progress import Advance, Progress
 
 def record_overlays(
     spec: RunSpec, checkpoints: Sequence[Checkpoint], *, progress: Advance | None = None
-) -> list[Overlay]:
+) -> list[ImageOverlay]:
     """Return the overlays of every checkpoint, severity, layer and image; ``spec`` holds the severities and images.
 
     ``progress`` is called with the number of images done since the last call.
     """
-    overlays: list[Overlay] = []
+    overlays: list[ImageOverlay] = []
     for checkpoint in checkpoints:
         loader = batches(
             spec.dataset,
@@ -65,7 +65,7 @@ def record_overlays(
     return overlays
 
 
-def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
+def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[ImageOverlay]:
     """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
     assert isinstance(spec.view, SeverityView)
     layers = spec.layers_of(checkpoint.model)
@@ -97,7 +97,7 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[O
                 )
 
 
-def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
+def overlay_table(overlays: Sequence[ImageOverlay]) -> pd.DataFrame:
     """Return one row per patch of the perturbed image: its expert, and the corresponding clean patch's.
 
     ``clean_expert`` is the expert at the same place in the clean image, whatever it shows.
@@ -137,7 +137,7 @@ MAX_IMAGES = 24
 class OverlayResult:
     """The result of ``overlay``: the overlays, a row per patch, the files written, the request and its models."""
 
-    overlays: list[Overlay]
+    overlays: list[ImageOverlay]
     table: pd.DataFrame
     files: list[Path]
     sidecar: Sidecar
@@ -161,7 +161,7 @@ class Drawing(ProbeWork[OverlayResult]):
     """Passes over a few images, and figures of them."""
 
     def __init__(
-        self, probe: OverlayProbe, models: Sequence[Checkpoint], data: str | None, options: Options
+        self, probe: Overlay, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
         check_images(models, "there is nothing to draw")
@@ -228,25 +228,25 @@ class Drawing(ProbeWork[OverlayResult]):
         return time_sample(self.spec, self.models, images=2, passes=self.spec.num_passes, run=_run)
 
 
-def with_other_names(overlays: Sequence[Overlay], names: Mapping[str, str]) -> list[Overlay]:
+def with_other_names(overlays: Sequence[ImageOverlay], names: Mapping[str, str]) -> list[ImageOverlay]:
     """Return overlays whose checkpoints are called as on the screen and in figures."""
     return [
         dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in overlays
     ]
 
 
-def _run(spec: RunSpec, model: Checkpoint) -> list[Overlay]:
+def _run(spec: RunSpec, model: Checkpoint) -> list[ImageOverlay]:
     return record_overlays(spec, [model])
 
 
-def _by_layer(overlays: Sequence[Overlay]) -> dict[str, list[Overlay]]:
-    by_layer: dict[str, list[Overlay]] = {}
+def _by_layer(overlays: Sequence[ImageOverlay]) -> dict[str, list[ImageOverlay]]:
+    by_layer: dict[str, list[ImageOverlay]] = {}
     for item in overlays:
         by_layer.setdefault(item.layer, []).append(item)
     return by_layer
 
 
-def _figures(overlays: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
+def _figures(overlays: Sequence[ImageOverlay], *, view: str) -> dict[str, Figure]:
     """Return a figure per layer by name: clean and perturbed images, these at the strongest severity."""
     from moeprobe.probes.overlay.figure import draw
 
@@ -264,7 +264,7 @@ def _animations(
     spec: RunSpec, result: OverlayResult, folder: Path, progress: Progress, *, svg: bool
 ) -> list[Path]:
     """Draw each layer's frames, GIF and strip; returns the files. The sidecar lists by layer the severity of each."""
-    from moeprobe.probes.overlay.figure import experts_of, frame, moved, strip, write_gif
+    from moeprobe.probes.overlay.figure import experts_of, frame, moved_grid_legend, strip, write_gif
     from moeprobe.results.figures import save
 
     assert isinstance(spec.view, SeverityView)
@@ -279,7 +279,7 @@ def _animations(
         frames = []
         for number, severity in enumerate(spec.severities):
             at_severity = [item for item in items if item.severity == severity]
-            figure = frame(at_severity, title=title, note=moved(items), experts=experts_of(items))
+            figure = frame(at_severity, title=title, note=moved_grid_legend(items), experts=experts_of(items))
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"))
             progress.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]

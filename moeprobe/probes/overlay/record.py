@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # figures import this file, and must not import torch
 
 
 @dataclass(frozen=True)
-class Overlay:
+class ImageOverlay:
     """The expert of each patch in one layer, on a clean and a perturbed image.
 
     Where tokens choose it is the first choice; where experts choose, the one that scores the patch best of those that
@@ -76,7 +76,7 @@ def overlay(
     routing: "tuple[LayerRouting, LayerRouting]",
     pairs: Correspondence,
     position: int,
-) -> Overlay:
+) -> ImageOverlay:
     """Return the overlay of image ``position`` of a batch from its clean and perturbed ``pixels`` and ``routing``."""
     grid = routing[0].grid
     assert grid is not None
@@ -89,7 +89,7 @@ def overlay(
     last_first = paired[np.argsort(-reference[paired])]
     clean_patch[view[last_first]] = reference[last_first]
     shape = (grid.rows, grid.columns)
-    return Overlay(
+    return ImageOverlay(
         image_id=image_id,
         checkpoint=checkpoint,
         layer=layer,
@@ -116,4 +116,4 @@ def _shows(layer: "LayerRouting") -> str:
         return "expert of the largest weight (all have a share of every patch)"
     if layer.experts_choose:
         return "of the experts that take the patch, the one that scores it best (gray, –: none takes it)"
-    return Overlay.shows
+    return ImageOverlay.shows

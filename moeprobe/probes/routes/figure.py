@@ -84,7 +84,7 @@ def experts(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
     return {"experts": finish(figure, table, title=f"{_sentence(modality.tokens)} per expert and layer")}
 
 
-def places(
+def position_maps(
     tables: Sequence[Tables], grids: Mapping[tuple[str, str], tuple[int, int]], table: pd.DataFrame
 ) -> dict[str, Figure]:
     """Return, by checkpoint, which share of the tokens at each place an expert has; a row of maps per layer."""

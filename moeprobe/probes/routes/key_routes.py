@@ -90,7 +90,7 @@ def key_routes(
         return None
     shares = [layer_table.by_class.shares[has_images] for layer_table in tables]
     routes = np.stack([share.argmax(-1) for share in shares], axis=1)
-    distinct, largest = (int(number[0]) for number in _counted(routes[None]))
+    distinct, largest = (int(number[0]) for number in _count_routes(routes[None]))
     return KeyRoutes(
         checkpoint=tables[0].checkpoint,
         layers=[layer_table.layer for layer_table in tables],
@@ -124,7 +124,7 @@ def _permuted(
             order = generator(seed, "permutation of labels", draw=draw).permutation(len(labeled))
             permuted[row, labeled] = labels[labeled][order]
         routes = [_by_class(cell, permuted, num_classes)[:, has_images].argmax(-1) for cell in cells]
-        yield np.stack(_counted(np.stack(routes, axis=-1)), axis=1)
+        yield np.stack(_count_routes(np.stack(routes, axis=-1)), axis=1)
 
 
 def _labels(cell: StoredCell) -> Integers:
@@ -150,7 +150,7 @@ def _by_class(cell: StoredCell, labels: Integers, num_classes: int) -> Array:
     return all_routes.reshape(len(labels), num_classes, -1)
 
 
-def _counted(routes: Integers) -> tuple[Integers, Integers]:
+def _count_routes(routes: Integers) -> tuple[Integers, Integers]:
     """Return how many routes of ``(d, C, L)`` differ, and how many classes share the most common one, ``(d,)``."""
     same = (routes[:, :, None] == routes[:, None]).all(-1) if routes.shape[1] <= 64 else None
     if same is not None:

@@ -201,7 +201,7 @@ def _draw(
         **figure.classes(tables, routes, result.table),
         **figure.distances(routes, result.table),
         **figure.colors(tables, result.table),
-        **figure.places(tables, grids, result.table),
+        **figure.position_maps(tables, grids, result.table),
         **figure.together(result.table),
         **sheet_figures.draw(sheets),
     }

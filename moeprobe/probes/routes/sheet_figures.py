@@ -27,7 +27,7 @@ def draw(sheets: Sequence[Sheet]) -> dict[str, Figure]:
 
 
 def _sheet(sheet: Sheet) -> Figure:
-    experts_shown = {layer: _shown(marks) for layer, marks in sheet.marks.items()}
+    experts_shown = {layer: _drawn_experts(marks) for layer, marks in sheet.marks.items()}
     columns = max(1, *(len(experts) for experts in experts_shown.values()))
     figure, axes = grid(len(sheet.marks), columns, width=1.1, height=1.3)
     figure.set_size_inches(max(figure.get_figwidth() - 0.9, 4.2), figure.get_figheight())
@@ -58,7 +58,7 @@ def _sheet(sheet: Sheet) -> Figure:
     )
 
 
-def _shown(marks: np.ndarray) -> np.ndarray:
+def _drawn_experts(marks: np.ndarray) -> np.ndarray:
     """Return the experts of ``marks`` ``(E, rows, columns)`` that are drawn, in their order."""
     if len(marks) <= _MOST_EXPERTS:
         return np.arange(len(marks))

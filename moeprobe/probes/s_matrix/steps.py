@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.probes.correspond.pairs import Correspond, pair_up
+from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 
 if TYPE_CHECKING:  # figures import this file, and must not import torch
     from moeprobe.adapters.base import Checkpoint
@@ -34,7 +34,7 @@ class Steps:
 
     checkpoint: str
     layer: str
-    pairs: Correspond
+    pairs: PairedPatches
     patch: int
     gates: tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -53,7 +53,7 @@ def steps_of(spec: "RunSpec", models: Sequence["Checkpoint"], example: "Example"
     return [steps for steps in candidates if steps is not None]
 
 
-def nearest_to_center(pairs: Correspond) -> int | None:
+def nearest_to_center(pairs: PairedPatches) -> int | None:
     """Return the patch of view 1 with a partner that is nearest to the center of the view; None where none has one."""
     paired = np.flatnonzero(pairs.partner >= 0)
     if not len(paired):

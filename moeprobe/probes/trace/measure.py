@@ -71,7 +71,7 @@ class Recording(ProbeWork[Recorded]):
             views = self._views(model)
             progress.start(f"{self.probe.kind}: {model.name}", len(spec.indices))
             model_folder = folder.path / model.name
-            bad = recording.kept(spec, model, model_folder, views=views)
+            bad = recording.skipped_images(spec, model, model_folder, views=views)
             if bad is not None:
                 progress.advance(len(spec.indices))
             else:

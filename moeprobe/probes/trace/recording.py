@@ -49,7 +49,7 @@ class RecordedView:
     about: Mapping[str, Any]
 
     @property
-    def moved(self) -> bool:
+    def moves_patches(self) -> bool:
         """Whether patches have other positions than in the reference."""
         return self.about["reference"] is not None
 
@@ -144,7 +144,7 @@ def write(
     return skipped
 
 
-def kept(
+def skipped_images(
     spec: RunSpec, checkpoint: Checkpoint, folder: Path, *, views: list[RecordedView]
 ) -> list[str] | None:
     """Return the images skipped in the traces of a folder; None unless they are of the same images.
@@ -210,7 +210,7 @@ def _rows(
             name,
             layer,
             all_gates=all_gates,
-            pairs=_pairs(batch, view, layer) if view.moved else None,
+            pairs=_pairs(batch, view, layer) if view.moves_patches else None,
         )
         for name, layer in routing.layers.items()
     ]

@@ -22,7 +22,7 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
     if rows and all(row["flag"] == _NO_TRIALS for row in rows.values()):
         return [_without_trials(run, headline)]
     sentences = []
-    place, compared = _place(run, headline, headline.rows[headline.which]), set[str]()
+    place, compared = _measured_on(run, headline, headline.rows[headline.which]), set[str]()
     for row in headline.differences[headline.which]:
         pair = rows[row["checkpoint"]], rows[row["reference"]]
         if "collapsed" not in {side["flag"] for side in pair}:
@@ -102,17 +102,17 @@ def _without_trials(run: RunTables, headline: HeadlineValues) -> str:
     rows = [] if raw is None else headline.rows[raw]
     noun, unit = headline.declared.noun, run.modality
     if not any(row["images"] for row in rows):
-        return f"{_place(run, headline, [])}, there is nothing to compute the {noun} from (no trials)."
+        return f"{_measured_on(run, headline, [])}, there is nothing to compute the {noun} from (no trials)."
     shown = "; ".join(f"{row['checkpoint']} {interval(row)}" for row in rows)
     why = (
         f"chance compares different {unit.plural}, and there is one alone"
         if all(row["images"] == 1 for row in rows)
         else "there is nothing to compute chance from (no trials)"
     )
-    return f"{_place(run, headline, rows)}, there is no {noun}: {why}. The raw value is: {shown}."
+    return f"{_measured_on(run, headline, rows)}, there is no {noun}: {why}. The raw value is: {shown}."
 
 
-def _place(run: RunTables, headline: HeadlineValues, rows: Sequence[Row]) -> str:
+def _measured_on(run: RunTables, headline: HeadlineValues, rows: Sequence[Row]) -> str:
     """Return where a headline was measured, and on how much by these rows; the beginning of a sentence."""
     images, trials = (counts(row[what] for row in rows).text for what in ("images", "trials"))
     rests_on = run.modality.format_count(images)

@@ -29,13 +29,13 @@ from moeprobe.runtime.files import (
     is_folder,
     write_json,
 )
-from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Cell
+from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Training
 
 # Rows of a row group, about: what is decoded at least to read one run.
 _GROUP, _LARGEST_GROUP = 2**14, 2**16
 
 
-def pack(folder: OutputFolder, cells: Sequence[Cell]) -> None:
+def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
     """Pack the folders of finished cells, and remove them.
 
     Nothing happens while another process shares the output folder: folders are read as well, and the last one packs
@@ -65,7 +65,7 @@ def of_table(sums: SumsStore) -> SumsStore:
     return sums.select(lambda one: one.cell.view not in FLOORS and one.cell.tokens in ("patch", ""))
 
 
-def _merged(cell: Cell, packed: PackedCell | None) -> PackedCell:
+def _merged(cell: Training, packed: PackedCell | None) -> PackedCell:
     """Return a cell with its packed runs and the runs in its folder."""
     info = cell.info()
     assert info is not None
@@ -85,7 +85,7 @@ def _merged(cell: Cell, packed: PackedCell | None) -> PackedCell:
     return PackedCell(about=info, metrics=cell.curve(), runs=dict(sorted(runs.items())))
 
 
-def _leftovers(cell: Cell, packed: PackedCell) -> Iterator[str]:
+def _leftovers(cell: Training, packed: PackedCell) -> Iterator[str]:
     """Yield the remaining files of a packed cell's folder, relative to the output folder."""
     prefix = f"{CELLS}/{cell.name}"
     yield from (f"{prefix}/{name}/" for name in packed.runs if is_folder(cell.folder / name))

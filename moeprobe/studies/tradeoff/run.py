@@ -35,7 +35,7 @@ from moeprobe.studies.tradeoff.table import (
     read_times,
     with_times,
 )
-from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
+from moeprobe.studies.tradeoff.trainings import METRICS, Training, about_file, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train
 from moeprobe.studies.training_files import SUMMARY, read_summary
 
@@ -161,7 +161,7 @@ def tradeoff(
     return TradeoffResult(table, states, sidecar, out)
 
 
-def _request(cells: Sequence[Cell]) -> dict[str, Any]:
+def _request(cells: Sequence[Training]) -> dict[str, Any]:
     """Return everything that the numbers depend on."""
     measures = [cell.measure.model_dump() for cell in cells]
     return {
@@ -172,7 +172,7 @@ def _request(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def _provenance(cell: Cell) -> dict[str, Any]:
+def _provenance(cell: Training) -> dict[str, Any]:
     info = cell.info()
     assert info is not None
     return {
@@ -198,7 +198,7 @@ class _Work:
     command: str
     watcher: TradeoffProgress
 
-    def finish(self, cell: Cell, number: int, *, wait: bool) -> str | None:
+    def finish(self, cell: Training, number: int, *, wait: bool) -> str | None:
         """Do the remaining work of a cell and return its kind; None: another process has it and ``wait`` is off."""
         if cell.is_done():
             return "kept"
@@ -219,7 +219,7 @@ class _Work:
         with lock:
             return "kept" if cell.is_done() else self._finish(cell, number)
 
-    def _finish(self, cell: Cell, number: int) -> str:
+    def _finish(self, cell: Training, number: int) -> str:
         state = "measured"
         if not cell.is_trained():
             self._check_begun(cell)
@@ -250,7 +250,7 @@ class _Work:
                 )
         return state
 
-    def _train(self, cell: Cell) -> None:
+    def _train(self, cell: Training) -> None:
         if cell.pipeline is None:
             train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
             return
@@ -261,7 +261,7 @@ class _Work:
             begin=lambda _: self.watcher.training,
         )
 
-    def _check_begun(self, cell: Cell) -> None:
+    def _check_begun(self, cell: Training) -> None:
         """Raise ``UserError`` where measurements of lost weights would be mixed with measurements of new ones."""
         if cell.info() is not None:
             lacking = ", ".join(question.folder for question in cell.missing())
@@ -270,7 +270,7 @@ class _Work:
                 "choose another --out, or add --overwrite to measure all cells again."
             )
 
-    def _describe(self, cell: Cell, number: int) -> None:
+    def _describe(self, cell: Training, number: int) -> None:
         """Write the facts about the trained cell, once; raises ``UserError`` where the weights have changed since."""
         inspected = inspect_checkpoint(cell.checkpoint)
         info = cell.info()
@@ -286,7 +286,7 @@ class _Work:
         summary = cell.checkpoint / SUMMARY
         self._write(cell, number, facts_of(inspected), read_summary(summary) if is_file(summary) else {})
 
-    def _write(self, cell: Cell, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
+    def _write(self, cell: Training, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
         """Write the facts about a cell and the curve of its training."""
         metrics = cell.checkpoint / METRICS
         if is_file(metrics):

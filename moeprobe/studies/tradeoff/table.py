@@ -21,7 +21,7 @@ from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
 from moeprobe.studies.tradeoff.packing import of_table
-from moeprobe.studies.tradeoff.trainings import Cell
+from moeprobe.studies.tradeoff.trainings import Training
 from moeprobe.studies.training_files import read_curve
 
 # Losses before one that it is compared with, at least.
@@ -29,7 +29,7 @@ _BEFORE = 3
 PAPER = Path(__file__).with_name("published.csv")
 
 
-def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _: None) -> pd.DataFrame:
+def make_table(cells: Sequence[Training], *, run: str, progress: Advance = lambda _: None) -> pd.DataFrame:
     """Return the table of cells whose folders hold all that is wanted; ``run`` is the name of the output folder."""
     parts = []
     for cell in cells:
@@ -57,7 +57,7 @@ def published() -> pd.DataFrame:
     return pd.read_csv(PAPER)
 
 
-def _identity(cell: Cell) -> dict[str, Any]:
+def _identity(cell: Training) -> dict[str, Any]:
     info = cell.info()
     assert info is not None
     return {
@@ -72,7 +72,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _costs(cell: Cell) -> pd.DataFrame:
+def _costs(cell: Training) -> pd.DataFrame:
     """Return the costs of the training and the model; no row for unknown ones."""
     info = cell.info()
     assert info is not None
@@ -109,7 +109,7 @@ def spikes(curve: str | None, path: Path) -> tuple[int | None, int]:
     return (above, len(judged)) if judged else (None, 0)
 
 
-def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
+def _measured(cell: Training, folder: Path) -> pd.DataFrame:
     """Return the rows of one run: patches and output, nothing about single experts or the noise floor."""
     measured = finished.read(folder)
     run_info = summaries.About.of_request(
@@ -145,7 +145,7 @@ def facts_of(inspected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_of_diverged(cell: Cell) -> dict[str, Any]:
+def facts_of_diverged(cell: Training) -> dict[str, Any]:
     """Return the same of a training that diverged, by its last evaluation, or by its configuration alone."""
     if is_file(cell.checkpoint / "last.safetensors"):
         return facts_of(inspect_checkpoint(cell.checkpoint))

@@ -23,7 +23,7 @@ _LONGEST = 2**26
 
 
 @dataclass(frozen=True)
-class Cell:
+class Training:
     """One training.
 
     Attributes:
@@ -171,7 +171,7 @@ def about_file(folder: Path) -> Path:
 
 def find_cells(
     folders_or_sweeps: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
-) -> list[Cell]:
+) -> list[Training]:
     """Return the cells of sweeps and of run folders, in the order given; of no source, those in ``out``.
 
     Raises:
@@ -181,7 +181,7 @@ def find_cells(
         raise UserError(f"{out} is a file; give a folder for --out.")
     folders = {folder.name: folder for folder in _kept_folders(out)}
     sources = [str(source) for source in folders_or_sweeps]
-    cells: list[Cell] = []
+    cells: list[Training] = []
     sweeps = [source for source in sources if grid.is_sweep(source)]
     measure = grid.load_measure([] if sweeps else overrides)
     if sweeps and len(sweeps) < len(sources):
@@ -204,7 +204,7 @@ def find_cells(
     return cells
 
 
-def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Cell]:
+def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Training]:
     """Return the cells of a sweep; one that is a pipeline has the pipeline's name, and its last stage's folder."""
     pipelines = {list(pipeline.stages.values())[-1].name: pipeline for pipeline in sweep.pipelines.values()}
     cells = []
@@ -214,30 +214,30 @@ def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Ce
         folder = checkpoints / sweep.name / name
         last = folder if pipeline is None else folder / list(pipeline.stages)[-1]
         cells.append(
-            Cell(name, config, last, out / CELLS / name, sweep.measure, of_sweep=True, pipeline=pipeline)
+            Training(name, config, last, out / CELLS / name, sweep.measure, of_sweep=True, pipeline=pipeline)
         )
     return cells
 
 
-def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
+def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Training:
     """Return the cell of a run folder; its measurements are enough where the folder is gone."""
     name = path.resolve().name
     if is_file(path / STATE) and not is_file(path / SUMMARY):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if is_file(path / "last.safetensors") and is_file(path / "config.yaml"):
         config = load(str(path / "config.yaml"))
-        return Cell(name, config, path, out / CELLS / name, measure)
+        return Training(name, config, path, out / CELLS / name, measure)
     if name in folders and not is_folder(path):
         return _read_cell(folders[name])
     raise grid.no_training(path)
 
 
-def _read_cell(folder: Path) -> Cell:
+def _read_cell(folder: Path) -> Training:
     info = read_about(folder)
     assert info is not None
     config = parse(info["config"])
     measure = MeasureConfig.model_validate(info["measure"])
-    return Cell(folder.name, config, Path(info["checkpoint"]), folder, measure)
+    return Training(folder.name, config, Path(info["checkpoint"]), folder, measure)
 
 
 def _kept_folders(out: Path) -> list[Path]:
