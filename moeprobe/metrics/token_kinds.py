@@ -48,8 +48,14 @@ class Paired:
 
 def patches(pair: LayerPair) -> Paired:
     """Return the pairs of corresponding patches, J = P."""
+    import torch
+
     prefix = pair.reference.num_prefix_tokens
     present = (pair.reference_patch >= 0) & (pair.view_patch >= 0)
+    places = prefix + present.shape[1]
+    if pair.aligned and min(pair.reference.valid.shape[1], pair.view.valid.shape[1]) >= places:
+        token = torch.arange(prefix, places, device=present.device).expand_as(present)
+        return _without_padding(pair, token, token, present)
     reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
     return _without_padding(pair, reference, view, present)
 
@@ -90,15 +96,20 @@ def by_position(every: Paired) -> dict[str, Paired]:
 
 def differ(pair: LayerPair, paired: Paired) -> Tensor:
     """Return which pairs ``(B, J)`` of tokens choose another set of experts."""
+    return unlike(pair, paired) & paired.present
+
+
+def unlike(pair: LayerPair, paired: Paired) -> Tensor:
+    """Return the same whether or not there is a pair, so that kinds of the same tokens share it."""
     reference, view = (
         take_tokens(layer.selected, token).sort(-1).values
         for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
     )
-    return (reference != view).any(-1) & paired.present
+    return (reference != view).any(-1)
 
 
 def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: Tensor) -> Paired:
-    valid = pair.reference.valid.gather(1, reference) & pair.view.valid.gather(1, view)
+    valid = take_tokens(pair.reference.valid, reference) & take_tokens(pair.view.valid, view)
     return Paired(reference, view, present & valid)
 
 
@@ -106,6 +117,12 @@ def take_tokens(values: Tensor, token: Tensor) -> Tensor:
     """Return the values ``(B, J, ...)`` of the tokens ``(B, J)``, picked from all tokens ``(B, T, ...)``."""
     import torch
 
+    if len(token) and token.shape[1] and token.stride(0) == 0:
+        # The same tokens of all inputs; where they are beside one another, nothing is copied.
+        first = int(token[0, 0])
+        beside = torch.arange(first, first + token.shape[1], device=token.device)
+        if torch.equal(token[0], beside):
+            return values[:, first : first + token.shape[1]]
     return values[torch.arange(len(values), device=values.device)[:, None], token]
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.recordings import checks
 from moeprobe.recordings.format import (
+    COLUMNS,
     FORMAT,
     KEY,
     LACKING,
@@ -33,8 +34,10 @@ from moeprobe.recordings.format import (
 )
 from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, status
 
-# Row groups that stay in memory. Where the inputs of two traces come in the same order, each is read once.
-_HELD = 8
+# Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
+CACHE = 2**27
+# What rows are read for; what else they say is the same for all rows of a layer.
+_READ_COLUMNS = {"num_tokens", "view_first", *(name for name in COLUMNS if name not in SCALARS)}
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ class TraceFile:
         self._columns = set(self._file.schema_arrow.names)
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
-        self._held: OrderedDict[int, pa.Table] = OrderedDict()
+        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self._bytes = 0
         self._filled: dict[tuple[str, str], bool] = {}
         try:
             index = self._file.read(columns=[name for name in SCALARS if name in self._columns]).to_pandas()
@@ -172,7 +176,7 @@ class TraceFile:
     def row_groups(self) -> Iterator[pa.Table]:
         """Yield the rows as they are in the file, some at a time, unchecked."""
         for group in range(len(self._starts) - 1):
-            yield self._group(group)
+            yield self._row_group(group)
 
     def num_tokens(self, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the tokens ``(n,)`` that a layer has of these inputs."""
@@ -231,23 +235,39 @@ class TraceFile:
         """Return rows by their numbers."""
         groups = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(groups, kind="stable")
+        ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1
         parts = [
-            self._group(int(group)).take(pa.array(rows[groups == group] - self._starts[group]))
-            for group in np.unique(groups)
+            _rows_of(self._group(int(groups[part[0]])), rows[part] - self._starts[groups[part[0]]])
+            for part in np.split(order, ends[:-1])
         ]
-        return pa.concat_tables(parts).take(pa.array(np.argsort(order))).combine_chunks()
+        table = pa.concat_tables(parts)
+        if (np.diff(order) != 1).any():
+            table = table.take(pa.array(np.argsort(order)))
+        return table.combine_chunks()
 
     def _group(self, group: int) -> pa.Table:
-        """Return a row group; the last ones are kept."""
-        if group not in self._held:
-            try:
-                self._held[group] = self._file.read_row_group(group)
-            except UNREADABLE as error:
-                raise checks.damaged(self.path) from error
-        self._held.move_to_end(group)
-        while len(self._held) > _HELD:
-            self._held.popitem(last=False)
-        return self._held[group]
+        """Return what rows of a group are read for; the groups that were used last are kept."""
+        if group not in self._cache:
+            table = self._row_group(
+                group, [name for name in COLUMNS if name in _READ_COLUMNS & self._columns]
+            )
+            self._cache[group] = table
+            self._bytes += table.nbytes
+        self._cache.move_to_end(group)
+        while self._bytes > CACHE and len(self._cache) > 1:
+            self._bytes -= self._cache.popitem(last=False)[1].nbytes
+        return self._cache[group]
+
+    def _row_group(self, group: int, columns: list[str] | None = None) -> pa.Table:
+        """Return a row group with some columns, or all of them.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        try:
+            return self._file.read_row_group(group, columns=columns, use_threads=False)
+        except UNREADABLE as error:
+            raise checks.damaged(self.path) from error
 
     def _full_column(self, layer: str, name: str, table: pa.Table) -> pa.Array | None:
         """Return a column that all rows of a layer have; None for one that none has."""
@@ -303,6 +323,13 @@ class TraceFile:
             tokens.sum(), *shape[2:]
         )
         return padded
+
+
+def _rows_of(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Return rows of a table; those beside one another are not copied."""
+    if (np.diff(rows) == 1).all():
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pa.array(rows))
 
 
 # Open a file as a routing trace: what it says of itself, and whether its columns are those of its version.

@@ -56,21 +56,43 @@ class Churn(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
         paired = patches(pair)
-        reference, view = (
-            take_tokens(layer.processed_mask, token) & paired.present[..., None]
+        (experts, is_processed), (of_view_experts, is_processed_in_view) = (
+            (take_tokens(layer.selected, token).long(), take_tokens(layer.processed, token))
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
-        every = paired.present[..., None].expand_as(view)
-        products = ProductsOfOthers(paired, aligned=pair.aligned)
-        kept_by_others, had_by_others = (
-            products.sums(double(reference), double(side)).long() for side in (view, every)
+        is_processed = is_processed & (experts >= 0) & paired.present[..., None]
+        is_processed_in_view = is_processed_in_view & (of_view_experts >= 0) & paired.present[..., None]
+        in_view = take_tokens(pair.view.processed_mask, paired.view).gather(-1, experts.clamp_min(0))
+        number = pair.view.num_experts
+        of_reference, of_view, both = (
+            _counts(experts_of_side, which, number)
+            for experts_of_side, which in (
+                (experts, is_processed),
+                (of_view_experts, is_processed_in_view),
+                (experts, is_processed & in_view),
+            )
         )
+        pairs = paired.present.sum(1)
+        if pair.aligned:
+            # A pair has a token in common with itself alone.
+            kept_by_others = (of_reference * of_view - both).sum(-1)
+            had_by_others = (of_reference * (pairs[:, None] - 1)).sum(-1)
+        else:
+            reference, view = (
+                take_tokens(layer.processed_mask, token) & paired.present[..., None]
+                for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+            )
+            every = paired.present[..., None].expand_as(view)
+            products = ProductsOfOthers(paired, aligned=False)
+            kept_by_others, had_by_others = (
+                products.sums(double(reference), double(side)).long() for side in (view, every)
+            )
         return {
             pair.view.modality.token: {
-                "churn_pairs": paired.present.sum(1),
-                "churn_reference": reference.sum(1),
-                "churn_view": view.sum(1),
-                "churn_kept": (reference & view).sum(1),
+                "churn_pairs": pairs,
+                "churn_reference": of_reference,
+                "churn_view": of_view,
+                "churn_kept": both,
                 "churn_kept_by_others": kept_by_others,
                 "churn_had_by_others": had_by_others,
             }
@@ -125,3 +147,9 @@ def _by_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array] | None
         columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
     )
     return (reference * view - stayed).sum(1), reference.sum(1) * (columns["churn_pairs"] - 1)
+
+
+def _counts(experts: Tensor, which: Tensor, num_experts: int) -> Tensor:
+    """Return how often each expert is among choices ``(B, J, K)``, ``(B, E)``."""
+    counts = experts.new_zeros(len(experts), num_experts)
+    return counts.scatter_add_(1, experts.clamp_min(0).flatten(1), which.flatten(1).long())

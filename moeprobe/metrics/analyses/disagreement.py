@@ -15,7 +15,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.metrics.token_kinds import by_position, by_token_kind, differ
+from moeprobe.metrics.token_kinds import by_position, by_token_kind, unlike
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +48,15 @@ class Disagreement(LayerAnalysis):
         kinds = by_token_kind(pair)
         if pair.view.grid is None:
             kinds |= by_position(kinds[pair.view.modality.token])
-        return {
-            tokens: {"differ": differ(pair, paired).sum(1), "differ_trials": paired.present.sum(1)}
-            for tokens, paired in kinds.items()
-        }
+        # Most kinds are of the same tokens, of which others are present.
+        by_tokens: dict[int, Tensor] = {}
+        sums = {}
+        for tokens, paired in kinds.items():
+            if id(paired.view) not in by_tokens:
+                by_tokens[id(paired.view)] = unlike(pair, paired)
+            differ = by_tokens[id(paired.view)] & paired.present
+            sums[tokens] = {"differ": differ.sum(1), "differ_trials": paired.present.sum(1)}
+        return sums
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""

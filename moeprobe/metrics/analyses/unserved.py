@@ -51,7 +51,7 @@ class Unserved(LayerAnalysis):
             parts["prefix"] = slice(0, prefix)
         # View by view, since only the tokens of one view are as many.
         valid = [layer.valid for layer in pair.views]
-        alone = [~layer.processed_mask.any(-1) & layer.valid for layer in pair.views]
+        alone = [~(layer.processed & (layer.selected >= 0)).any(-1) & layer.valid for layer in pair.views]
         return {
             tokens: {
                 "unserved_tokens": torch.cat([view[:, part] for view in valid], 1).sum(1),

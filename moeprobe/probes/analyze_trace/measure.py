@@ -55,10 +55,10 @@ _ACROSS = ("touched", "first_layer", "unshared")
 _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
-# Inputs whose sums are held at a time.
-_PART = 1024
-# Inputs of a block that is read, and gates of one (64 MiB); the smaller of the two limits.
-_BLOCK, _GATES = 256, 2**24
+# Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits.
+_PART, _CHOICES = 1024, 2**25
+# Inputs of a block that is read, and gates of one layer of it (16 MiB); the smaller of the two limits.
+_BLOCK, _GATES = 256, 2**22
 
 
 @with_options
@@ -159,13 +159,17 @@ class Measuring:
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self.left_out: dict[str, tuple[int, int]] = {}
+        self._analyses = {names: make_analyses(names) for names in (_OF_PAIRS, _ALONE, ())}
 
     def sums(self, watcher: Progress) -> SumsStore:
         """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
         parts: list[SumsStore] = []
-        scratch = Scratch() if len(self._ids) > _PART else None
-        for start in range(0, len(self._ids), _PART):
-            part = self._part(self._ids[start : start + _PART], watcher)
+        layers = self._traces[0].trace.layers
+        of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
+        size = max(min(_PART, _CHOICES // max(of_input, 1)), 1)
+        scratch = Scratch() if len(self._ids) > size else None
+        for start in range(0, len(self._ids), size):
+            part = self._part(self._ids[start : start + size], watcher)
             if scratch is not None:
                 path = scratch.path / f"{len(parts):05d}.parquet"
                 write(path, part)
@@ -218,7 +222,7 @@ class Measuring:
                 names = _OF_PAIRS if number else (_ALONE if self._alone else ())
                 analyses = [
                     analysis
-                    for analysis in make_analyses(names)
+                    for analysis in self._analyses[names]
                     if isinstance(analysis, LayerAnalysis)
                     and (has_weights or not isinstance(analysis, WeightsAnalysis))
                 ]
