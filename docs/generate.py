@@ -49,6 +49,7 @@ DRAWN = {
     "data.png",
     "shards.png",
     "report.png",
+    "report-patches.png",
     "server-disagreement.png",
     "server-mismatch.png",
     "guide-match.png",

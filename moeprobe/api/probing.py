@@ -410,7 +410,8 @@ def overlay(
         count: how many random images.
         view: a view with a severity.
         severity: its severity; None = 0.2.
-        severities: with ``animate``, its severities, all from one draw; None = the view's own steps.
+        severities: several of them, all from one draw: the steps of ``animate`` (None = the view's own) and of the
+            slider in a report.
         animate: show the routing as the severity grows: frames, a GIF, and a strip of the first image.
         options: as in ``match_ratio``, with ``changes``.
         watcher: as in ``match_ratio``.

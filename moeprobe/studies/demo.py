@@ -27,6 +27,7 @@ R = TypeVar("R")
 BASELINE, PRC = "demo-baseline", "demo-prc"
 NAMES = ("V-MoE", "V-MoE + PRC")  # on the page
 NOISE, SPLIT = 0.2, "test"
+SHOWN_NOISE = (0.0, 0.05, 0.1, 0.15, NOISE)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def run(
     crops = measure(MatchRatio(view="prc_crops"), "match-ratio-prc-crops")
     confidence = measure(Confidence(), "confidence")
     noise = measure(NoiseSweep(), "noise-sweep")
-    measure(Overlay(severity=NOISE), "overlay")
+    measure(Overlay(severities=SHOWN_NOISE), "overlay")
     evaluation = measure(Evaluate(), "eval")
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
     write_report([reports / run for run in runs], names=NAMES, out=reports / "report", overwrite=True)

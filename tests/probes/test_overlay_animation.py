@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused(trained: Trained) -> None:
         return refused("overlay", trained["prc"], "--json", *more)
 
     assert "--severities instead of --severity" in sentence("--animate", "--severity", 0.2)
-    assert "add --animate" in sentence("--severities", "0,0.2")
+    assert "--severity is one alone" in sentence("--severities", "0,0.2", "--severity", 0.2)
     assert "named twice" in sentence("--animate", "--severities", "0.2,0.2")
     assert "has no severity" in sentence("--animate", "--view", "random_crop")
     own = ("--file", "own.png")

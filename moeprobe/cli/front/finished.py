@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import FinishedError
 from moeprobe.runtime.characters import in_one_line
-from moeprobe.runtime.files import SHARD, display_path, is_file, read_json
+from moeprobe.runtime.files import PIXELS, SHARD, display_path, is_file, read_json
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -62,7 +62,7 @@ def _content(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
 
 
 def _patches(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
-    return {"patches": _rows(folder / "patches.csv"), "files": _pictures(folder, "patches.csv")}
+    return {"patches": _rows(folder / "patches.csv"), "files": _pictures(folder, "patches.csv", PIXELS)}
 
 
 def _pairs(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
@@ -96,8 +96,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return records(read_rows(path))
 
 
-def _pictures(folder: Path, table: str) -> list[str]:
-    return [str(path) for path in (*sorted((folder / "figures").iterdir()), folder / table)]
+def _pictures(folder: Path, *names: str) -> list[str]:
+    tables = (folder / name for name in names if is_file(folder / name))
+    return [str(path) for path in (*sorted((folder / "figures").iterdir()), *tables)]
 
 
 # By the kind of a run: those whose result is no table of values.

@@ -55,19 +55,18 @@ class Overlay(Probe["OverlayResult"]):
     severities: Annotated[
         Sequence[float] | None,
         Arg(
-            "With --animate: the steps, comma-separated; default: the view's own.",
+            "Several, comma-separated: the steps of --animate (default: the view's own) and of the slider in a report. "
+            "Other figures show the strongest.",
         ),
     ] = None
 
     def check(self) -> None:
-        """Raise ``UserError`` where no image is wanted, or severities would have no effect."""
+        """Raise ``UserError`` where no image is wanted, or severities are given in two ways."""
         if self.count < 1:
             raise UserError(f"The number of images must be positive; got {self.count}.")
-        if self.animate and self.severity is not None:
+        if self.severity is not None and (self.animate or self.severities is not None):
             raise UserError(
-                "An animation goes through several severities: give --severities instead of --severity."
-            )
-        if self.severities is not None and not self.animate:
-            raise UserError(
-                "--severities are the steps of an animation: add --animate, or give one --severity."
+                "--severity is one alone: give --severities for several, or leave out one of the two options."
+                if self.severities is not None
+                else "An animation goes through several severities: give --severities instead of --severity."
             )

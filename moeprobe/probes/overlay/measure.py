@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
@@ -35,6 +37,7 @@ from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.routing import finite
 from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import PIXELS, atomic_file
 from moeprobe.runtime.progress import Advance, Progress
 
 # Run a few images and keep what is to be looked at.
@@ -98,9 +101,10 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[I
 
 
 def overlay_table(overlays: Sequence[ImageOverlay]) -> pd.DataFrame:
-    """Return one row per patch of the perturbed image: its expert, and the corresponding clean patch's.
+    """Return one row per patch of the perturbed image: its choice, and the choice of its clean patch.
 
-    ``clean_expert`` is the expert at the same place in the clean image, whatever it shows.
+    ``clean_expert`` is the expert at the same place in the clean image, whatever it shows. Sets and gates are texts,
+    those of the clean image of the corresponding patch.
     """
     rows = []
     for item in overlays:
@@ -119,6 +123,7 @@ def overlay_table(overlays: Sequence[ImageOverlay]) -> pd.DataFrame:
                     "clean_patch_expert": item.clean_patch_expert[row, column],
                     "compared": bool(item.compared[row, column]),
                     "changed": bool(item.changed[row, column]),
+                    **_choices(item, row * item.clean_expert.shape[1] + column),
                 }
             )
     table = pd.DataFrame(rows)
@@ -128,7 +133,44 @@ def overlay_table(overlays: Sequence[ImageOverlay]) -> pd.DataFrame:
     return table.assign(**{name: table[name].astype("Int64").where(table[name] >= 0) for name in experts})
 
 
+def _choices(item: ImageOverlay, patch: int) -> dict[str, str | float]:
+    """Return set, gates and margin of a perturbed patch and of its clean one."""
+    clean_patch = int(item.clean_patch.ravel()[patch])
+    sides = {
+        "perturbed": (item.perturbed_choices, patch),
+        "clean": (None if clean_patch < 0 else item.clean_choices, clean_patch),
+    }
+    columns: dict[str, str | float] = {}
+    for side, (choices, number) in sides.items():
+        experts, gates, margin = ("", "", np.nan) if choices is None else choices.describe(number)
+        columns |= {f"{side}_set": experts, f"{side}_gates": gates, f"{side}_margin": margin}
+    return columns
+
+
+def pixel_sheet(overlays: Sequence[ImageOverlay]) -> Image.Image:
+    """Return the images in gray, a row per image: the clean one, then every severity from the weakest on.
+
+    Of checkpoints that read images of different sizes the first one counts.
+    """
+    images = list(dict.fromkeys(item.image_id for item in overlays))
+    severities = sorted({item.severity for item in overlays})
+    tiles: dict[tuple[str, float | None], NDArray[np.float32]] = {}
+    for item in reversed(overlays):
+        tiles[item.image_id, None] = item.clean
+        tiles[item.image_id, item.severity] = item.perturbed
+    side = min(_LARGEST_TILE, len(overlays[0].clean))
+    sheet = Image.new("L", (side * (1 + len(severities)), side * len(images)))
+    for row, image in enumerate(images):
+        for column, severity in enumerate([None, *severities]):
+            pixels = tiles[image, severity] @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+            tile = Image.fromarray((255 * pixels.clip(0, 1)).round().astype(np.uint8))
+            sheet.paste(tile.resize((side, side), Image.Resampling.BOX), (side * column, side * row))
+    return sheet
+
+
 SEVERITY = 0.2
+# Pixels of a side: patches are seen, and a page stays small.
+_LARGEST_TILE = 96
 # What a figure can hold and an eye can take in.
 MAX_IMAGES = 24
 
@@ -167,7 +209,7 @@ class Drawing(ProbeWork[OverlayResult]):
         check_images(models, "there is nothing to draw")
         data = choose_data(data, models, files=probe.files)
         severities = probe.severities
-        if not probe.animate:
+        if not probe.animate and severities is None:
             severities = (SEVERITY if probe.severity is None else probe.severity,)
         sweep = Sweep(view=probe.view, severities=severities)
         spec = make_spec(sweep, models, data=data, options=options)
@@ -197,7 +239,9 @@ class Drawing(ProbeWork[OverlayResult]):
         facts: dict[str, Any] = {}
         if self.probe.animate and folder is not None:
             facts = {"colours": colors([model.name for model in self.models]), "frames": {}}
+        assert isinstance(self.spec.view, SeverityView)
         sidecar = self.make_sidecar(
+            severity_unit=self.spec.view.unit,
             checkpoints=origins.described(
                 self.models, self.spec.dataset, self.data, split=self.options.split
             ),
@@ -207,9 +251,11 @@ class Drawing(ProbeWork[OverlayResult]):
         return OverlayResult(overlays, overlay_table(overlays), [], sidecar)
 
     def write(self, result: OverlayResult, folder: OutputFolder) -> OverlayResult:
-        """Write a row per patch."""
+        """Write a row per patch, and the images that a report shows below them."""
         write_csv(folder.path / "patches.csv", result.table)
-        result.files.append(folder.path / "patches.csv")
+        with atomic_file(folder.path / PIXELS) as temporary:
+            pixel_sheet(result.overlays).save(temporary, format="PNG", optimize=True)
+        result.files.extend([folder.path / "patches.csv", folder.path / PIXELS])
         return result
 
     def draw(self, result: OverlayResult, folder: OutputFolder, progress: Progress) -> None:

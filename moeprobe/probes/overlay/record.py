@@ -17,6 +17,28 @@ if TYPE_CHECKING:  # figures import this file, and must not import torch
 
 
 @dataclass(frozen=True)
+class PatchChoices:
+    """The router's choice for each patch of one image, row by row.
+
+    Attributes:
+        experts: ``(patches, K)`` best first, before capacity; -1 = none.
+        gates: ``(patches, K)`` weights of these experts.
+        margins: ``(patches,)`` how far the set is from changing, in the scores that it is read off; NaN = unknown.
+    """
+
+    experts: NDArray[np.int64]
+    gates: NDArray[np.float64]
+    margins: NDArray[np.float64]
+
+    def describe(self, patch: int) -> tuple[str, str, float]:
+        """Return experts and their gates as texts, and the margin of a patch; empty where there are none."""
+        present = self.experts[patch] >= 0
+        experts = " ".join(str(expert) for expert in self.experts[patch][present])
+        gates = " ".join(f"{gate:.3f}" for gate in self.gates[patch][present])
+        return experts, gates, float(self.margins[patch])
+
+
+@dataclass(frozen=True)
 class ImageOverlay:
     """The expert of each patch in one layer, on a clean and a perturbed image.
 
@@ -36,6 +58,8 @@ class ImageOverlay:
             0; -1 = none. Of several that meet in one perturbed patch, the first.
         meeting: corresponding clean patches that are not shown, since another one is in the same perturbed patch.
         shows: which expert it is, in words.
+        clean_choices: sets, gates and margins of the clean image; None = unknown.
+        perturbed_choices: the same of the perturbed image.
     """
 
     image_id: str
@@ -49,6 +73,8 @@ class ImageOverlay:
     clean_patch: NDArray[np.int64]
     meeting: int
     shows: str = "expert of the patch"
+    clean_choices: PatchChoices | None = None
+    perturbed_choices: PatchChoices | None = None
 
     @cached_property
     def compared(self) -> NDArray[np.bool_]:
@@ -101,6 +127,23 @@ def overlay(
         clean_patch=clean_patch.reshape(shape),
         meeting=int(len(paired) - (clean_patch >= 0).sum()),
         shows=_shows(routing[1]),
+        clean_choices=_choices(routing[0], position),
+        perturbed_choices=_choices(routing[1], position),
+    )
+
+
+def _choices(layer: "LayerRouting", position: int) -> PatchChoices:
+    """Return what the router chose for the patches of an image."""
+    from moeprobe.metrics.analyses.confidence import selection_margins
+
+    patches = slice(layer.num_prefix_tokens, None)
+    selected = layer.selected[position, patches].long()
+    gates = layer.gates[position, patches].gather(-1, selected.clamp_min(0))
+    margins = selection_margins(layer, patches)
+    return PatchChoices(
+        experts=selected.cpu().numpy(),
+        gates=gates.double().cpu().numpy(),
+        margins=np.full(len(selected), np.nan) if margins is None else margins[position].cpu().numpy(),
     )
 
 

@@ -1,16 +1,29 @@
-"""The pictures of a run folder: figures, and the frames of animations."""
+"""The pictures of a run folder: figures, the frames of animations, and the patches of an overlay under a slider."""
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from moeprobe.errors import UserError
+from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import is_there, read_bytes
 
 # Of a figure or a table: a page of more than that opens in no browser.
 _LIMIT = 2**30
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
+
+# With more a browser is slow, and a page large.
+_MOST_PATCHES = 20_000
+_SIDES = ("perturbed_set", "perturbed_gates", "perturbed_margin", "clean_set", "clean_gates", "clean_margin")
+_COLUMNS = {
+    "checkpoint", "layer", "image_id", "severity", "column", "perturbed_expert", "clean_patch_expert", "compared",
+    "changed", *_SIDES,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Pict
     paths = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
     with_png = {file.stem for file in paths if file.suffix == ".png"}
     return [
-        _picture(path, file)
+        read_picture(path, file)
         for file in paths
         if file.name not in without
         and not (file.suffix == ".svg" and (file.stem in with_png or f"{file.stem}.png" in without))
@@ -62,7 +75,8 @@ def _natural(path: Path) -> list[Any]:
     ]
 
 
-def _picture(folder: Path, path: Path) -> Picture:
+def read_picture(folder: Path, path: Path) -> Picture:
+    """Read a figure; raises ``UserError`` for a file outside the run's folder."""
     return Picture(path.name, file_of(folder, path), _MEDIA[path.suffix])
 
 
@@ -87,5 +101,75 @@ def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
         for _, file in series:
             if Path(file).suffix not in _MEDIA:
                 raise UserError(f"{path / 'table.json'} names a frame that is no picture: {file}.")
-        frames[layer] = [Frame(severity, _picture(path, path / file)) for severity, file in sorted(series)]
+        frames[layer] = [
+            Frame(severity, read_picture(path, path / file)) for severity, file in sorted(series)
+        ]
     return {layer: series for layer, series in frames.items() if series}
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """The patches of an overlay, for the script of the page.
+
+    Attributes:
+        routing: JSON: names, and for each layer, checkpoint, image and severity the columns of a grid and its patches,
+            each as ``[expert, expert of the clean patch, compared, changed, set, gates, margin, clean set, clean
+            gates, clean margin]``; null where a checkpoint lacks a layer.
+        pixels: a row per image: the clean one, then every severity.
+        steps: how many severities there are.
+        unit: what the slider is called.
+    """
+
+    routing: str
+    pixels: Picture
+    steps: int
+    unit: str
+
+
+def explorer_of(patches: pd.DataFrame | None, pixels: Picture | None, *, unit: str) -> Explorer | None:
+    """Return what a page shows of the patches of an overlay; None without images, and for too many patches.
+
+    Args:
+        patches: the table, as text.
+        pixels: the images.
+        unit: of the severity.
+    """
+    if pixels is None or patches is None or not set(patches.columns) >= _COLUMNS:
+        return None
+    if not 0 < len(patches) <= _MOST_PATCHES:
+        return None
+    names = {
+        key: list(dict.fromkeys(patches[key])) for key in ("layer", "checkpoint", "image_id", "severity")
+    }
+    names["severity"].sort(key=float)
+    grids = {key: _grid(part) for key, part in patches.groupby(list(names), sort=False)}
+    experts = {
+        int(text) for key in ("perturbed_expert", "clean_patch_expert") for text in patches[key] if text
+    }
+    content = {
+        **names,
+        "colors": {expert: expert_color(expert) for expert in sorted(experts)},
+        "grids": _nested(list(names.values()), grids),
+    }
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return Explorer(text, pixels, len(names["severity"]), unit.split(",", maxsplit=1)[0])
+
+
+def _grid(part: pd.DataFrame) -> dict[str, Any]:
+    """Return the patches of one image, row by row."""
+    flags = [[int(text == "True") for text in part[key]] for key in ("compared", "changed")]
+    experts = [part[key] for key in ("perturbed_expert", "clean_patch_expert")]
+    sides = [part[key].map(_short_number) if key.endswith("_margin") else part[key] for key in _SIDES]
+    columns = [*experts, *flags, *sides]
+    return {"columns": 1 + max(map(int, part["column"])), "patches": list(zip(*columns, strict=True))}
+
+
+def _short_number(text: str) -> str:
+    return f"{float(text):.3g}" if text else ""
+
+
+def _nested(levels: Sequence[Sequence[str]], grids: dict[Any, Any], names: tuple[str, ...] = ()) -> Any:
+    """Return the grids as lists in lists, in the order of the names of each level."""
+    if not levels:
+        return grids.get(names)
+    return [_nested(levels[1:], grids, (*names, name)) for name in levels[0]]

@@ -25,8 +25,8 @@ from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sideca
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.files import FINISHED, REQUEST, is_file, is_folder, is_there, shortest_ends
-from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_pictures
+from moeprobe.runtime.files import FINISHED, PIXELS, REQUEST, is_file, is_folder, is_there, shortest_ends
+from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 
 _NUMBERS = (
     "severity",
@@ -49,6 +49,9 @@ _VALUE_COLUMNS = {
     "flag",
 }  # fmt: skip
 
+_PATCH_NUMBERS = (
+    "severity", "row", "column", "perturbed_expert", "clean_patch_expert", "perturbed_margin", "clean_margin",
+)  # fmt: skip
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
 
@@ -63,6 +66,7 @@ class Run(RunTables):
         files: the bytes of each CSV, by file name.
         pictures: the figures, except the frames.
         frames: a series of pictures per layer, by growing severity.
+        pixels: the images of an overlay, a row per image; None = there are none.
         misnamed: whether its figures were drawn with other names of checkpoints than the report's.
         miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
@@ -72,6 +76,7 @@ class Run(RunTables):
     files: dict[str, bytes]
     pictures: list[Picture]
     frames: dict[str, list[Frame]]
+    pixels: Picture | None = None
     misnamed: bool = False
     miscolored: Sequence[str] = ()
 
@@ -128,6 +133,7 @@ def _read(path: Path, label: str) -> Run:
     csvs = {
         name: with_present_names(_read_csv(path / name, content), sidecar) for name, content in files.items()
     }
+    _check_patches(path, csvs.get("patches.csv"))
     frames = read_frames(path, sidecar)
     frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
@@ -139,6 +145,7 @@ def _read(path: Path, label: str) -> Run:
         comparison=_values(csvs, "comparison.csv", path, sidecar),
         pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
+        pixels=read_picture(path, path / PIXELS) if is_there(path / PIXELS) else None,
     )
 
 
@@ -220,6 +227,19 @@ def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
         return pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
     except ValueError as error:
         raise UserError(f"Cannot read {path}: {error}.") from error
+
+
+def _check_patches(path: Path, patches: pd.DataFrame | None) -> None:
+    """Raise ``UserError`` unless the numbers of the patches of an overlay are some."""
+    if patches is None:
+        return
+    for name in patches.columns.intersection([*_PATCH_NUMBERS]):
+        try:
+            pd.to_numeric(patches[name].replace("", "0"))
+        except ValueError as error:
+            raise UserError(
+                f"{path / 'patches.csv'} has something else than numbers in {name}: {error}."
+            ) from error
 
 
 def _values(

@@ -21,7 +21,7 @@ from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
 from moeprobe.studies.report import about, conclusion, summary
-from moeprobe.studies.report.pictures import Picture
+from moeprobe.studies.report.pictures import Explorer, Picture, explorer_of
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.selection import short_tables
 
@@ -82,7 +82,14 @@ class Section:
         if names:
             them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
             return f"The figures of this run keep its own colors; elsewhere {them} another one."
-        return "The figures of this run keep its own names of checkpoints." if self.run.misnamed else ""
+        is_misnamed = self.run.misnamed and self.run.pictures
+        return "The figures of this run keep its own names of checkpoints." if is_misnamed else ""
+
+    @cached_property
+    def explorer(self) -> Explorer | None:
+        """The patches of an overlay; None where the run is none."""
+        unit = self.run.sidecar.severity_unit or "severity"
+        return explorer_of(self.run.csvs.get("patches.csv"), self.run.pixels, unit=unit)
 
     @property
     def leading_pictures(self) -> list[Picture]:

@@ -1,5 +1,6 @@
 """Folders of finished runs, written by hand: small, and with names that no probe would let through."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,6 +138,37 @@ def write_frames(folder: Path, severities: Sequence[float] = (0.0, 0.1, 0.2)) ->
     (folder / "patches.csv").write_text(patches, encoding="utf-8")
     # Not in order: the slider goes by the severity.
     write_sidecar(folder, sidecar("overlay", ["a"], frames={"blocks.3": frames[::-1]}))
+    return folder
+
+
+def write_overlay(
+    folder: Path,
+    *,
+    severities: Sequence[float] = (0.0, 0.2),
+    layers: Sequence[str] = ("blocks.1", "blocks.3"),
+    checkpoints: Sequence[str] = ("a", "b"),
+    images: Sequence[str] = ("digits/7", "digits/8"),
+) -> Path:
+    """Write an overlay of 2 x 2 patches: the last patch of b changes from expert 1 to 2 at the strongest severity."""
+    draw(folder / "figures" / "overlay-blocks.1.png")
+    header = "checkpoint,layer,severity,image_id,row,column,clean_expert,perturbed_expert,clean_patch"
+    sets = "perturbed_set,perturbed_gates,perturbed_margin,clean_set,clean_gates,clean_margin"
+    lines = [f"{header},clean_patch_expert,compared,changed,{sets}"]
+    for name, layer, severity, image, patch in itertools.product(
+        checkpoints, layers, severities, images, range(4)
+    ):
+        changed = (name, severity, patch) == (checkpoints[-1], max(severities), 3)
+        expert = 2 if changed else 1
+        lines.append(
+            f"{name},{layer},{severity},{image},{patch // 2},{patch % 2},1,{expert},{patch},1,True,{changed},"
+            f"{expert} 0,0.500 0.250,0.125,1 3,0.625 0.125,0.25"
+        )
+    (folder / "patches.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pixels = Image.new("L", (8 * (1 + len(severities)), 8 * len(images)))
+    for step in range(1 + len(severities)):
+        pixels.paste(80 * step, (8 * step, 0, 8 * step + 8, 8 * len(images)))
+    pixels.save(folder / "pixels.png")
+    write_sidecar(folder, sidecar("overlay", checkpoints, severity_unit="noise σ, in units of 1"))
     return folder
 
 

@@ -24,6 +24,7 @@ from tests.studies.report.making import (
     hostile,
     row,
     write_frames,
+    write_overlay,
     write_rows,
     write_run,
 )
@@ -141,6 +142,90 @@ def test_the_slider_moves_through_the_frames(browser: Any, page: Path) -> None:
     labels = find(browser, f"label[for={slider.get_attribute('id')}]")
     assert [label.text for label in labels] == ["severity"]
     assert browser.get_log("browser") == []
+
+
+@pytest.fixture(scope="module")
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explorer")
+    return api.report(
+        [write_overlay(folder / "overlay"), write_run(folder / "match")], out=folder / "out"
+    ).files[0]
+
+
+def tiles(browser: Any) -> list[Any]:
+    return find(browser, ".explorer .grid")
+
+
+def test_one_slider_moves_all_layers_and_models(browser: Any, overlay: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, overlay)
+    (slider,) = find(browser, ".explorer input[type=range]")
+    assert len(tiles(browser)) == 8, "two layers, images and checkpoints"
+    captions = [caption.text for caption in find(browser, ".explorer .caption")]
+    assert captions == ["image", "a: 0 of 4 changed", "b: 1 of 4 changed"] * 4
+    assert len(find(browser, ".explorer .changed")) == 4
+
+    def gray() -> set[int]:
+        read = "(one) => one.getContext('2d').getImageData(4, 4, 1, 1).data[0]"
+        return set(browser.execute_script(f"return [...document.querySelectorAll('canvas')].map({read})"))
+
+    assert gray() == {160}
+    slider.send_keys(Keys.HOME)
+    assert find(browser, ".explorer output")[0].text == "0.0"
+    assert not find(browser, ".explorer .changed") and gray() == {80}
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert len(find(browser, ".explorer .changed")) == 4 and gray() == {160}
+    # What is drawn by the script replaces the figure, except on paper.
+    assert not find(browser, ".still img")[0].is_displayed()
+    assert not [entry for entry in browser.get_log("browser") if "Canvas2D" not in entry["message"]]
+    show(browser, overlay, media="print", width=720)
+    assert find(browser, ".still img")[0].is_displayed() and not find(browser, ".explorer")[0].is_displayed()
+
+
+def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overlay: Path) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, overlay)
+    (message,) = find(browser, ".explorer .patch")
+    tile = next(one for one in tiles(browser) if one.get_attribute("aria-label") == "b, blocks.1, digits/8")
+    patches = tile.find_elements("tag name", "button")
+    ActionChains(browser).move_to_element(patches[3]).perform()
+    assert message.text == (
+        "b, blocks.1, digits/8, row 2, column 2, noise σ 0.2: experts 2 (gate 0.500), 0 (gate 0.250), margin 0.125. "
+        "On the clean image: experts 1 (gate 0.625), 3 (gate 0.125), margin 0.25. Changed from 1 to 2."
+    )
+    # The slider speaks of the patch that was pointed at last.
+    find(browser, ".explorer input")[0].send_keys(Keys.HOME)
+    assert "noise σ 0.0: experts 1 (gate 0.500)" in message.text and "Changed" not in message.text
+    browser.execute_script("arguments[0].focus()", patches[0])
+    assert "row 1, column 1" in message.text
+    for key, place in ((Keys.ARROW_RIGHT, "row 1, column 2"), (Keys.ARROW_DOWN, "row 2, column 2")):
+        browser.switch_to.active_element.send_keys(key)
+        assert place in message.text
+    # One stop of Tab in a tile: the next one is in the next tile.
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    assert "b, blocks.1, digits/8" not in message.text and "row 1, column 1" in message.text
+    assert browser.get_log("browser") == []
+
+
+def test_an_expert_shows_its_patches(browser: Any, overlay: Path) -> None:
+    show(browser, overlay)
+    (button,) = [one for one in find(browser, ".experts button") if one.text == "2"]
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert len(find(browser, ".grid button")) - len(find(browser, ".grid .other")) == 4
+    captions = [caption.text for caption in find(browser, ".explorer .caption")]
+    assert captions == ["image", "a: expert 2 has 0 of 4", "b: expert 2 has 1 of 4"] * 4
+    button.click()
+    assert not find(browser, ".grid .other") and button.get_attribute("aria-pressed") == "false"
+
+
+def test_the_patches_fit_a_phone(browser: Any, overlay: Path) -> None:
+    show(browser, overlay, width=PHONE)
+    assert browser.find_element("tag name", "html").get_property("scrollWidth") <= PHONE
+    assert min(one.size["width"] for one in find(browser, ".grid button")) >= 40
 
 
 def column(table: Any, number: int) -> list[str]:

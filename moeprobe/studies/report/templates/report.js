@@ -39,17 +39,158 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+// One slider for all layers.
 for (const series of document.querySelectorAll(".frames")) {
   const frames = Array.from(series.querySelectorAll("figure"));
+  const steps = [...new Set(frames.map((frame) => frame.dataset.severity))].sort((a, b) => a - b);
   const slider = series.querySelector("input");
   const output = series.querySelector("output");
   const show = () => {
-    frames.forEach((frame, number) => { frame.hidden = number !== Number(slider.value); });
-    const severity = frames[Number(slider.value)].dataset.severity;
+    const severity = steps[Number(slider.value)];
+    for (const frame of frames) frame.hidden = frame.dataset.severity !== severity;
     output.value = severity;
     slider.setAttribute("aria-valuetext", `severity ${severity}`);
   };
+  slider.max = String(steps.length - 1);
   slider.addEventListener("input", show);
   series.querySelector(".slider").hidden = false;
   show();
 }
+
+// The expert of each patch: a tile per layer, image and checkpoint, all under one slider.
+
+const EXPERT = 0, CLEAN = 1, COMPARED = 2, CHANGED = 3, SET = 4, CLEAN_SET = 7;
+
+function element(name, parent, text = "", className = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  parent.append(made);
+  return made;
+}
+
+const sorted = (experts) => experts.split(" ").sort().join(" ");
+
+function choice(patch, start) {
+  const [experts, gates] = [patch[start].split(" "), patch[start + 1].split(" ")];
+  if (!patch[start]) return "no expert of its own";
+  const named = experts.map((expert, number) => `${expert} (gate ${gates[number]})`).join(", ");
+  const margin = patch[start + 2] ? `, margin ${patch[start + 2]}` : "";
+  return `expert${experts.length > 1 ? "s" : ""} ${named}${margin}`;
+}
+
+function explore(root) {
+  const routing = JSON.parse(root.querySelector(".routing").textContent);
+  const [slider, output, message] = ["input", "output", ".patch"].map((part) => root.querySelector(part));
+  const pixels = root.querySelector(".pixels");
+  const unit = root.querySelector("label").textContent;
+  const tiles = [], plain = [];
+  let shownExpert = "", pointed = null;
+
+  const describe = () => {
+    if (!pointed) return;
+    const { tile, number } = pointed;
+    const patch = tile.grids[slider.value].patches[number];
+    const columns = tile.grids[slider.value].columns;
+    const place = `row ${Math.floor(number / columns) + 1}, column ${(number % columns) + 1}`;
+    const clean = patch[COMPARED] ? `On the clean image: ${choice(patch, CLEAN_SET)}.` : "No clean patch corresponds.";
+    const same = sorted(patch[SET]) === sorted(patch[CLEAN_SET]) ? "; the set is the same" : "";
+    const verdict = patch[CHANGED] ? ` Changed from ${patch[CLEAN] || "none"} to ${patch[EXPERT] || "none"}${same}.` : "";
+    message.textContent = `${tile.name}, ${place}, ${unit} ${routing.severity[slider.value]}: ${choice(patch, SET)}. ${clean}${verdict}`;
+  };
+
+  const draw = () => {
+    const step = Number(slider.value);
+    const side = pixels.naturalWidth / (1 + routing.severity.length);
+    for (const { canvas, row } of [...tiles, ...plain]) {
+      canvas.width = canvas.height = side;
+      canvas.getContext("2d").drawImage(pixels, side * (1 + step), side * row, side, side, 0, 0, side, side);
+    }
+    for (const tile of tiles) {
+      const patches = tile.grids[step].patches;
+      tile.buttons.forEach((button, number) => {
+        const patch = patches[number];
+        button.textContent = patch[COMPARED] ? patch[EXPERT] || "–" : "·";
+        button.style.backgroundColor = patch[COMPARED] ? `${routing.colors[patch[EXPERT]] ?? "#808080"}99` : "#ffffffb3";
+        button.classList.toggle("changed", Boolean(patch[CHANGED]));
+        button.classList.toggle("other", shownExpert !== "" && patch[EXPERT] !== shownExpert);
+      });
+      const count = (flag) => patches.filter((patch) => patch[flag]).length;
+      const own = patches.filter((patch) => patch[EXPERT] === shownExpert).length;
+      tile.caption.textContent = shownExpert === ""
+        ? `${tile.checkpoint}: ${count(CHANGED)} of ${count(COMPARED)} changed`
+        : `${tile.checkpoint}: expert ${shownExpert} has ${own} of ${patches.length}`;
+    }
+    output.value = routing.severity[step];
+    slider.setAttribute("aria-valuetext", `${unit} ${routing.severity[step]}`);
+    describe();
+  };
+
+  routing.layer.forEach((layer, layerNumber) => {
+    element("h3", root, layer);
+    const images = element("div", root, "", "images");
+    routing.image_id.forEach((image, row) => {
+      const figure = element("figure", images);
+      element("figcaption", figure, image);
+      const pair = element("div", figure, "", "tiles");
+      const picture = element("div", pair);
+      plain.push({ canvas: element("canvas", element("div", picture, "", "tile")), row });
+      element("div", picture, "image", "caption");
+      routing.checkpoint.forEach((checkpoint, number) => {
+        const grids = routing.grids[layerNumber][number][row];
+        if (grids.includes(null)) return;
+        const part = element("div", pair);
+        const tile = { grids, row, checkpoint, name: `${checkpoint}, ${layer}, ${image}`, buttons: [] };
+        const box = element("div", part, "", "tile");
+        tile.canvas = element("canvas", box);
+        const grid = element("div", box, "", "grid");
+        grid.setAttribute("role", "group");
+        grid.setAttribute("aria-label", tile.name);
+        grid.style.gridTemplateColumns = `repeat(${grids[0].columns}, 1fr)`;
+        tile.buttons = grids[0].patches.map((_, place) => {
+          const button = element("button", grid);
+          button.type = "button";
+          button.tabIndex = place ? -1 : 0;
+          const point = () => { pointed = { tile, number: place }; describe(); };
+          button.addEventListener("mouseenter", point);
+          button.addEventListener("focus", point);
+          return button;
+        });
+        // One stop of the Tab key for a tile; the arrow keys move in it.
+        grid.addEventListener("keydown", (event) => {
+          const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -grids[0].columns, ArrowDown: grids[0].columns };
+          const now = tile.buttons.indexOf(document.activeElement);
+          const next = tile.buttons[now + steps[event.key]];
+          if (!next) return;
+          event.preventDefault();
+          tile.buttons[now].tabIndex = -1;
+          next.tabIndex = 0;
+          next.focus();
+        });
+        tile.caption = element("div", part, "", "caption");
+        tiles.push(tile);
+      });
+    });
+  });
+
+  const experts = root.querySelector(".experts");
+  for (const expert of Object.keys(routing.colors)) {
+    const button = element("button", experts, expert);
+    button.type = "button";
+    button.style.backgroundColor = `${routing.colors[expert]}99`;
+    button.setAttribute("aria-pressed", "false");
+    button.addEventListener("click", () => {
+      shownExpert = shownExpert === expert ? "" : expert;
+      for (const other of experts.children) {
+        other.setAttribute("aria-pressed", String(shownExpert === other.textContent));
+      }
+      draw();
+    });
+  }
+  slider.addEventListener("input", draw);
+  root.hidden = false;
+  root.parentElement.classList.add("explored");
+  pixels.decode().then(draw);
+}
+
+document.querySelectorAll(".explorer").forEach(explore);
