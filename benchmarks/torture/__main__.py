@@ -81,7 +81,7 @@ def main() -> None:
         default=30,
         help="kills of each command; other signals a fifth; 0 = only system calls",
     )
-    parser.add_argument("--commands", default=",".join(JOBS))
+    parser.add_argument("--commands", help="only these; rows of others stay in the tables; default all")
     parser.add_argument("--faults", help="only these; rows of others stay in the table; default all")
     parser.add_argument(
         "--seed", type=int, default=0, help="of the moments, and of the choice of calls that fail"
@@ -90,13 +90,13 @@ def main() -> None:
     asked = parser.parse_args()
     # Copies of this process must not inherit threads: they would not run.
     os.environ["OMP_NUM_THREADS"] = "1"
-    disk.make_up(asked.calls, asked.out, seed=asked.seed)
+    disk.make_up(asked.calls, asked.out, seed=asked.seed, commands=asked.commands or "")
     if asked.kills == 0:
         return
     load()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         Path(folder).chmod(0o755)
-        for name in asked.commands.split(","):
+        for name in JOBS if asked.commands is None else asked.commands.split(","):
             torture = Torture(
                 JOBS[name], Path(folder) / name.replace(" ", "-"), random.Random(f"{asked.seed}-{name}")
             )
