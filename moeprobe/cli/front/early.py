@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints.header import split_settings
 from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.runtime.files import CELLS, REQUEST, find_checkpoint, is_file, is_folder
@@ -40,7 +39,11 @@ def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
 
 
 def _check_checkpoint(source: str, *, runs: bool) -> None:
-    path, _ = split_settings(source)
+    path: str | Path = source
+    if "," in source:
+        from moeprobe.models.checkpoints.header import split_settings  # only where there may be any: it brings pydantic
+
+        path, _ = split_settings(source)
     try:
         find_checkpoint(path)
     except UserError:
