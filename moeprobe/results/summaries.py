@@ -103,19 +103,15 @@ def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if np.isfinite(number.effect):
             weight = number.trials * min(number.point, 1 - number.point)
             effects.setdefault(_lender(line, line["metric"]), []).append((number.effect, weight))
+    means = {
+        lender: float(np.average([effect for effect, _ in cells], weights=[weight for _, weight in cells]))
+        for lender, cells in effects.items()
+        if len(cells) >= _FEWEST_CELLS
+    }
     for line in lines:
-        number, known_effects = (
-            line[_REPLICATES],
-            effects.get(_lender(line, line["metric"].removesuffix(KAPPA)), []),
-        )
-        if line["interval"] == SCORE and number.bounds is not None and len(known_effects) >= _FEWEST_CELLS:
-            effect = float(
-                np.average(
-                    [cell_effect for cell_effect, _ in known_effects],
-                    weights=[weight for _, weight in known_effects],
-                )
-            )
-            interval = with_observations(number, effect).interval()
+        number, lender = line[_REPLICATES], _lender(line, line["metric"].removesuffix(KAPPA))
+        if line["interval"] == SCORE and number.bounds is not None and lender in means:
+            interval = with_observations(number, means[lender]).interval()
             line |= {"ci_low": interval.low, "ci_high": interval.high}
     return lines
 

@@ -27,7 +27,7 @@ from moeprobe.runtime.seeds import generator
 # Bits of a word, and half of them.
 _BITS, _HALF = 64, np.uint64(32)
 # Partners of a token, at least; and pairs of a level, at least, where there are as many.
-PARTNERS, PAIRS = 64, 2**22
+PARTNERS, PAIRS = 64, 2**20
 # The same within an image, since images differ by more than the draw; and tokens of an image that all meet.
 _PARTNERS_WITHIN, ALL_WITHIN = 8, 32
 # Pairs that are compared at a time, so that they stay in the processor's cache.
