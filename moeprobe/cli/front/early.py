@@ -40,8 +40,8 @@ def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
 
 def _check_checkpoint(source: str, *, runs: bool) -> None:
     path: str | Path = source
-    if "," in source:
-        from moeprobe.models.checkpoints.header import split_settings  # only where there may be any: it brings pydantic
+    if "," in source:  # settings follow; reading them brings pydantic
+        from moeprobe.models.checkpoints.header import split_settings
 
         path, _ = split_settings(source)
     try:
