@@ -52,9 +52,9 @@ def patches(pair: LayerPair) -> Paired:
 
     prefix = pair.reference.num_prefix_tokens
     present = (pair.reference_patch >= 0) & (pair.view_patch >= 0)
-    places = prefix + present.shape[1]
-    if pair.aligned and min(pair.reference.valid.shape[1], pair.view.valid.shape[1]) >= places:
-        token = torch.arange(prefix, places, device=present.device).expand_as(present)
+    end = prefix + present.shape[1]
+    if pair.aligned and min(pair.reference.valid.shape[1], pair.view.valid.shape[1]) >= end:
+        token = torch.arange(prefix, end, device=present.device).expand_as(present)
         return _without_padding(pair, token, token, present)
     reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
     return _without_padding(pair, reference, view, present)

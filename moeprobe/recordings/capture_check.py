@@ -9,6 +9,7 @@ Axes: N tokens of several inputs, K choices.
 from collections import defaultdict
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,8 @@ from moeprobe.recordings.faults import (
 
 # What marks an empty place in buffers of 8 bits.
 _FILL = 255
+# What is looked at.
+_COLUMNS = ("id", "top_k", "num_experts", "experts", "generated", "token_ids")
 
 
 @dataclass
@@ -78,13 +81,14 @@ class CaptureCheck:
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Look at rows; layers in which no token chooses, or none is known, are passed over."""
-        names = rows["layer"].to_pylist()
+        names = np.asarray(rows["layer"].to_pylist())
         experts_choose = np.asarray(rows["experts_choose"].to_pylist())
         has_choices = (rows["top_k"].to_numpy() > 0) & ~experts_choose & (rows["num_tokens"].to_numpy() > 0)
-        for name in dict.fromkeys(names):
-            of_layer = np.array([row_name == name for row_name in names]) & has_choices
-            if of_layer.any():
-                part = rows.filter(pa.array(of_layer))
+        columns = rows.select([name for name in _COLUMNS if name in rows.schema.names])
+        for name in dict.fromkeys(names.tolist()):
+            of_layer = np.flatnonzero((names == name) & has_choices)
+            if len(of_layer):
+                part = columns.take(pa.array(of_layer))
                 self._add(name, pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)
 
     def _add(self, name: str, rows: pa.Table) -> None:
@@ -93,22 +97,26 @@ class CaptureCheck:
         lists = rows["experts"].combine_chunks()
         tokens = lists.value_lengths().to_numpy().astype(np.int64) // top_k
         experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
-        present = experts >= 0
-        any_expert, zero = present.any(1), (experts == 0).all(1)
-        filled = (experts == _FILL).all(1) & (num_experts <= _FILL)
         ordered = np.sort(experts, axis=1)
-        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+        # Of a token's choices in order the first and the last say the most.
+        lowest, highest = ordered[:, 0], ordered[:, -1]
+        any_expert, zero = highest >= 0, (lowest == 0) & (highest == 0)
+        filled = (lowest == _FILL) & (highest == _FILL)
+        is_fill = filled & (num_experts <= _FILL)
+        twice = np.zeros(len(ordered), dtype=bool)
+        for column in range(1, top_k):
+            twice |= (ordered[:, column] == ordered[:, column - 1]) & (ordered[:, column] >= 0)
         layer.tokens += int(any_expert.sum())
         layer.zero += int(zero.sum())
-        layer.fill += int(filled.sum())
-        layer.twice += int((twice & ~zero & ~filled).sum())
-        layer.beyond += int((((experts >= num_experts) | (experts < -1)).any(1) & ~filled).sum())
-        sets = ordered[any_expert]
-        if len(sets):
+        layer.fill += int(is_fill.sum())
+        layer.twice += int((twice & ~zero & ~is_fill).sum())
+        layer.beyond += int((((highest >= num_experts) | (lowest < -1)) & ~is_fill).sum())
+        if layer.constant and any_expert.any():
+            sets = ordered[any_expert]
             layer.first = layer.first or sets[0].tobytes()
-            same = np.frombuffer(layer.first, sets.dtype) == sets
-            layer.constant &= bool(same.all())
-        self._add_inputs(layer, rows, tokens, ordered, zero, ~any_expert)
+            layer.constant = bool((np.frombuffer(layer.first, sets.dtype) == sets).all())
+        # Rows of zeros and of 255 are no choices; they are said on their own.
+        self._add_inputs(layer, rows, tokens, ordered, zero, ~any_expert, any_expert & ~zero & ~filled)
 
     def _add_inputs(
         self,
@@ -118,6 +126,7 @@ class CaptureCheck:
         sets: NDArray[np.int16],
         zero: NDArray[np.bool_],
         unset: NDArray[np.bool_],
+        is_choice: NDArray[np.bool_],
     ) -> None:
         starts = np.concatenate([[0], np.cumsum(tokens)])
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], tokens)
@@ -126,14 +135,7 @@ class CaptureCheck:
         )
         after = unset & (positions > np.repeat(unset_first, tokens))
         holes = np.add.reduceat(after, starts[:-1]) if len(positions) else np.zeros(len(tokens), int)
-        generated = (
-            rows["generated"].to_pylist() if "generated" in rows.column_names else [None] * len(tokens)
-        )
-        token_ids = (
-            rows["token_ids"].to_pylist() if "token_ids" in rows.column_names else [None] * len(tokens)
-        )
-        # Rows of zeros and of 255 are no choices; they are said on their own.
-        is_choice = ~(unset | zero | (sets == _FILL).all(1))
+        generated, token_ids = (_arrays(rows, name) for name in ("generated", "token_ids"))
         for row, identity in enumerate(rows["id"].to_pylist()):
             counts = self._inputs[identity]
             counts.shortest, counts.longest = (
@@ -144,14 +146,13 @@ class CaptureCheck:
             counts.unset_first = min(counts.unset_first, int(unset_first[row]))
             counts.holes = int(holes[row]) if not counts.layers else min(counts.holes, int(holes[row]))
             counts.layers += 1
-            if (marks := generated[row]) is not None:
-                counts.prompt = marks.index(True) if True in marks else int(tokens[row])
-            span = slice(starts[row], starts[row + 1])
-            if marks is not None and layer.top_k < layer.num_experts:
-                ids = None if token_ids[row] is None else np.asarray(token_ids[row])
-                self._frozen.add(
-                    identity, sets[span], is_choice=is_choice[span], generated=np.asarray(marks), ids=ids
-                )
+            span, marks = slice(starts[row], starts[row + 1]), generated[row]
+            if marks is not None:
+                counts.prompt = int(np.argmax(marks)) if marks.any() else int(tokens[row])
+                if layer.top_k < layer.num_experts:
+                    self._frozen.add(
+                        identity, sets[span], is_choice=is_choice[span], generated=marks, ids=token_ids[row]
+                    )
             of_row = sets[span].tobytes() + identity.encode()
             layer.digest ^= int.from_bytes(blake2b(of_row, digest_size=16).digest(), "little")
 
@@ -271,3 +272,10 @@ def _first_without(
         np.where(which, np.repeat(tokens, tokens), positions), starts[:-1]
     )
     return first
+
+
+def _arrays(rows: pa.Table, name: str) -> list[NDArray[Any] | None]:
+    """Return the lists of a column as arrays; None where a row has none."""
+    if name not in rows.column_names:
+        return [None] * rows.num_rows
+    return [row.values.to_numpy(zero_copy_only=False) if row.is_valid else None for row in rows[name]]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.recordings.faults import BITS, bits_of_zeros
-from moeprobe.recordings.format import as_set
+from moeprobe.recordings.format import sorted_sets
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture
@@ -80,7 +80,7 @@ def decode_choices(capture: Capture, shape: MoeShape, *, ordered: bool = False) 
     unset = int(empty.all((1, 2)).sum())
     experts[zero] = -1
     _check_layers(experts, shape)
-    as_sets = np.take_along_axis(experts, as_set(experts), axis=-1)
+    as_sets = sorted_sets(experts)
     _check_twice(as_sets, shape)
     if ordered:
         _check_gaps(experts, shape)

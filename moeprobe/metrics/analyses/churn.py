@@ -64,7 +64,7 @@ class Churn(LayerAnalysis):
         is_processed_in_view = is_processed_in_view & (of_view_experts >= 0) & paired.present[..., None]
         in_view = take_tokens(pair.view.processed_mask, paired.view).gather(-1, experts.clamp_min(0))
         number = pair.view.num_experts
-        of_reference, of_view, both = (
+        of_reference, of_view, in_both = (
             _counts(experts_of_side, which, number)
             for experts_of_side, which in (
                 (experts, is_processed),
@@ -75,7 +75,7 @@ class Churn(LayerAnalysis):
         pairs = paired.present.sum(1)
         if pair.aligned:
             # A pair has a token in common with itself alone.
-            kept_by_others = (of_reference * of_view - both).sum(-1)
+            kept_by_others = (of_reference * of_view - in_both).sum(-1)
             had_by_others = (of_reference * (pairs[:, None] - 1)).sum(-1)
         else:
             reference, view = (
@@ -92,7 +92,7 @@ class Churn(LayerAnalysis):
                 "churn_pairs": pairs,
                 "churn_reference": of_reference,
                 "churn_view": of_view,
-                "churn_kept": both,
+                "churn_kept": in_both,
                 "churn_kept_by_others": kept_by_others,
                 "churn_had_by_others": had_by_others,
             }

@@ -87,9 +87,9 @@ def jaccard(reference: Sets, view: Sets) -> Array:
 
 
 def _count(words: NDArray[np.uint64]) -> Array:
-    first, *others = np.bitwise_count(words)
+    first, *following = np.bitwise_count(words)
     counts = first.astype(np.float64)
-    for word in others:
+    for word in following:
         counts += word
     return counts
 
@@ -196,15 +196,15 @@ def _draw(
     index, image = np.arange(num_trials), image.astype(np.int32)
     similarity, num_pairs = np.zeros(num_trials), np.full(num_trials, 2.0 * partners)
     for rows, partner in _meetings(stratum, size, steps):
-        alike = jaccard(reference.take(rows), view.take(partner))
+        agreement = jaccard(reference.take(rows), view.take(partner))
         same_image = np.flatnonzero(image[rows] == image[partner])
         if len(same_image):
-            alike[same_image] = 0
+            agreement[same_image] = 0
             num_pairs[index[rows][same_image]] -= 1
             num_pairs[index[partner][same_image]] -= 1
         # A token is one token's partner.
-        similarity[rows] += alike
-        similarity[partner] += alike
+        similarity[rows] += agreement
+        similarity[partner] += agreement
     return similarity, num_pairs
 
 
