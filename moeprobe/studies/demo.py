@@ -85,15 +85,18 @@ def run(
     }
     models = [load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
 
-    def measure(probe: Probe[R], folder: str) -> R:
-        options = Options(out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True)
+    def measure(probe: Probe[R], folder: str, *, names: tuple[str, ...] | None = None) -> R:
+        options = Options(
+            out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True, names=names
+        )
         return engine.run(probe, models, data=data, options=options, watcher=watcher)
 
     match = measure(MatchRatio(), "match-ratio")
     crops = measure(MatchRatio(view="prc_crops"), "match-ratio-prc-crops")
     confidence = measure(Confidence(), "confidence")
     noise = measure(NoiseSweep(), "noise-sweep")
-    measure(Overlay(severities=SHOWN_NOISE), "overlay")
+    # A report draws other figures again from their tables, with its names.
+    measure(Overlay(severities=SHOWN_NOISE), "overlay", names=NAMES)
     evaluation = measure(Evaluate(), "eval")
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
     write_report([reports / run for run in runs], names=NAMES, out=reports / "report", overwrite=True)

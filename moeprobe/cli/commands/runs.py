@@ -130,10 +130,16 @@ def report(
     document = make(runs, names=split_names(names) or None, out=out, overwrite=overwrite)
     if json:
         files = [str(path) for path in document.files]
-        content = {"headlines": records(document.headlines), "files": files}
+        content = {
+            "conclusions": document.conclusions,
+            "headlines": records(document.headlines),
+            "files": files,
+        }
         print_json(content)
         return
     screen = console()
+    for sentence in document.conclusions:
+        screen.print(sentence, soft_wrap=True)
     headlines = headline_table(document.runs)
     if headlines is not None:
         screen.print(*_screen(headlines, screen.width))

@@ -17,7 +17,7 @@ from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.records import Family, scan
-from moeprobe.studies.report import render, summary
+from moeprobe.studies.report import conclusion, render, summary
 from moeprobe.studies.report.coloring import in_one_color
 from moeprobe.studies.report.reading import Run, read_runs
 
@@ -41,6 +41,7 @@ class Document:
     Attributes:
         html: the page.
         markdown: the same as Markdown.
+        conclusions: the sentences that it begins with.
         runs: what it reports, in order.
         headlines: the headline numbers, a row per value and per difference (those with a ``reference``); empty where
             no run has one. Columns as in ``table.csv``.
@@ -49,6 +50,7 @@ class Document:
 
     html: str
     markdown: str
+    conclusions: list[str]
     runs: list[Run]
     headlines: pd.DataFrame
     files: list[Path]
@@ -98,7 +100,7 @@ def report(
             if _check(folder, folders, overwrite=overwrite):
                 raise _another(folder)
             files = _write(run_folder, html, markdown, parts)
-    return Document(html, markdown, read, summary.headline_rows(read), files)
+    return Document(html, markdown, conclusion.conclusions(read), read, summary.headline_rows(read), files)
 
 
 def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:

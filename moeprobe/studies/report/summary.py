@@ -94,13 +94,16 @@ def headline_rows(runs: Sequence[Run]) -> pd.DataFrame:
 def headline_table(runs: Sequence[Run]) -> Table | None:
     """Return the table of the headline numbers of all runs; None where no run has one."""
     names = Names(runs)
-    lines = [
-        (run, headline, which)
-        for run in runs
-        for headline in headlines_of(run)
-        for which, rows in headline.rows.items()
-        if rows
-    ]
+    # Several headlines of a run may share a companion, which has one line.
+    lines = list(
+        {
+            (run.label, headline.layer, headline.severity, which): (run, headline, which)
+            for run in runs
+            for headline in headlines_of(run)
+            for which, rows in headline.rows.items()
+            if rows
+        }.values()
+    )
     if not lines:
         return None
     checkpoints = dict.fromkeys(

@@ -201,7 +201,11 @@ def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overla
     assert "noise σ 0.0: experts 1 (gate 0.500)" in message.text and "Changed" not in message.text
     browser.execute_script("arguments[0].focus()", patches[0])
     assert "row 1, column 1" in message.text
-    for key, place in ((Keys.ARROW_RIGHT, "row 1, column 2"), (Keys.ARROW_DOWN, "row 2, column 2")):
+    for key, place in (
+        (Keys.ARROW_RIGHT, "row 1, column 2"),
+        (Keys.ARROW_DOWN, "row 2, column 2"),
+        (Keys.ARROW_LEFT, "row 2, column 1"),
+    ):
         browser.switch_to.active_element.send_keys(key)
         assert place in message.text
     # One stop of Tab in a tile: the next one is in the next tile.

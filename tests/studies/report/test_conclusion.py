@@ -1,5 +1,6 @@
 """The conclusion of a report: a sentence on each theme, a verdict on each property, and no line of zeros."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from moeprobe.results.figures import rendered
 from moeprobe.results.palette import colors
 from moeprobe.studies.report.conclusion import conclusions, verdict_tables
 from moeprobe.studies.report.reading import Run, read_runs
+from moeprobe.studies.report.summary import headline_table
+from tests.commands import run as run_command
 from tests.studies.report.making import EVAL, NAN, Value, row, write_rows, write_run
 from tests.studies.report.page import Page
 
@@ -163,6 +166,25 @@ def test_figures_are_drawn_again_with_the_names_of_the_report(tmp_path: Path) ->
     document = api.report([other], names=["V-MoE", "PRC"])
     assert "keep its own names of checkpoints" in document.markdown
     assert "keep its own names" not in api.report([folder]).markdown
+
+
+def test_the_terminal_begins_with_the_conclusion(runs: list[Path], tmp_path: Path) -> None:
+    result = run_command("report", *runs, "--out", tmp_path / "page")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(
+        "b routes more stably than a: κ +0.195 [+0.175, +0.215] under random crop"
+    )
+    read = json.loads(run_command("report", *runs, "--out", tmp_path / "other", "--json").stdout)
+    assert read["conclusions"] == api.report(runs).conclusions and len(read["conclusions"]) == 2
+
+
+def test_a_companion_of_two_headlines_has_one_line(tmp_path: Path) -> None:
+    keys = [("top2_set_match", ""), ("top2_set_match_kappa", "pooled"), ("top2_set_match_kappa", "image")]
+    run = run_of(tmp_path / "run", "match-ratio", {("blocks.1", key): UP for key in [KAPPA, *keys]})
+    table = headline_table([run])
+    assert table is not None
+    labels = [line[1].text for line in table.rows]
+    assert labels.count("top-2 match, any order") == 1 and len(labels) == len({*labels})
 
 
 def test_nothing_but_the_conclusion_is_unfolded(runs: list[Path]) -> None:
