@@ -12,11 +12,14 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import FinishedError, UserError
+from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.runtime.catalog import VIEWS
 from moeprobe.studies.audit import scales
 from moeprobe.studies.audit.differences import NO_DIFFERENCE, SAME
-from moeprobe.studies.audit.sentences import lines_of
+from moeprobe.studies.audit.sentences import lines_of, short_references
+from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +56,21 @@ def test_a_collapsed_router_is_called_so() -> None:
     # The other model is none of that.
     first = result.verdicts[result.verdicts["checkpoint"] == result.models[0]].set_index("property")
     assert first.loc["collapse", "verdict"] == "no" and first.loc["dead", "verdict"] == "none"
+
+
+def test_language_models_are_audited_with_views_of_texts(tmp_path: Path) -> None:
+    for name, seed in {"one": 0, "two": 1}.items():
+        olmoe(tmp_path / name, seed=seed, spread=0.3 * seed)
+    (tmp_path / "texts.txt").write_text("\n".join(texts(24)), encoding="utf-8")
+    models = [f"hf:{tmp_path / name}" for name in ("one", "two")]
+    probes = ("match-ratio", "sweep", "confidence")
+    result = api.audit(models, data=f"text:{tmp_path / 'texts.txt'}", probes=probes, figures=False)
+    lines = {line.name: line for line in lines_of(result.verdicts)}
+    assert lines["crops"].title == "Routing under dropped tokens" and lines["crops"].difference is not None
+    assert not [line.title for line in lines.values() if short_references(line)]  # known ones saw images
+    named = [match[1] for line in lines.values() if (match := re.search(r"--view (\w+)", line.command))]
+    assert named == ["token_dropout", "embedding_noise"]
+    assert {VIEWS.get(name).modality for name in named} == {TEXT}
 
 
 def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
@@ -213,7 +231,7 @@ def test_reference_values_are_those_of_the_committed_reports() -> None:
         rows = table[
             (table["metric"] == reference.metric) & (table["null"] == "pooled") & (table["tokens"] == "patch")
         ]
-        rows = rows[rows["layer"] == "blocks.1"]
+        rows = rows[(rows["layer"] == "blocks.1") & (rows["view"] == reference.view)]
         if reference.property == "noise":
             rows = rows[rows["severity"].astype(str) == "0.2"]
         values = rows.set_index("checkpoint")["value"]

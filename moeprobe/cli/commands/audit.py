@@ -156,7 +156,10 @@ def _table(result: "AuditResult", lines: "list[PropertyLine]") -> "Table":
         if several:
             difference = line.difference
             size = "" if difference is None else difference_text(difference)
-            cells.append(f"{line.judgement} {size}".strip())
+            layer = (
+                f"({difference['layer']})" if difference is not None and size and difference["layer"] else ""
+            )
+            cells.append(f"{line.judgement} {size} {layer}".strip())
         else:
             row = line.values[0]
             cells += [value_text(row), location(row), short_references(line)]

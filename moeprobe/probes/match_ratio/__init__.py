@@ -49,6 +49,7 @@ class MatchRatio(Probe["Result"]):
                     "collapsed": "Mend the collapse first: a router with one choice is stable for no good reason.",
                 },
                 command="moeprobe match-ratio {models} --view prc_crops",
+                text_command="moeprobe match-ratio {models} --view token_dropout --full",
             ),
             Property(
                 "collapse",

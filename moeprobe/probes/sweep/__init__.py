@@ -99,7 +99,7 @@ class Sweep(AlongSeverity):
                 "Routing under noise on the embeddings",
                 (Agreement(at="strongest"),),
                 "agreement",
-                command="moeprobe sweep {models} --view typos",
+                command="moeprobe sweep {models} --view embedding_noise",
             ),
         ),
         images=None,

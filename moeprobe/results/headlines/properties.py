@@ -37,6 +37,7 @@ class Property:
         text_title: its title for language models; empty = the same.
         advice: word of a band -> what to do next.
         command: the command that gives more, with ``{models}`` and ``{data}``; empty = the probe's own.
+        text_command: that for language models; empty = the same.
         compared: whether two models are compared by it.
     """
 
@@ -49,6 +50,7 @@ class Property:
     text_title: str = ""
     advice: Mapping[str, str] = field(default_factory=lambda: _NONE)
     command: str = ""
+    text_command: str = ""
     compared: bool = True
 
 

@@ -23,6 +23,7 @@ COLUMNS = [
     "first_layer", "first_value", "first_low", "first_high", "beside", "advice", "command", "run",
 ]  # fmt: skip
 COLLAPSED = "collapsed"
+UNDECIDED = "More inputs decide between the two; give the audit more --minutes."
 # No match is collapsed by a load that merely leans to one side.
 _EVERYTHING = 1 - 1e-6
 
@@ -152,8 +153,10 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if not bands or (scale.of_chance and not classes):
         return {"verdict": "no verdict", "grade": "", "advice": ""}
     words = [scale.words[band] for band in bands]
-    # Of two bands the worse one says what to do.
+    # Of two bands the worse one says what to do, unless only the interval reaches into it.
     advice = next((item.advice[word] for word in reversed(words) if word in item.advice), "")
+    if advice and len(words) > 1 and scale.bands(worst["value"], worst["value"], unit=unit) == bands[:1]:
+        advice = UNDECIDED
     return {"verdict": scale.word(bands), "grade": scale.grade(bands), "advice": advice}
 
 

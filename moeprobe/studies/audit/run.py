@@ -11,7 +11,7 @@ import pandas as pd
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.modality import IMAGE, TEXT
+from moeprobe.inputs.modality import IMAGE, TEXT, Modality, modality_of
 from moeprobe.inputs.open import content_of
 from moeprobe.probes.base import AuditEntry, Property
 from moeprobe.probes.engine import run as engine
@@ -288,14 +288,18 @@ def _judge(
                 runs[name],
                 run=name,
                 classes=len(class_names) if class_names else None,
-                commands={item.name: _command(item, name, models, data) for item in entry.properties},
+                commands={
+                    item.name: _command(item, name, models, data, modality_of(runs[name].table["tokens"]))
+                    for item in entry.properties
+                },
             )
     return rows
 
 
-def _command(item: Property, name: str, words: str, data: str) -> str:
+def _command(item: Property, name: str, words: str, data: str, modality: Modality) -> str:
     """Return the command that gives more about a property."""
-    command = item.command or f"moeprobe {name} {{models}}"
+    own = item.command if modality is IMAGE else item.text_command or item.command
+    command = own or f"moeprobe {name} {{models}}"
     return f"{command.format(models=words)} --data {data}"
 
 

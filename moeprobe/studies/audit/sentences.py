@@ -148,15 +148,14 @@ def sentence(row: Row, modality: Modality) -> str:
 
 def references(line: PropertyLine) -> str:
     """Return what known routers reach in a property; empty where nothing was measured."""
-    values = reference_values(line.name, str(line.values[0]["metric"]))
-    if not values:
-        return ""
-    return f"Reference values ({MEASURED}): {short_references(line)}."
+    values = short_references(line)
+    return values and f"Reference values ({MEASURED}): {values}."
 
 
 def short_references(line: PropertyLine) -> str:
     """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``."""
-    values = reference_values(line.name, str(line.values[0]["metric"]))
+    row = line.values[0]
+    values = reference_values(line.name, str(row["metric"]), str(row["view"]))
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
