@@ -201,6 +201,10 @@ def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overla
     assert "noise σ 0.0: experts 1 (gate 0.500)" in message.text and "Changed" not in message.text
     browser.execute_script("arguments[0].focus()", patches[0])
     assert "row 1, column 1" in message.text
+    # One stop of Tab in a tile: the next one is in the next tile.
+    patches[0].send_keys(Keys.TAB)
+    assert "b, blocks.1, digits/8" not in message.text and "row 1, column 1" in message.text
+    browser.execute_script("arguments[0].focus()", patches[0])
     for key, place in (
         (Keys.ARROW_RIGHT, "row 1, column 2"),
         (Keys.ARROW_DOWN, "row 2, column 2"),
@@ -208,9 +212,6 @@ def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overla
     ):
         browser.switch_to.active_element.send_keys(key)
         assert place in message.text
-    # One stop of Tab in a tile: the next one is in the next tile.
-    browser.switch_to.active_element.send_keys(Keys.TAB)
-    assert "b, blocks.1, digits/8" not in message.text and "row 1, column 1" in message.text
     assert browser.get_log("browser") == []
 
 

@@ -157,7 +157,8 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
     document = api.report(folders)
     assert "**Noise floor**" in document.markdown
     assert "switching (experts)? Gates recomputed**" in document.markdown
-    assert len(Page(document.html).all("img")) == 1 + 1 + 3 + 2
+    # And the pixels of the overlay, for its script.
+    assert len(Page(document.html).all("img")) == 1 + 1 + 3 + 2 + 1
     for folder in folders[:4]:
         table = pd.read_csv(folder / "table.csv", dtype={"layer": str, "null": str}).fillna(
             {"layer": "", "null": ""}
