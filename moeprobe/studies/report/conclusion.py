@@ -286,7 +286,8 @@ def _sentence(theme: Theme, judged: Sequence[Verdict]) -> str:
 
 def _plain(verdict: Verdict) -> str:
     checkpoint, reference = verdict.pair
-    return f"{checkpoint} against {reference}: {_numbers([verdict])} ({verdict.word})."
+    numbers, word = _numbers([verdict]), f"({verdict.word})"
+    return f"{checkpoint} against {reference}: {numbers if word in numbers else f'{numbers} {word}'}."
 
 
 def _numbers(judged: Sequence[Verdict]) -> str:
