@@ -144,7 +144,7 @@ def lead_of(run: Run) -> str:
             ]
             where = run.modality.format_count(int(row["images"]))
             where = where if verdict.layer == "output" else f"{verdict.layer}, {where}"
-            return f"{verdict.label}: {', '.join(sides)} ({where}). Verdict: {verdict.word}."
+            return f"{verdict.property}: {', '.join(sides)} ({where}). Verdict: {verdict.word}."
     sentences = [
         *(text for headline in headlines[:1] for text in sentences_of(run, headline)),
         *remarks_of(run),

@@ -17,6 +17,8 @@ from urllib.parse import quote
 from jinja2 import Environment
 
 from moeprobe import __version__
+from moeprobe.probes.base import audit_entry
+from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
@@ -93,13 +95,18 @@ class Section:
 
     @property
     def leading_pictures(self) -> list[Picture]:
-        """The figure that is seen at once; none where frames are."""
-        return [] if self.run.frames else self.run.pictures[:1]
+        """The figure that is seen at once, by preference one that an audit shows; none where frames are."""
+        kind = of_kind(self.run.kind)
+        entry = None if kind is None else audit_entry(kind)
+        names = () if entry is None else entry.figures
+        ordered = sorted(self.run.pictures, key=lambda picture: not picture.stem.startswith(names))
+        return [] if self.run.frames else ordered[:1]
 
     @property
     def other_pictures(self) -> list[Picture]:
         """The figures that are folded."""
-        return self.run.pictures[len(self.leading_pictures) :]
+        leading = self.leading_pictures
+        return [picture for picture in self.run.pictures if picture not in leading]
 
     @cached_property
     def short_tables(self) -> list[Table]:

@@ -10,8 +10,9 @@ import pytest
 from moeprobe import api
 from moeprobe.results.figures import rendered
 from moeprobe.results.palette import colors
-from moeprobe.studies.report.conclusion import conclusions, verdict_tables
+from moeprobe.studies.report.conclusion import conclusions, lead_of, verdict_tables
 from moeprobe.studies.report.reading import Run, read_runs
+from moeprobe.studies.report.render import sections
 from moeprobe.studies.report.summary import headline_table
 from tests.commands import run as run_command
 from tests.studies.report.making import EVAL, NAN, Value, row, write_rows, write_run
@@ -113,6 +114,9 @@ def test_the_set_decides_where_tokens_have_two_experts(tmp_path: Path) -> None:
     keys += [("top2_set_match_kappa", "image")]
     run = run_of(tmp_path / "run", "match-ratio", {("blocks.1", key): UP for key in keys})
     assert [line[0].split(",")[0] for line in lines([run])] == ["κ of top-2 match"] * 2
+    assert lead_of(run).startswith(
+        "κ of top-2 match, any order, under random crop: a 0.400 [0.300, 0.500], b 0.500 "
+    )
     assert len(conclusions([run])[0].split("κ")) == 2, "κ within the image stands in the table alone"
 
 
@@ -185,6 +189,14 @@ def test_a_companion_of_two_headlines_has_one_line(tmp_path: Path) -> None:
     assert table is not None
     labels = [line[1].text for line in table.rows]
     assert labels.count("top-2 match, any order") == 1 and len(labels) == len({*labels})
+
+
+def test_the_figure_of_an_audit_is_seen_first(tmp_path: Path) -> None:
+    pictures = ("output.png", "routing.png", "attribution.png")
+    folder = write_run(tmp_path / "run", "sweep", pictures=pictures)
+    (section,) = sections(read_runs([folder]))
+    assert [picture.stem for picture in section.leading_pictures] == ["routing"]
+    assert [picture.stem for picture in section.other_pictures] == ["attribution", "output"]
 
 
 def test_nothing_but_the_conclusion_is_unfolded(runs: list[Path]) -> None:
