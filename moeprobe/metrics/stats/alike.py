@@ -138,9 +138,8 @@ def within(similarity: Alike, group: Integers, num_groups: int) -> Array:
     for codes in similarity:
         size, sides = codes.size, (codes.reference, codes.view)
         if size > _BLOCK_NUMBERS // 1024:
-            different, number = np.unique(np.concatenate(sides), return_inverse=True)
-            size, number = len(different), number.reshape(2, *codes.reference.shape)
-            sides = number[0], number[1]
+            sums += codes.weight * _within_sorted(codes, group, num_groups)
+            continue
         step = max(1, _BLOCK_NUMBERS // max(size, 1))
         for start in range(0, num_groups, step):
             low, high = np.searchsorted(group, [start, start + step])
@@ -152,3 +151,18 @@ def within(similarity: Alike, group: Integers, num_groups: int) -> Array:
             ]
             sums[start : start + rows] += codes.weight * np.einsum("gc,gc->g", *counts)
     return sums
+
+
+def _within_sorted(codes: Codes, group: Integers, num_groups: int) -> Array:
+    """Return how many codes of the two sides of a group are equal, each with each; of many different codes."""
+    different, number = np.unique(np.stack([codes.reference, codes.view]), return_inverse=True)
+    keys = [
+        np.unique((group[:, None] * len(different) + side).ravel(), return_counts=True)
+        for side in number.reshape(2, *codes.reference.shape)
+    ]
+    (reference, reference_counts), (view, view_counts) = keys
+    common, of_reference, of_view = np.intersect1d(reference, view, assume_unique=True, return_indices=True)
+    products = reference_counts[of_reference] * view_counts[of_view]
+    return np.bincount(common // max(len(different), 1), weights=products, minlength=num_groups).astype(
+        np.float64
+    )

@@ -84,9 +84,15 @@ class Counts:
         if self.keys is None:
             return Counts(self.values + other.values)
         assert other.keys is not None
-        keys, number = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
-        values = np.concatenate([self.values, other.values])
-        return Counts(np.bincount(number, weights=values, minlength=len(keys)).astype(np.float64), keys)
+        # Both ascend, so what is new goes in between, and nothing is sorted again.
+        index, is_known = self._find(other.keys)
+        values = self.values.copy()
+        values[index[is_known]] += other.values[is_known]
+        is_new = ~is_known
+        return Counts(
+            np.insert(values, index[is_new], other.values[is_new]),
+            np.insert(self.keys, index[is_new], other.keys[is_new]),
+        )
 
     def every_key(self) -> Integers:
         """Return the key of each entry."""
@@ -97,10 +103,20 @@ class Counts:
         values = self.values if values is None else values
         if self.keys is None:
             return values[keys]
-        if len(self.keys) == 0:
-            return np.zeros(keys.shape)
-        index = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
-        return np.where(self.keys[index] == keys, values[index], 0.0)
+        # A search in ascending order goes through memory once.
+        order = np.argsort(keys, axis=None)
+        index, is_known = self._find(keys.ravel()[order])
+        entries = np.zeros(keys.size)
+        entries[order[is_known]] = values[index[is_known]]
+        return entries.reshape(keys.shape)
+
+    def _find(self, keys: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+        """Return where ascending keys are, or would be inserted, and which of them there are."""
+        assert self.keys is not None
+        index = np.searchsorted(self.keys, keys)
+        is_known = index < len(self.keys)
+        is_known[is_known] = self.keys[index[is_known]] == keys[is_known]
+        return index, is_known
 
 
 def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
