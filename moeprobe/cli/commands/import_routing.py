@@ -107,7 +107,7 @@ def import_routing(
 
 
 def _check_log(files: list[Path], *, reader: str | None, ordered_by: str | None) -> None:
-    """Refuse what is for responses alone."""
+    """Refuse options that only responses take."""
     options = {"--reader": reader, "--ordered-by": ordered_by}
     for flag in (flag for flag, value in options.items() if value is not None):
         raise UserError(f"{flag} is for a server's responses, which need --model-config config.json too.")

@@ -177,7 +177,7 @@ def _yes_or_no(is_on: bool | None) -> str:
 
 
 def _print_lines(lines: list[str], folder: Path) -> None:
-    """Print what was imported, where it is, and what to do next."""
+    """Print the import, its place, and the next step."""
     from moeprobe.cli.front.screen import console
 
     lines += [

@@ -378,7 +378,7 @@ def _result(
 
 
 def _write(result: AuditResult) -> None:
-    """Write the verdicts and the page, which comes last: it is what is opened and sent."""
+    """Write the verdicts and then the page, which people open and send."""
     folder = result.folder
     if folder is not None:
         write_csv(folder / VERDICTS, result.verdicts)
