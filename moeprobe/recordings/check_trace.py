@@ -42,6 +42,7 @@ class Overlap:
         shifted: the overlap there.
         renumbered: overlap after the second's experts were numbered anew, of tokens by which that was not decided; None
             where it was not tried.
+        renumbered_chance: what that would be by chance, which pairs the most frequent experts of two models; or None.
     """
 
     inputs: int
@@ -52,11 +53,22 @@ class Overlap:
     positions: int
     shifted: float
     renumbered: float | None
+    renumbered_chance: float | None
 
     @property
     def is_renumbered(self) -> bool:
-        """Whether other numbers of the experts explain much more."""
-        return self.renumbered is not None and self.renumbered - max(self.here, self.shifted) > _MARGIN
+        """Whether other numbers of the experts explain much more, and most of what chance leaves to explain."""
+        if self.renumbered is None or self.renumbered_chance is None:
+            return False
+        left = 1 - self.renumbered_chance
+        gain = self.renumbered - max(self.here, self.shifted)
+        return gain > _MARGIN and self.renumbered - self.renumbered_chance > left / 2
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether hardly more agrees than by chance, however the second trace is shifted or renumbered."""
+        above = max(self.here, self.shifted) - self.chance
+        return not self.is_renumbered and above <= _MARGIN * (1 - self.chance)
 
 
 def overlap(first: TraceFile, second: TraceFile) -> Overlap:
@@ -103,8 +115,8 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     chance = _chance(first_choices, second_choices, num_experts)
     shifted = scan[best][0]
     low = best == (0, 0) and unshifted - chance < (1 - chance) / 2
-    renumbered = _renumbered(first_choices, second_choices, num_experts) if low else None
-    return Overlap(len(ids), len(common), unshifted, chance, *best, shifted, renumbered)
+    renumbered = _renumbered(first_choices, second_choices, num_experts) if low else (None, None)
+    return Overlap(len(ids), len(common), unshifted, chance, *best, shifted, *renumbered)
 
 
 def _choices(trace: TraceFile, ids: list[str]) -> NDArray[np.int16]:
@@ -150,17 +162,22 @@ def _chance(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: in
     return float(np.mean(overlaps))
 
 
-def _renumbered(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int) -> float | None:
-    """Return the overlap under the best numbering of each layer, decided by every other token."""
+def _renumbered(
+    first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the overlap under the best numbering of each layer, decided by every other token; and that by chance."""
     size = min(first.shape[2], second.shape[2])
-    hits = total = 0
+    hits = by_chance = total = 0.0
     for a, b in zip(first[:, :, :size], second[:, :, :size], strict=False):
         fit, held_out = (_together(a[:, start::2], b[:, start::2], num_experts) for start in (0, 1))
         rows, columns = linear_sum_assignment(fit, maximize=True)
-        hits += int(held_out[rows, columns].sum())
+        hits += float(held_out[rows, columns].sum())
+        # Where the sides are independent, two experts go together as often as both are chosen.
+        counts = held_out.sum(1)[rows] * held_out.sum(0)[columns]
+        by_chance += float(counts.sum() / max(held_out.sum(), 1))
         experts = a[:, 1::2]
         total += int(((experts >= 0) & (b[:, 1::2, :1] >= 0)).sum())
-    return hits / total if total else None
+    return (hits / total, by_chance / total) if total else (None, None)
 
 
 def _together(a: NDArray[np.int16], b: NDArray[np.int16], num_experts: int) -> NDArray[np.int64]:
@@ -245,4 +262,10 @@ def _of_overlap(shared: Overlap, against: Path) -> list[Finding]:
             "a server has moved."
         )
         findings.append(Finding("experts renumbered", 1, sentence))
+    if shared.is_chance and shared.chance < 1:
+        sentence = (
+            f"{words} no shift and no other numbers of its experts explain it: these are two models, or other inputs "
+            "of the same names; compare with the checkpoint that was served."
+        )
+        findings.append(Finding("overlap by chance", 1, sentence, fault=False))
     return findings

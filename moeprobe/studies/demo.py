@@ -105,6 +105,7 @@ def run(
         models=[str(checkpoints / name) for name in (BASELINE, PRC)],
         out=reports,
         data=data,
+        names=NAMES,
         command=command,
     )
     return DemoResult(training, match, crops, confidence, noise, evaluation, audited, reports)

@@ -237,7 +237,21 @@ def test_physical_ids_within_the_range_are_found_by_the_overlap(tmp_path: Path) 
     assert checked.overlap is not None and checked.overlap.renumbered == pytest.approx(0.85, abs=0.05)
     unlike = saved(tmp_path / "c.parquet", requests(4))
     again = api.check_trace(tmp_path / "a.parquet", against=unlike)
-    assert again.sound and again.findings == []
+    assert again.sound and [one.name for one in again.findings] == ["overlap by chance"]
+
+
+def test_two_models_are_not_one_with_other_numbers(tmp_path: Path) -> None:
+    """Few experts have most tokens of either model, and are paired: that explains a little more than chance."""
+    rng = np.random.default_rng(5)
+    of_both = [np.sort(rng.zipf(1.4, size=requests().shape) % 8, axis=-1) for _ in range(2)]
+    paths = [
+        saved(tmp_path / f"{number}.parquet", np.stack([ids[..., 0], (ids[..., 0] + 1) % 8], axis=-1))
+        for number, ids in enumerate((of_both[0], 7 - of_both[1]))
+    ]
+    checked = api.check_trace(paths[0], against=paths[1])
+    assert checked.overlap is not None and checked.overlap.renumbered is not None
+    assert checked.overlap.renumbered > checked.overlap.here + 0.1
+    assert [one.name for one in checked.findings if one.name == "experts renumbered"] == []
 
 
 def test_the_command_returns_a_status(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OUT = "Folder for the page, tables and figures; default: print only."
 
 
-@with_common_options(CommonOptions(helps={"out": _OUT}, but=("names",)))
+@with_common_options(CommonOptions(helps={"out": _OUT}))
 def audit(
     models: Annotated[
         list[str],
@@ -108,16 +108,17 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
         }
         print_json(content)
         return
-    screen, lines = console(), lines_of(result.verdicts)
+    shown = result.with_names()
+    screen, lines = console(), lines_of(shown.verdicts)
     from moeprobe.cli.front.tables import fit
 
-    for part in fit(_table(result, lines), keys=1, width=screen.width):
+    for part in fit(_table(shown.models, lines), keys=1, width=screen.width):
         screen.print(part)
     if len(result.models) > 1:
         for line in lines:
             if references := short_references(line):
                 screen.print(f"{line.title}, κ of known routers: {references}", style="dim", soft_wrap=True)
-    screen.print(summary(lines, result.models), style="bold", soft_wrap=True)
+    screen.print(summary(lines, shown.models), style="bold", soft_wrap=True)
     for step in next_steps(lines)[:2]:
         screen.print(step, soft_wrap=True)
     if result.left_out:
@@ -129,7 +130,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
         screen.print(f"The page: {display_path(result.folder)}/{HTML}", soft_wrap=True)
 
 
-def _table(result: "AuditResult", lines: "list[PropertyLine]") -> "Table":
+def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
     from rich.table import Table
 
     from moeprobe.studies.audit.sentences import (
@@ -140,10 +141,10 @@ def _table(result: "AuditResult", lines: "list[PropertyLine]") -> "Table":
         value_text,
     )
 
-    several = len(result.models) > 1
-    table = Table(title=f"Audit of {' and '.join(result.models)}", title_justify="left", title_style="bold")
+    several = len(models) > 1
+    table = Table(title=f"Audit of {' and '.join(models)}", title_justify="left", title_style="bold")
     table.add_column("")
-    for name in result.models:
+    for name in models:
         table.add_column(name if several else "verdict")
     for name in ["second minus first"] if several else ["value [95 %]", "where", "others"]:
         table.add_column(name)
@@ -152,7 +153,7 @@ def _table(result: "AuditResult", lines: "list[PropertyLine]") -> "Table":
             f"{row['verdict']} {short_value(row)}".rstrip() if several else str(row["verdict"])
             for row in line.values
         ]
-        cells += [""] * (len(result.models) - len(cells))
+        cells += [""] * (len(models) - len(cells))
         if several:
             difference = line.difference
             size = "" if difference is None else difference_text(difference)

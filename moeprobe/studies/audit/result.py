@@ -1,5 +1,6 @@
 """What an audit returns: the verdicts, the runs they rest on, and the page."""
 
+import dataclasses
 import html
 import io
 import math
@@ -11,6 +12,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.results.folder import Result
+from moeprobe.results.naming import names_in, rename_table
 from moeprobe.results.showing import one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.characters import restored
@@ -48,6 +50,10 @@ class AuditContent:
     def models(self) -> list[str]:
         """Names of the models, the reference first."""
         return list(dict.fromkeys(self.verdicts.loc[self.verdicts["reference"] == "", "checkpoint"]))
+
+    def with_names(self) -> "AuditContent":
+        """Return it with models as ``--names`` calls them, to be shown."""
+        return dataclasses.replace(self, verdicts=rename_table(self.verdicts, names_in(self.sidecar)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from moeprobe.probes.engine.request import study_request
 from moeprobe.probes.engine.work import Work
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
 from moeprobe.runtime.arguments import checked, several
@@ -164,6 +165,7 @@ class _ModelsAudit(_AuditWork):
             str(source.name if isinstance(source, Checkpoint) else source) for source in sources
         )
         self.minutes, self.probes, self.options = minutes, probes, options
+        self.names = choose_names(options.names, [model.name for model in self.models])
         # Sizes follow from a timing, and are in the plan.
         self.request = study_request(
             KIND,
@@ -203,6 +205,7 @@ class _ModelsAudit(_AuditWork):
             left_out=dict(plan.left_out),
             modality=models[0].framing.modality.name,
             wall_seconds=self.seconds,
+            **self.names,
         )
         return _result(rows, runs, plan.left_out, sidecar, None if folder is None else folder.path)
 
@@ -213,6 +216,8 @@ class _RecordingsAudit(_AuditWork):
     def __init__(self, sources: Sequence[Model], *, data: str | None, options: Options) -> None:
         self.paths, self.options = [Path(str(source)) for source in sources], options
         check_recordings(self.paths, data=data)
+        if options.names is not None:
+            raise UserError("Recorded routing is called by its files; leave --names out.")
         self.request = {
             "kind": KIND,
             "recordings": [str(path) for path in self.paths],
@@ -304,7 +309,13 @@ def _command(item: Property, name: str, words: str, data: str, modality: Modalit
 
 
 def audit_runs(
-    folders: Mapping[str, Path], *, models: Sequence[str], out: Path, data: str, command: str = ""
+    folders: Mapping[str, Path],
+    *,
+    models: Sequence[str],
+    out: Path,
+    data: str,
+    names: Sequence[str] | None = None,
+    command: str = "",
 ) -> AuditResult:
     """Judge finished runs of one or two models in place of running them; the page is written into a plain folder.
 
@@ -313,6 +324,7 @@ def audit_runs(
         models: what commands call the models.
         out: where ``verdicts.csv``, ``audit.html`` and ``audit.md`` go; earlier ones are replaced.
         data: data set of the runs.
+        names: what the page calls the models; None = by their folders.
         command: what was typed, for the page.
 
     Raises:
@@ -342,6 +354,7 @@ def audit_runs(
         left_out={},
         modality=IMAGE.name,
         wall_seconds=time.perf_counter() - started,
+        **choose_names(names, list(first.checkpoints)),
     )
     audited = _result(rows, runs, {}, sidecar, out)
     _write(audited)
