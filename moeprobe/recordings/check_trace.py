@@ -60,9 +60,9 @@ class Overlap:
         """Whether other numbers of the experts explain much more, and most of what chance leaves to explain."""
         if self.renumbered is None or self.renumbered_chance is None:
             return False
-        left = 1 - self.renumbered_chance
+        room = 1 - self.renumbered_chance
         gain = self.renumbered - max(self.here, self.shifted)
-        return gain > _MARGIN and self.renumbered - self.renumbered_chance > left / 2
+        return gain > _MARGIN and self.renumbered - self.renumbered_chance > room / 2
 
     @property
     def is_chance(self) -> bool:
@@ -88,7 +88,7 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     if not ids:
         raise UserError(
             f"{first.path} and {second.path} have no input in common; their names look like {first.ids[0]!r} and "
-            f"{second.ids[0]!r}."
+            f"{second.ids[0]!r}. Send the same request_id both times."
         )
     sizes = {
         (layer.num_experts, layer.top_k, layer.experts_choose)

@@ -64,7 +64,7 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
     assert {path.name for path in (out / "figures").iterdir()} == {"routing.png", "routing.svg"}
     report = run("report", out, "--out", tmp_path / "report")
     assert report.exit_code == 0, report.output
-    assert "Recorded routing: gaussian_noise" in (tmp_path / "report" / "report.md").read_text()
+    assert "Recorded routing: gaussian noise" in (tmp_path / "report" / "report.md").read_text()
     assert "holds no images.parquet" in refused("compare", recorded)
 
 

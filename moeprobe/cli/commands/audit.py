@@ -108,17 +108,17 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
         }
         print_json(content)
         return
-    shown = result.with_names()
-    screen, lines = console(), lines_of(shown.verdicts)
+    renamed = result.with_names()
+    screen, lines = console(), lines_of(renamed.verdicts)
     from moeprobe.cli.front.tables import fit
 
-    for part in fit(_table(shown.models, lines), keys=1, width=screen.width):
+    for part in fit(_table(renamed.models, lines), keys=1, width=screen.width):
         screen.print(part)
     if len(result.models) > 1:
         for line in lines:
             if references := short_references(line):
                 screen.print(f"{line.title}, κ of known routers: {references}", style="dim", soft_wrap=True)
-    screen.print(summary(lines, shown.models), style="bold", soft_wrap=True)
+    screen.print(summary(lines, renamed.models), style="bold", soft_wrap=True)
     for step in next_steps(lines)[:2]:
         screen.print(step, soft_wrap=True)
     if result.left_out:
@@ -146,14 +146,19 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
     table.add_column("")
     for name in models:
         table.add_column(name if several else "verdict")
-    for name in ["second minus first"] if several else ["value [95 %]", "where", "others"]:
+    has_references = any(short_references(line) for line in lines)
+    for name in (
+        ["second minus first"] if several else ["value [95 %]", "where", *["others"] * has_references]
+    ):
         table.add_column(name)
     for line in lines:
-        cells = [
-            f"{row['verdict']} {short_value(row)}".rstrip() if several else str(row["verdict"])
+        by_model = {
+            row["checkpoint"]: f"{row['verdict']} {short_value(row)}".rstrip()
+            if several
+            else str(row["verdict"])
             for row in line.values
-        ]
-        cells += [""] * (len(models) - len(cells))
+        }
+        cells = [by_model.get(name, "") for name in models]
         if several:
             difference = line.difference
             size = "" if difference is None else difference_text(difference)
@@ -163,6 +168,6 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
             cells.append(f"{line.judgement} {size} {layer}".strip())
         else:
             row = line.values[0]
-            cells += [value_text(row), location(row), short_references(line)]
+            cells += [value_text(row), location(row), *[short_references(line)] * has_references]
         table.add_row(line.title, *cells)
     return table

@@ -266,6 +266,9 @@ def check_trace(
             )
         elif not checked.findings:
             screen.print("No fault of capture is known that looks like this.", soft_wrap=True)
+        if checked.sound and not checked.load_only:
+            recordings = " ".join(str(path) for path in (against, trace) if path is not None)
+            screen.print(f"Next: moeprobe audit {recordings}", soft_wrap=True)
     if not checked.sound:
         raise typer.Exit(FAILED)
 

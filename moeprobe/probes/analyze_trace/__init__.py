@@ -35,10 +35,10 @@ class AnalyzeTrace(Kind):
                 "recorded",
                 "Agreement with the first recording",
                 (Agreement(at="strongest"),),
-                "agreement",
+                "recordings",
                 advice={
-                    "unstable": "Check the two recordings for shifts of layers, positions and expert numbers.",
-                    "moderately stable": "Look in which layer and at which position the tokens first differ.",
+                    "they disagree": "Check that both are of one model, and for shifts of layers or positions.",
+                    "they agree in part": "Look in which layer and at which position the tokens first differ.",
                 },
                 command="moeprobe trace check {second} --against {first}",
                 compared=False,

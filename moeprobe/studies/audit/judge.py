@@ -8,6 +8,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE, modality_of
 from moeprobe.metrics.registry import find, tokens_choose
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.probes.base import CLEAN, Headline, Property, Rule
 from moeprobe.results.headlines.collected import resolve_headlines, select_rows, severity_of
 from moeprobe.results.headlines.declared import Which
@@ -152,6 +153,8 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     bands = bands_of(worst, scale, unit=unit)
     if not bands or (scale.of_chance and not classes):
         return {"verdict": "no verdict", "grade": "", "advice": ""}
+    if scale.unchanged and worst["value"] == 1:
+        return {"verdict": scale.unchanged, "grade": "good", "advice": ""}
     words = [scale.words[band] for band in bands]
     # Of two bands the worse one says what to do, unless only the interval reaches into it.
     advice = next((item.advice[word] for word in reversed(words) if word in item.advice), "")
@@ -163,7 +166,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
 def bands_of(row: pd.Series, scale: Scale, *, unit: float = 1.0) -> list[int]:
     """Return the bands of a number, by its interval or, without one, by itself; none where there is no number."""
     value, low, high = (float(row[key]) for key in ("value", "ci_low", "ci_high"))
-    if value != value:
+    if value != value or row["images"] < MIN_IMAGES:
         return []
     form = find(str(row["metric"]))
     # A count of experts is what these inputs show, and no share of them.

@@ -75,8 +75,8 @@ def page_markdown(result: AuditContent) -> str:
 
 
 def _context(result: AuditContent) -> dict[str, object]:
-    shown = result.with_names()
-    lines, modality, models = lines_of(shown.verdicts), modality_of_audit(result.sidecar), shown.models
+    renamed = result.with_names()
+    lines, modality, models = lines_of(renamed.verdicts), modality_of_audit(result.sidecar), renamed.models
     figures = _figures(result)
     seen_runs: set[str] = set()
     sections = []

@@ -303,8 +303,8 @@ def _judge(
 
 def _command(item: Property, name: str, words: str, data: str, modality: Modality) -> str:
     """Return the command that gives more about a property."""
-    own = item.command if modality is IMAGE else item.text_command or item.command
-    command = own or f"moeprobe {name} {{models}}"
+    declared = item.command if modality is IMAGE else item.text_command or item.command
+    command = declared or f"moeprobe {name} {{models}}"
     return f"{command.format(models=words)} --data {data}"
 
 

@@ -19,6 +19,7 @@ class Scale:
         words: of each band, from the lowest values to the highest.
         best: which end is good: "highest", "lowest", or "" where neither is.
         of_chance: whether edges are multiples of 1 / classes.
+        unchanged: what a κ of exactly 1 is called, where nothing at all changed; empty = as its band.
     """
 
     symbol: str
@@ -26,6 +27,7 @@ class Scale:
     words: tuple[str, ...]
     best: str = "highest"
     of_chance: bool = False
+    unchanged: str = ""
 
     def bands(self, low: float, high: float, *, unit: float = 1.0) -> list[int]:
         """Return the bands that an interval reaches into, the best of them first."""
@@ -51,8 +53,10 @@ class Scale:
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
         "agreement": Scale("κ", (0.5, 0.8), ("unstable", "moderately stable", "stable")),
+        # Two recordings of the same inputs.
+        "recordings": Scale("κ", (0.5, 0.8), ("they disagree", "they agree in part", "they agree")),
         # The same routing again: what is lost here is arithmetic, and no property of the input.
-        "repeated": Scale("κ", (0.8, 0.98), ("yes", "near ties only", "no")),
+        "repeated": Scale("κ", (0.8, 0.98), ("yes", "near ties only", "no"), unchanged="no change seen"),
         "quantized": Scale("κ", (0.95, 0.98), ("changes routing", "small changes", "safe")),
         # The match that chance alone reaches: 1 where one choice takes all tokens.
         "collapse": Scale("chance", (0.8, 0.98), ("no", "nearly", "collapsed"), best="lowest"),

@@ -160,22 +160,43 @@ def short_references(line: PropertyLine) -> str:
 
 
 def summary(lines: list[PropertyLine], models: list[str]) -> str:
-    """Return what an audit comes to in one sentence or two."""
+    """Return what an audit comes to in a few sentences; each property is named once."""
     if len(models) == 2:
-        better = [line.title.lower() for line in lines if line.judgement.startswith("better")]
-        worse = [line.title.lower() for line in lines if line.judgement.startswith("worse")]
-        same = sum(line.judgement in ("the same", "no significant difference") for line in lines)
-        parts = [
-            f"better in {', '.join(better)}" if better else "",
-            f"worse in {', '.join(worse)}" if worse else "",
-        ]
-        outcome = "; ".join(part for part in parts if part) or "neither better nor worse"
-        remaining = f"; no significant difference in {same} of {len(lines)} properties" if same else ""
-        return f"{models[1]} against {models[0]}: {outcome}{remaining}."
-    poor = [line for line in lines if any(row["grade"] == "poor" for row in line.values)]
-    fair = [line for line in lines if any(row["grade"] == "fair" for row in line.values)]
-    good = sum(all(row["grade"] == "good" for row in line.values) for line in lines)
-    texts = [f"{line.title.lower()}: {line.values[0]['verdict']}" for line in (poor or fair)]
-    if not texts:
-        return f"Nothing to mend: {good} of {len(lines)} properties are good."
-    return f"Needs attention: {'; '.join(texts)}. Good: {good} of {len(lines)} properties."
+        # Of one model alone, or of both together; the rest is said by how they differ.
+        attention = _properties_of_grade([line for line in lines if line.difference is None], "poor")
+        parts = [f"Needs attention: {attention}." if attention else "", _of_pair(lines, models)]
+        return " ".join(part for part in parts if part)
+    attention = _properties_of_grade(lines, "poor") or _properties_of_grade(lines, "fair")
+    good = [
+        f"{line.title.lower()} ({line.values[0]['verdict']})"
+        for line in lines
+        if all(row["grade"] == "good" for row in line.values)
+    ]
+    parts = [
+        f"Needs attention: {attention}." if attention else "Nothing needs attention.",
+        f"Good: {', '.join(good)}." if good else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _properties_of_grade(lines: list[PropertyLine], grade: str) -> str:
+    """Return the properties with a verdict of a grade, e.g. ``routing under crops: unstable (κ 0.25)``."""
+    texts = [
+        f"{line.title.lower()}: {row['verdict']} {short_value(row)}".rstrip()
+        for line in lines
+        for row in line.values
+        if row["grade"] == grade
+    ]
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _of_pair(lines: list[PropertyLine], models: list[str]) -> str:
+    """Return in what the second model is better, worse or no different."""
+    titles: dict[str, list[str]] = {}
+    for line in lines:
+        if line.judgement:
+            word = line.judgement if line.judgement != "the same" else "no significant difference"
+            titles.setdefault(word, []).append(line.title.lower())
+    order = sorted(titles, key=lambda word: (word == "no significant difference", word))
+    parts = [f"{word}: {', '.join(titles[word])}" for word in order]
+    return f"{models[1]} against {models[0]} — {'; '.join(parts)}." if parts else ""
