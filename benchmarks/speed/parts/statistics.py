@@ -29,12 +29,12 @@ print(largest_resident())
 
 
 class Statistics(Part):
-    """Linearized intervals against resamples of the same sums, and the memory of 20,000 images against that of 500."""
+    """Linearized intervals against resamples of the same sums, eight experts against one, and memory of many images."""
 
     rounds = 3
 
     def races(self, settings: Settings) -> Iterator[Race]:
-        """Yield the race of one cell, and that of memory, each process on its own."""
+        """Yield the races of one cell, and that of memory, each process on its own."""
         images, few, many = (60, 50, 100) if settings.quick else (linearized.LARGEST, 500, 20_000)
         patches = 16 if settings.quick else 144
         with tempfile.TemporaryDirectory() as folder:
@@ -48,6 +48,19 @@ class Statistics(Part):
                 ],
                 1e-9,
                 [Target(_LINEARIZED, _RESAMPLED, at_most=0.1)],
+                ratio="time",
+            )
+            eight = Path(folder) / "eight.parquet"
+            write(eight, Size(images, patches, top_k=8))
+            yield Race(
+                f"the same cell with eight experts per token, {images:,} images",
+                [
+                    Contestant("k = 8", _valued(eight, largest=0), "ours"),
+                    Contestant("k = 1", _valued(one, largest=0)),
+                ],
+                None,
+                [Target("k = 8", "k = 1", at_most=15)],
+                against="k = 1",
                 ratio="time",
             )
             contestants = []

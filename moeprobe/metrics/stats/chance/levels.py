@@ -221,7 +221,11 @@ class Chance:
 
     def influence(self, totals: ChanceTotals | None = None) -> Array:
         """Return the derivative of c by each image's weight."""
-        totals = self._totals if totals is None else totals
+        return self._influence(self._totals if totals is None else totals)
+
+    @remembered
+    def _influence(self, totals: ChanceTotals) -> Array:
+        """Return it; c and κ ask for it one after the other."""
         of_trial, of_own_pair, of_codes = totals.slopes
         trials, stratum = self.trials, self.strata.number
         if self.strata.single:
