@@ -30,7 +30,7 @@ class NoiseSweep(AlongSeverity):
                     "unstable": "Measure how much of the accuracy is lost by switching experts.",
                     "moderately stable": "Find the σ from which on routing changes.",
                 },
-                command="moeprobe noise-sweep {models} --attribute",
+                command="moeprobe noise-sweep {models}",
             ),
         ),
         images={"severities": (0.05, 0.1, 0.2)},

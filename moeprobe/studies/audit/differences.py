@@ -107,10 +107,12 @@ def _word(table: pd.DataFrame) -> str:
     who = set(table["collapsed"]) - {""}
     if who:
         return _of_collapse(who)
-    words = {word for word in table["judgement"] if word}
-    words = words or {word for word in table["verdict"] if word in ("higher", "lower")}
+    column = "judgement" if table["judgement"].any() else "verdict"
+    deciding = table[table[column].isin(["better", "worse", "higher", "lower"])]
+    words, layers = sorted(set(deciding[column])), [rows["layer"].nunique() for rows in (deciding, table)]
     if words:
-        return " and ".join(sorted(words)) + (" by layer" if len(words) > 1 else "")
+        some = f" in {layers[0]} of {layers[1]} layers" if layers[0] < layers[1] else ""
+        return " and ".join(words) + (" by layer" if len(words) > 1 else some)
     return "no verdict" if table["sim_low"].isna().all() else NO_DIFFERENCE
 
 
