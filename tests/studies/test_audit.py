@@ -223,7 +223,10 @@ def test_scales_have_a_word_per_band() -> None:
 
 
 def test_reference_values_are_those_of_the_committed_reports() -> None:
-    """Of V-MoE with and without PRC; those of the hash router are means of three seeds in reports/routers/digits."""
+    """Of V-MoE with and without PRC; unlearned routers are means of three seeds in reports/routers/digits."""
+    routers = pd.read_csv(ROOT / "reports" / "routers" / "digits" / "table.csv.gz", keep_default_na=False)
+    routers = routers[(routers["layer"] == "blocks.1") & (routers["null"] == "pooled")]
+    unlearned = {"hash router": "hash-k2-", "random gate": "random_fixed-k2-"}
     names = {"V-MoE": "digits-baseline-k2-seed0", "V-MoE + PRC": "digits-prc-k2-seed0"}
     for reference in scales.REFERENCES:
         run_name = {"crops": "match-ratio", "noise": "noise-sweep"}[reference.property]
@@ -235,5 +238,12 @@ def test_reference_values_are_those_of_the_committed_reports() -> None:
         if reference.property == "noise":
             rows = rows[rows["severity"].astype(str) == "0.2"]
         values = rows.set_index("checkpoint")["value"]
+        of_cell = routers[(routers["metric"] == reference.metric) & (routers["view"] == reference.view)]
+        if reference.property == "noise":
+            of_cell = of_cell[of_cell["severity"].astype(str) == "0.2"]
+        for model, prefix in unlearned.items():
+            of_router = of_cell[of_cell["checkpoint"].str.startswith(prefix)]
+            assert len(of_router) == 3
+            assert abs(of_router["value"].astype(float).mean() - reference.values[model]) <= 0.0051, model
         for model, checkpoint in names.items():
             assert abs(values[checkpoint] - reference.values[model]) <= 0.0051, (reference, model)

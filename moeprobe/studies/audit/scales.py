@@ -86,14 +86,25 @@ class Reference:
     values: Mapping[str, float]
 
 
-# Where the values below are from. ``hash`` is the mean of three training seeds.
+# Where the values below are from. Hash router and random gate are means of three training seeds.
 MEASURED = "digits, 8 experts, k = 2, first MoE layer, 360 test images"
-_HASH, _VMOE, _PRC = "hash router", "V-MoE", "V-MoE + PRC"
+_HASH, _RANDOM, _VMOE, _PRC = "hash router", "random gate", "V-MoE", "V-MoE + PRC"
 REFERENCES = (
-    Reference("crops", "top1_match_kappa", "random_crop", {_HASH: 0.08, _VMOE: 0.41, _PRC: 0.53}),
-    Reference("crops", "top2_set_match_kappa", "random_crop", {_HASH: 0.09, _VMOE: 0.31, _PRC: 0.36}),
-    Reference("noise", "top1_match_kappa", "gaussian_noise", {_HASH: 0.20, _VMOE: 0.68, _PRC: 0.81}),
-    Reference("noise", "top2_set_match_kappa", "gaussian_noise", {_HASH: 0.21, _VMOE: 0.64, _PRC: 0.64}),
+    Reference(
+        "crops", "top1_match_kappa", "random_crop", {_HASH: 0.08, _RANDOM: 0.37, _VMOE: 0.41, _PRC: 0.53}
+    ),
+    Reference(
+        "crops", "top2_set_match_kappa", "random_crop", {_HASH: 0.09, _RANDOM: 0.24, _VMOE: 0.31, _PRC: 0.36}
+    ),
+    Reference(
+        "noise", "top1_match_kappa", "gaussian_noise", {_HASH: 0.20, _RANDOM: 0.56, _VMOE: 0.68, _PRC: 0.81}
+    ),
+    Reference(
+        "noise",
+        "top2_set_match_kappa",
+        "gaussian_noise",
+        {_HASH: 0.21, _RANDOM: 0.42, _VMOE: 0.64, _PRC: 0.64},
+    ),
 )
 
 
