@@ -111,8 +111,8 @@ def _word(table: pd.DataFrame) -> str:
     deciding = table[table[column].isin(["better", "worse", "higher", "lower"])]
     words, layers = sorted(set(deciding[column])), [rows["layer"].nunique() for rows in (deciding, table)]
     if words:
-        some = f" in {layers[0]} of {layers[1]} layers" if layers[0] < layers[1] else ""
-        return " and ".join(words) + (" by layer" if len(words) > 1 else some)
+        extent = f" in {layers[0]} of {layers[1]} layers" if layers[0] < layers[1] else ""
+        return " and ".join(words) + (" by layer" if len(words) > 1 else extent)
     return "no verdict" if table["sim_low"].isna().all() else NO_DIFFERENCE
 
 
