@@ -244,6 +244,8 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
     """
     try:
         with open_regular(path) as file:
+            if file.peek(2).startswith(b"\x1f\x8b"):
+                raise UserError(f"{path} is compressed; gunzip it first.")
             if is_packed(file.peek(4)):
                 yield "the file", GatheredResponse(unpacked(path))
                 progress(path.stat().st_size)
@@ -280,6 +282,8 @@ def _parsed(path: Path, where: str, text: bytes) -> Any:
         raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
     except ValueError as error:
         hint = "; in a .jsonl file every line is a document" if path.suffix == ".jsonl" else ""
+        if text.startswith(b"data:"):
+            hint = "; it is an event stream, so ask the server without stream"
         raise UserError(f"{path}, {where}: this is not JSON ({error}){hint}.") from None
 
 

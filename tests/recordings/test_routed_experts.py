@@ -1,6 +1,7 @@
 """Responses of servers: the same routing is the same trace whatever the encoding; what is missing is no token."""
 
 import base64
+import gzip
 import json
 import os
 import tracemalloc
@@ -258,6 +259,7 @@ def npy_file(content: bytes) -> str:
     ("response", "words"),
     [
         ("{", "this is not JSON"),
+        ("data: {}", "this is not JSON (Expecting value: line 1 column 1 (char 0)); it is an event stream"),
         ("[" * 100_000, "nested too deeply"),
         ("3", "a response is due, a JSON object"),
         ({"error": "x"}, "no reader knows where this response keeps routed experts (its keys: 'error')"),
@@ -293,6 +295,13 @@ def test_what_is_no_capture_is_named_with_its_line(response: Any, words: str, tm
     finally:
         tracemalloc.stop()
     assert f"{tmp_path / 'responses.jsonl'}, line 2: " in said and words in said
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "responses.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(serving.vllm(routing())).encode()))
+    with pytest.raises(UserError, match=r"responses\.jsonl\.gz is compressed; gunzip it first\."):
+        list(responses.responses(path, progress=lambda _: None))
 
 
 def test_a_response_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,11 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
     )
     print_warnings(screen, result.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
-    screen.print(f"Next: moeprobe trace analyze {' '.join(files[:views])}", soft_wrap=True)
+    of_server = Path(files[0]).stem == "tokens"  # the sequences of a server's responses
+    following = (
+        f"check SERVED.parquet --against {files[0]}" if of_server else f"analyze {' '.join(files[:views])}"
+    )
+    screen.print(f"Next: moeprobe trace {following}", soft_wrap=True)
 
 
 def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
