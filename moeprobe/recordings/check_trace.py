@@ -227,7 +227,11 @@ def check_trace(
     for rows in trace.row_groups():
         check.add(rows)
         watcher.advance(rows.num_rows)
-    findings, shared = check.findings(), None
+    incomplete = [
+        Finding(INCOMPLETE, 1, f"The import said: {sentence}", fault=False)
+        for sentence in trace.about.get("missing", [])
+    ]
+    findings, shared = [*check.findings(), *incomplete], None
     # Where choices are none that a trace may hold, there is nothing to compare.
     if against is not None and not any(finding.empty or finding.name in _UNREADABLE for finding in findings):
         shared = overlap(trace, TraceFile(Path(against)))
@@ -237,6 +241,8 @@ def check_trace(
     return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, shared, load_only)
 
 
+# A note that an import lacked rows.
+INCOMPLETE = "incomplete"
 _UNREADABLE = ("duplicate expert", "expert out of range", "255 fill")
 
 

@@ -31,7 +31,8 @@ _AGAIN = "record it again"
 
 _OPTIONAL_TEXT = (str, type(None))
 _METADATA: dict[str, tuple[type, ...]] = {
-    "moeprobe": (str,), "checkpoint": (dict,), "layers": (list,), "skipped": (list,), "data": _OPTIONAL_TEXT,
+    "moeprobe": (str,), "checkpoint": (dict,), "layers": (list,), "skipped": (list,),
+    "missing": (list,), "data": _OPTIONAL_TEXT,
     "split": _OPTIONAL_TEXT, "view": _OPTIONAL_TEXT, "severity": (int, float, type(None)),
     "severity_unit": _OPTIONAL_TEXT, "seed": (int, type(None)), "inputs": (dict, type(None)),
     "reference": (dict, type(None)), "aligned": (bool, type(None)),
@@ -62,7 +63,7 @@ def damaged(path: Path) -> UserError:
 
 def metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     """Check the metadata."""
-    problem = _misfit(metadata, _METADATA)
+    problem = _misfit({"missing": []} | dict(metadata), _METADATA)
     if problem is None:
         problem = _misfit(metadata["checkpoint"], _CHECKPOINT) or (
             "layers" if len(set(metadata["layers"])) < len(metadata["layers"]) else None

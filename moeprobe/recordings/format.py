@@ -16,7 +16,8 @@ not known;
   where that is not known;
 * ``reference``: the ``inputs`` of the trace that ``partner`` points into; null where the patches did not move;
 * ``aligned``: whether the view leaves the patches where they are; null where there is no view;
-* ``skipped``: inputs that were to be recorded and could not be read.
+* ``skipped``: inputs that were to be recorded and could not be read;
+* ``missing``: a sentence on each kind of rows that an import lacked; absent where it lacked none.
 
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
 a row for every layer. An unknown version is refused: later additions get another number. Version 1 has no
@@ -127,7 +128,12 @@ _FLOATS = ("gates", "highest", "second", "rest", "all_gates")
 
 
 def metadata(
-    *, checkpoint: Mapping[str, Any], layers: Sequence[str], skipped: Sequence[str] = (), **about: Any
+    *,
+    checkpoint: Mapping[str, Any],
+    layers: Sequence[str],
+    skipped: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    **about: Any,
 ) -> dict[str, Any]:
     """Return the metadata of a file; an absent entry is unknown."""
     empty = dict.fromkeys(
@@ -142,7 +148,7 @@ def metadata(
         "checkpoint": dict(checkpoint),
         "layers": list(layers),
         "skipped": list(skipped),
-    } | (empty | about)
+    } | (empty | about | ({"missing": list(missing)} if missing else {}))
 
 
 def lists(values: ArrayLike, length: int | NDArray[np.int64], *, rows: int, kind: pa.DataType) -> pa.Array:

@@ -202,7 +202,11 @@ def import_routed_experts(
             file.write([rows])
         reading.findings.check(", ".join(map(str, sources)), shape)
         left_out = [*reading.findings.nulls, *reading.findings.without]
-        file.close(metadata(checkpoint=checkpoint, layers=shape.names, skipped=left_out, data=data))
+        missing = reading.findings.sentences()
+        info = metadata(
+            checkpoint=checkpoint, layers=shape.names, skipped=left_out, missing=missing, data=data
+        )
+        file.close(info)
     return ImportedExperts(
         path,
         len(reading.names) - len(left_out),
@@ -210,7 +214,7 @@ def import_routed_experts(
         reading.findings.tokens,
         path.stat().st_size,
         sorted(reading.used),
-        reading.findings.sentences(),
+        missing,
         [finding for finding in check.findings() if finding.name not in COUNTED],
         left_out,
         [] if is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"]) else shape.names,

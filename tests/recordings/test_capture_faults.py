@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeprobe import api
 from tests.commands import refused, run
 from tests.recordings import serving
 from tests.recordings.serving import GENERATED, PROMPT, ROWS, Ids, routing, with_dense
@@ -93,6 +94,13 @@ def test_what_is_missing_is_named(fault: str, tmp_path: Path) -> None:
         assert one in output
     known = [line for line in output.splitlines() if "known as" in line]
     assert len(known) == 1, "another fault was named"
+    # A check of the trace, and an audit of it, still know what its import lacked.
+    checked = api.check_trace(tmp_path / "t.parquet")
+    noted = [finding.sentence for finding in checked.findings if finding.name == "incomplete"]
+    assert checked.sound and all(any(one in sentence for sentence in noted) for one in words)
+    audited = api.audit(tmp_path / "t.parquet").verdicts.set_index("property")
+    assert audited.loc["recording", "verdict"] == "no known fault, but incomplete"
+    assert audited.loc["load", "verdict"] == "no verdict: fewer than 20 inputs"
 
 
 def test_a_capture_without_faults_has_no_finding(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
         return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
     bands = bands_of(worst, scale, unit=unit)
     if not bands or (scale.of_chance and not classes):
-        return {"verdict": "no verdict", "grade": "", "advice": ""}
+        few = f": fewer than {MIN_IMAGES} inputs" if worst["images"] < MIN_IMAGES else ""
+        return {"verdict": f"no verdict{few}", "grade": "", "advice": ""}
     if scale.unchanged and worst["value"] == 1:
         return {"verdict": scale.unchanged, "grade": "good", "advice": ""}
     words = [scale.words[band] for band in bands]

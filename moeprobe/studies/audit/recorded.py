@@ -10,7 +10,7 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.engine.options import Options
-from moeprobe.recordings.check_trace import CheckedTrace, check_trace
+from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trace
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
@@ -76,21 +76,23 @@ def _recording_row(name: str, trace: CheckedTrace) -> Row:
     """Return the verdict on a recording as a row with ``COLUMNS``."""
     faults = [finding for finding in trace.findings if finding.fault]
     notes = [finding.name for finding in trace.findings if not finding.fault]
-    verdict = ", ".join(finding.name for finding in faults) or "no known fault"
+    verdict = ", ".join(finding.name for finding in faults)
+    if not faults:
+        verdict = "no known fault, but incomplete" if INCOMPLETE in notes else "no known fault"
     row: Row = {column: "" if column in _TEXTS else math.nan for column in COLUMNS}
     return row | {
         "property": "recording",
         "title": "Faults of the recording",
         "checkpoint": name,
         "verdict": verdict,
-        "grade": "poor" if faults else "good",
+        "grade": "poor" if faults else "fair" if INCOMPLETE in notes else "good",
         "layer": "",
         "images": trace.inputs,
         "trials": trace.inputs,
         "experts": 0,
         "layers": 0,
         "first_layer": "",
-        "beside": f"notes: {', '.join(notes)}" if notes else "",
+        "beside": f"notes: {', '.join(dict.fromkeys(notes))}" if notes else "",
         "advice": "Mend the capture first: the numbers below are about it, not about routers."
         if faults
         else "",
