@@ -121,9 +121,8 @@ def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
 
 def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:
     """A small V-MoE with random parameters, whose gates are not close to uniform and whose scores are not all equal."""
-    import timm
-
     import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
+    from moeprobe.models.timm import timm
 
     torch.manual_seed(seed)
     model = timm.create_model("vmoe_tiny_patch8_32", **arguments)
