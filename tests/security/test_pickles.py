@@ -49,6 +49,8 @@ def test_what_is_read_is_refused(slot: str, names: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize("names", [FEW[1:2], pytest.param(tuple(PAYLOADS), marks=pytest.mark.slow)])
+# A finished run is said to be finished, which is a warning.
+@pytest.mark.filterwarnings("default::moeprobe.errors.RunWarning")
 @pytest.mark.parametrize("slot", IGNORED)
 def test_what_is_not_read_does_nothing(slot: str, names: tuple[str, ...], tmp_path: Path, made: Made) -> None:
     for number, name in enumerate(names):
