@@ -96,7 +96,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_warnings, records
     from moeprobe.runtime.files import display_path
-    from moeprobe.studies.audit.page import HTML, next_steps
+    from moeprobe.studies.audit.page import HTML, next_steps, scope
     from moeprobe.studies.audit.sentences import lines_of, short_references, summary
 
     if as_json:
@@ -121,8 +121,10 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     screen.print(summary(lines, renamed.models), style="bold", soft_wrap=True)
     for step in next_steps(lines)[:2]:
         screen.print(step, soft_wrap=True)
-    if result.left_out:
-        screen.print(f"Left out: {', '.join(result.left_out)}.", style="dim", soft_wrap=True)
+    for why in dict.fromkeys(result.left_out.values()):
+        names = ", ".join(name for name, reason in result.left_out.items() if reason == why)
+        screen.print(f"Left out, {names}: {why}", style="dim", soft_wrap=True)
+    screen.print(scope(result), style="dim", soft_wrap=True)
     print_warnings(screen, result.sidecar)
     if result.folder is None:
         screen.print("Nothing was written; add --out FOLDER to keep the page, tables and figures.")

@@ -97,7 +97,7 @@ def _context(result: AuditContent) -> dict[str, object]:
     return {
         "title": f"Audit of {' and '.join(models)}",
         "models": models,
-        "scope": _scope(result, modality),
+        "scope": scope(result),
         "summary": summary(lines, models),
         "sections": sections,
         "value_text": value_text,
@@ -111,8 +111,9 @@ def _context(result: AuditContent) -> dict[str, object]:
     }
 
 
-def _scope(result: AuditContent, modality: Modality) -> str:
+def scope(result: AuditContent) -> str:
     """Return the runs and the amount of data of each."""
+    modality = modality_of_audit(result.sidecar)
     request, images = result.sidecar["request"], result.sidecar["images"]
     sizes = sorted(set(images.values()))
     size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"

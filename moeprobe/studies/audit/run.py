@@ -11,7 +11,7 @@ import pandas as pd
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.modality import IMAGE, TEXT, Modality, modality_of
+from moeprobe.inputs.modality import IMAGE, Modality, modality_of
 from moeprobe.inputs.open import content_of
 from moeprobe.probes.base import AuditEntry, Property
 from moeprobe.probes.engine import run as engine
@@ -229,6 +229,7 @@ class _RecordingsAudit(_AuditWork):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
         """Check the recordings, and measure what they hold."""
         result, rows, left_out = audit_recordings(self.paths, options=self.options, watcher=progress)
+        data = ", ".join(result.table["dataset"].dropna().astype(str).unique())
         sidecar = self.make_sidecar(
             checkpoints=result.sidecar.checkpoints,
             colors=result.sidecar.colors,
@@ -236,7 +237,7 @@ class _RecordingsAudit(_AuditWork):
             folders=[RECORDED],
             images={RECORDED: int(result.table["images"].max())},
             left_out=left_out,
-            modality=TEXT.name,
+            modality=modality_of(result.table["tokens"], data=data).name,
             wall_seconds=self.seconds,
         )
         return _result(rows, {RECORDED: result}, left_out, sidecar, None if folder is None else folder.path)
