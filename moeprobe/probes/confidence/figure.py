@@ -11,7 +11,10 @@ from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
-_LABELS = {metric.name: metric.name.removeprefix("gate_") for metric in ConfidenceAnalysis.measures}
+_LABELS = {
+    metric.name: metric.name.removeprefix("gate_").replace("_", "\n")
+    for metric in ConfidenceAnalysis.measures
+}
 _MEAN = "mean over tokens"
 
 
