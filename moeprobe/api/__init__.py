@@ -12,6 +12,7 @@ too, is a ``UserError`` with one sentence. Results show themselves in a notebook
 """
 
 import ast
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,7 @@ __all__ = [
 ]
 
 
+@cache
 def _read_imports() -> dict[str, tuple[str, str]]:
     """Return for each public name the module of it and its name there, as the imports above say."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))

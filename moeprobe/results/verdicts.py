@@ -44,8 +44,11 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
     return "no difference" if -margin < judged.sim_low and judged.sim_high < margin else "cannot tell"
 
 
+NO_DIFFERENCE = "no significant difference"
+# Of a difference that is 0 in every input.
+SAME = "the same"
 # How people read a word of the column ``verdict``: "no difference" is inside the margin.
-_READ = {"no difference": "same", "cannot tell": "no significant difference"}
+_READ = {"no difference": "same", "cannot tell": NO_DIFFERENCE}
 
 
 def phrase(verdict: str, judgement: str = "") -> str:

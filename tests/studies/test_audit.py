@@ -15,9 +15,9 @@ from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.studies.audit import scales
-from moeprobe.studies.audit.differences import NO_DIFFERENCE, SAME
 from moeprobe.studies.audit.sentences import lines_of, short_references
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run

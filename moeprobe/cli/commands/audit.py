@@ -139,8 +139,8 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
         difference_text,
         location,
         short_references,
-        short_value,
         value_text,
+        verdict_text,
     )
 
     several = len(models) > 1
@@ -155,10 +155,7 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
         table.add_column(name)
     for line in lines:
         by_model = {
-            row["checkpoint"]: f"{row['verdict']} {short_value(row)}".rstrip()
-            if several
-            else str(row["verdict"])
-            for row in line.values
+            row["checkpoint"]: verdict_text(row) if several else str(row["verdict"]) for row in line.values
         }
         cells = [by_model.get(name, "") for name in models]
         if several:

@@ -30,13 +30,7 @@ def make_request(
             *(("attribution",) if spec.corners else ()),
         ],
         "replayed_gates": spec.replayed_gates if spec.corners else None,
-        "layers": None if options.layers is None else list(options.layers),
-        "limit": options.limit,
-        "seed": options.seed,
-        "masks": None if options.masks is None else str(options.masks),
-        "skip_bad_images": options.skip_bad_images,
-        "trained_capacity": options.trained_capacity,
-        "class_null": options.class_null,
+        **_of_options(options),
         "labels_used": spec.labeled and spec.dataset.class_names is not None,
         "checkpoints": {
             model.name: _settings_of(model)
@@ -60,6 +54,16 @@ def study_request(
         "kind": kind,
         "data": data,
         "split": options.split,
+        **_of_options(options),
+        "allow_not_finite": options.allow_not_finite,
+        **more,
+        "checkpoints": {model.name: _settings_of(model) for model in models},
+    }
+
+
+def _of_options(options: Options) -> dict[str, Any]:
+    """Return the options that numbers depend on in any request."""
+    return {
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,
@@ -67,9 +71,6 @@ def study_request(
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
-        "allow_not_finite": options.allow_not_finite,
-        **more,
-        "checkpoints": {model.name: _settings_of(model) for model in models},
     }
 
 

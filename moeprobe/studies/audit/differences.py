@@ -14,11 +14,8 @@ from moeprobe.results.finished import Measured
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Request
 from moeprobe.results.summaries import About
-from moeprobe.results.verdicts import MARGIN
+from moeprobe.results.verdicts import MARGIN, NO_DIFFERENCE, SAME
 from moeprobe.studies.audit.judge import COLLAPSED, PropertyNumbers, Row, property_numbers, verdicts
-
-SAME = "the same"
-NO_DIFFERENCE = "no significant difference"
 
 
 def difference_row(numbers: PropertyNumbers, differences: pd.DataFrame, values: Row) -> Row | None:

@@ -229,7 +229,6 @@ class _RecordingsAudit(_AuditWork):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
         """Check the recordings, and measure what they hold."""
         result, rows, left_out = audit_recordings(self.paths, options=self.options, watcher=progress)
-        data = ", ".join(result.table["dataset"].dropna().astype(str).unique())
         sidecar = self.make_sidecar(
             checkpoints=result.sidecar.checkpoints,
             colors=result.sidecar.colors,
@@ -237,7 +236,7 @@ class _RecordingsAudit(_AuditWork):
             folders=[RECORDED],
             images={RECORDED: int(result.table["images"].max())},
             left_out=left_out,
-            modality=modality_of(result.table["tokens"], data=data).name,
+            modality=modality_of(result.table["tokens"], data=result.sidecar.request.data).name,
             wall_seconds=self.seconds,
         )
         return _result(rows, {RECORDED: result}, left_out, sidecar, None if folder is None else folder.path)

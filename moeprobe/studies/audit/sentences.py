@@ -9,6 +9,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
 from moeprobe.results.numbers import decimals_of, end, number
+from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.studies.audit.scales import MEASURED, reference_values
 
 Row = dict[str, Any]
@@ -90,9 +91,14 @@ def short_value(row: Row) -> str:
     return "" if row["value"] != row["value"] else f"({value_text(bare)})"
 
 
+def verdict_text(row: Row) -> str:
+    """Return a verdict with its value, e.g. ``unstable (κ 0.27)``."""
+    return f"{row['verdict']} {short_value(row)}".rstrip()
+
+
 def difference_text(row: Row) -> str:
     """Return a difference with its interval; empty where every image gives the same."""
-    return "" if row["judgement"] == "the same" else value_text(row, signed=True)
+    return "" if row["judgement"] == SAME else value_text(row, signed=True)
 
 
 def interval_text(row: Row, *, signed: bool = False, decimals: int = 3) -> str:
@@ -182,7 +188,7 @@ def summary(lines: list[PropertyLine], models: list[str]) -> str:
 def _properties_of_grade(lines: list[PropertyLine], grade: str) -> str:
     """Return the properties with a verdict of a grade, e.g. ``routing under crops: unstable (κ 0.25)``."""
     texts = [
-        f"{line.title.lower()}: {row['verdict']} {short_value(row)}".rstrip()
+        f"{line.title.lower()}: {verdict_text(row)}"
         for line in lines
         for row in line.values
         if row["grade"] == grade
@@ -195,8 +201,8 @@ def _of_pair(lines: list[PropertyLine], models: list[str]) -> str:
     titles: dict[str, list[str]] = {}
     for line in lines:
         if line.judgement:
-            word = line.judgement if line.judgement != "the same" else "no significant difference"
+            word = NO_DIFFERENCE if line.judgement == SAME else line.judgement
             titles.setdefault(word, []).append(line.title.lower())
-    order = sorted(titles, key=lambda word: (word == "no significant difference", word))
+    order = sorted(titles, key=lambda word: (word == NO_DIFFERENCE, word))
     parts = [f"{word}: {', '.join(titles[word])}" for word in order]
     return f"{models[1]} against {models[0]} — {'; '.join(parts)}." if parts else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.probes.base import CLEAN, audit_entry
+from moeprobe.probes.base import audit_entry
 from moeprobe.probes.registry import headlines_of, kinds
 from moeprobe.results.headlines.collected import HeadlineValues, Row
 from moeprobe.results.headlines.declared import Agreement
@@ -20,10 +20,10 @@ from moeprobe.results.layouts.cells import Cell, Table, value
 from moeprobe.results.numbers import interval
 from moeprobe.results.phrases import sentence_case
 from moeprobe.results.tables import agreement_of
+from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names, remarks_of
 
-NO_DIFFERENCE = "no significant difference"
 _WORDS = {1: ("better", "worse"), -1: ("worse", "better"), 0: ("higher", "lower")}
 # More numbers, or more pairs, are read in the table.
 _MOST_NUMBERS, _MOST_PAIRS = 3, 2
@@ -172,12 +172,9 @@ def _verdict(run: Run, headline: HeadlineValues, row: Row, names: Names) -> Verd
     word = f"{' and '.join(collapsed)} collapsed" if collapsed else _word(rows, higher, lower, form.direction)
     agrees = form.kind == "kappa" and (form.metric.agreement or headline.declared.beside)
     theme, sign = _theme_of("" if agrees else form.name)
-    view = run.settings.get("view")
-    view = view.get("name") if isinstance(view, dict) else view
-    view = view if isinstance(view, str) and view != CLEAN else ""
-    parts = [f"under {view.replace('_', ' ')}"] if view else []
+    parts = [f"under {run.view}"] if run.view else []
     # Not "gaussian noise at noise σ 0.2".
-    unit = (run.sidecar.severity_unit or "severity").split(",")[0].removeprefix(f"{view.split('_')[-1]} ")
+    unit = (run.sidecar.severity_unit or "severity").split(",")[0].removeprefix(f"{run.view.split(' ')[-1]} ")
     parts += [] if headline.severity is None else [f"at {unit} {headline.severity:g}"]
     is_clean = headline.severity == 0 and headline.declared.at == "weakest"
     if is_clean or (not parts and not headline.layer):
@@ -201,7 +198,7 @@ def _verdict(run: Run, headline: HeadlineValues, row: Row, names: Names) -> Verd
 def _word(rows: Sequence[Row], higher: Sequence[Row], lower: Sequence[Row], direction: int) -> str:
     """Return the verdict by the differences in all layers."""
     if all(row["value"] == row["ci_low"] == row["ci_high"] == 0 for row in rows):
-        return "the same"
+        return SAME
     if all(row["ci_low"] != row["ci_low"] for row in rows):
         return "no verdict"
     words = [(word, len(side)) for word, side in zip(_WORDS[direction], (higher, lower), strict=True) if side]
@@ -264,7 +261,7 @@ def conclusions(runs: Sequence[Run]) -> list[str]:
 def _sentence(theme: Theme, judged: Sequence[Verdict]) -> str:
     """Return what a theme comes to, each number with its interval."""
     checkpoint, reference = judged[0].pair
-    same = [verdict for verdict in judged if verdict.word in (NO_DIFFERENCE, "the same")]
+    same = [verdict for verdict in judged if verdict.word in (NO_DIFFERENCE, SAME)]
     if same == list(judged):
         return f"{checkpoint} and {reference} show {NO_DIFFERENCE} in {theme.noun}: {_numbers(same)}."
     better = [verdict for verdict in judged if verdict.direction * verdict.sign > 0]

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
+from moeprobe.probes.base import CLEAN
 from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
@@ -84,6 +85,13 @@ class Run(RunTables):
     def colors(self) -> dict[str, str]:
         """In which colors the figures show the checkpoints; empty where they have none."""
         return self.sidecar.colors
+
+    @property
+    def view(self) -> str:
+        """The view in words, e.g. "gaussian noise"; empty where inputs are clean."""
+        view = self.settings.get("view")
+        name = view.get("name") if isinstance(view, dict) else view
+        return name.replace("_", " ") if isinstance(name, str) and name != CLEAN else ""
 
     @property
     def gate(self) -> str | None:

@@ -64,9 +64,7 @@ def title_of(run: Run) -> str:
     kind = of_kind(run.kind)
     plain = run.kind.replace("-", " ").replace("_", " ").capitalize()
     name = _STUDIES.get(run.kind, plain) if kind is None else kind.title
-    view = run.settings.get("view")
-    view = view.get("name") if isinstance(view, dict) else view
-    return f"{name}: {view.replace('_', ' ')}" if isinstance(view, str) and view != "clean" else name
+    return f"{name}: {run.view}" if run.view else name
 
 
 def titles_of(runs: Sequence[Run]) -> list[str]:
