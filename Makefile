@@ -89,6 +89,15 @@ reports-deformations: setup ## κ and switches by natural deformation, of the co
 reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about ten minutes)
 	$(BIN)/python -m reports.scripts.regenerate_attack
 
+reports-margins: setup ## Choices that noise changes, by the margin between gates, of the committed digits checkpoints
+	$(BIN)/python -m reports.scripts.regenerate_margins
+
+reports-transfer: setup ## Few shots of the other data set, of the committed checkpoints of digits and shapes
+	$(BIN)/python -m reports.scripts.regenerate_transfer
+
+reports-thesis: setup ## What the thesis prints, of finished trainings of moeprobe tradeoff thesis-digits and manual-digits
+	$(BIN)/python -m reports.scripts.regenerate_thesis
+
 reports-precision: setup ## Choices that move where weights are rounded, of two digits checkpoints and a small OLMoE
 	$(BIN)/python -m reports.scripts.regenerate_precision
 

@@ -63,7 +63,7 @@ class TextBatch:
     def partners(self, view_index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the pairs of tokens ``(B, J)`` of view 0 and a view, numbered after the prefix, -1 = none.
 
-        Pair j is about token j of view 0; see ``alignment`` for its partner.
+        Pair j is about token j of view 0; ``texts.align`` finds its partner.
         """
         reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
         for row, (reference_spans, view_spans) in enumerate(

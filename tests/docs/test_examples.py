@@ -19,10 +19,11 @@ import yaml
 import moeprobe
 from moeprobe.adapters.hooks.factory import FileSettings
 from moeprobe.runtime.catalog import VIEWS
-from tests.commands import run
+from tests.commands import refused, run
 from tests.contracts import test_probes as probe_contract
 from tests.contracts import test_views as view_contract
 from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, text
+from tests.recordings import serving
 from tests.routing.routings import aligned, routing
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
@@ -32,12 +33,13 @@ PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 RECORDED = ROOT / "docs" / "guide" / "recorded-routing.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
+READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 
 
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2, READER: 1,
     }  # fmt: skip
 
 
@@ -179,6 +181,25 @@ def test_the_adapter_of_the_page_can_be_probed(my_models: Path) -> None:
     result = run("match-ratio", "py:tutorial:model", "--data", "digits", "--limit", 30, "--json")
     assert result.exit_code == 0, result.output
     assert "tutorial-8" in result.output
+
+
+def test_the_reader_of_the_page_imports_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEPROBE_PLUGINS", "")
+    monkeypatch.chdir(tmp_path)
+    Path("paged.py").write_text(blocks("python", READER)[0])
+    ids = serving.routing()
+    response = {"id": "r", "routing_pages": [ids[:5].tolist(), ids[5:].tolist()], "usage": serving.usage()}
+    path, _ = serving.write(tmp_path, response)
+    path.rename("paged.jsonl")
+    (command,) = blocks("console", READER)
+    words = command.removeprefix("$ moeprobe").split()
+    result = run(*words)
+    assert result.exit_code == 0 and "13 tokens" in result.output, result.output
+    assert "read as paged." in result.output
+    Path("paged.jsonl").write_text(
+        json.dumps(response | {"routing_pages": [ids[:5, :2].tolist(), ids.tolist()]})
+    )
+    assert "routing_pages takes pages of rows" in refused(*words, "--overwrite")
 
 
 def test_the_metric_of_the_page_is_computed(my_models: Path) -> None:

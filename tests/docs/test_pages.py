@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,3 +117,26 @@ def test_nothing_is_left_to_fill_in() -> None:
     )
     for page in PAGES:
         assert "<!--" not in markers.sub("", TEXT[page]), page
+
+
+def test_every_report_has_its_command() -> None:
+    page = TEXT[DOCS / "contributing" / "reports.md"]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for folders, _ in rows for name in re.findall(r"`([\w-]+)`", folders)}
+    reports = {path.name for path in (ROOT / "reports").iterdir() if path.is_dir() and tracked(path)}
+    assert named == reports - {"scripts"}
+    targets = set(
+        re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    scripts = {path.stem for path in (ROOT / "reports" / "scripts").glob("regenerate*.py")}
+    commands = " ".join(command for _, command in rows)
+    assert set(re.findall(r"`make ([\w-]+)", page)) <= targets
+    assert set(re.findall(r"\b(regenerate\w*)", commands)) == scripts
+
+
+def tracked(folder: Path) -> bool:
+    """Whether git knows a file of the folder: runs of one's own lie beside the committed reports."""
+    listed = subprocess.run(
+        ["git", "ls-files", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return bool(listed.stdout)

@@ -12,6 +12,7 @@ from moeprobe.recordings.readers.base import (
     Stated,
     array,
     captures_of,
+    choices,
     count,
     decoded,
     holders,
@@ -25,11 +26,12 @@ class Dynamo(Reader):
     """Dynamo, SkyRL, prime-rl: ``routed_experts`` is an object of ``data`` (base64), ``shape`` and ``dtype``."""
 
     def reads(self, response: Mapping[str, Any]) -> bool:
-        """Whether a value of the key has these keys."""
+        """Whether a value of the key has these keys; a choice's own null alone is vLLM's."""
         values = [fields[KEY] for fields in holders(response)]
-        return bool(values) and all(
-            value is None or (isinstance(value, dict) and value.keys() >= _KEYS) for value in values
-        )
+        objects = [value for value in values if value is not None]
+        if not objects:
+            return bool(values) and not any(KEY in choice for choice in choices(response))
+        return all(isinstance(value, dict) and value.keys() >= _KEYS for value in objects)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice."""
