@@ -30,7 +30,7 @@ from moeprobe.inputs.images import Sample
 from moeprobe.inputs.texts import Spans, TextSample, TokenBatch, align, stack
 from moeprobe.inputs.views.base import Recipe
 from moeprobe.runtime import signals
-from moeprobe.runtime.processes import WITHOUT_WORKERS, lost_workers
+from moeprobe.runtime.processes import lost_workers, without_workers
 from moeprobe.runtime.signals import is_waited_for
 
 
@@ -210,11 +210,11 @@ class _Items(TorchDataset[_Item | _Failure]):
         try:
             example = self._dataset.example(index)
         except UserError as error:
-            return _Failure(self._dataset.image_ids[index], error.sentence, skip=self._skip, unreadable=True)
+            return _Failure(self._dataset.image_ids[index], f"{error}", skip=self._skip, unreadable=True)
         try:
             return self._item(position, example)
         except UserError as error:
-            return _Failure(example.image_id, str(error), skip=False)
+            return _Failure(example.image_id, f"{error}", skip=False)
 
     def _item(self, position: int, example: Example | TextExample) -> _Item:
         """Return what a batch takes of one source."""
@@ -361,7 +361,7 @@ def _check_shared_memory() -> None:
         multiprocessing.Lock()
         torch.empty(1).share_memory_()
     except (OSError, RuntimeError) as error:
-        raise UserError(WITHOUT_WORKERS.format(getattr(error, "strerror", None) or error)) from error
+        raise without_workers(getattr(error, "strerror", None) or str(error)) from error
 
 
 def _end_quietly(_: int) -> None:

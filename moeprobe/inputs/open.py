@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.naming import Files, open_data
 from moeprobe.inputs.modality import IMAGE
@@ -46,7 +46,10 @@ def pick_images(
         UserError: an image is named twice, or does not exist, or images are named both ways.
     """
     if files and images:
-        raise UserError("Images are named by --images, files of your own by --file: give one of the two.")
+        raise UserError(
+            f"Images are named by {option('images')}, files of your own by {option('files', flag='--file')}: give "
+            "one of the two."
+        )
     for name, number in Counter([*images, *files]).items():
         if number > 1:
             raise UserError(f"The image {str(name)!r} is named twice.")
@@ -74,7 +77,8 @@ def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
     if name not in names:
         example = f" {names[0]}" if names else " nothing: it is empty"
         raise UserError(
-            f"There is no image {name!r} in this split of {data}; names look like{example}. Give --split for another."
+            f"There is no image {name!r} in this split of {data}; names look like{example}. Give {option('split')} "
+            "for another."
         )
     return names.index(name)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
 from moeprobe.results.headlines.properties import AuditEntry, Property, Rule  # noqa: F401  # as above
 from moeprobe.runtime import arguments
@@ -192,8 +192,9 @@ class Probe(Kind, ABC, Generic[R]):
 
     def __post_init__(self) -> None:
         for name, annotation in fields_of(type(self)).items():
-            flag = flag_of(type(self), name).removeprefix("--")
-            object.__setattr__(self, name, arguments.read(flag, annotation, getattr(self, name)))
+            flag = flag_of(type(self), name)
+            value = arguments.read(name, annotation, getattr(self, name), flag=flag)
+            object.__setattr__(self, name, value)
         self.check()
 
     @classmethod
@@ -206,11 +207,11 @@ class Probe(Kind, ABC, Generic[R]):
         chosen = {name: value for name, value in values.items() if value is not None}
         for name in chosen:
             if name not in fields_of(cls):
-                raise UserError(f"{cls.name} has no choice of {name}; leave --{name} out.")
+                raise UserError(f"{cls.name} has no choice of {name}; leave {option(name)} out.")
         for field in dataclasses.fields(cls):
             if field.default is dataclasses.MISSING and field.name not in chosen:
-                flag = flag_of(cls, field.name)
-                raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {flag} affine.")
+                example = option(field.name, "affine", f"{flag_of(cls, field.name)} affine")
+                raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {example}.")
         return cls(**chosen)
 
     def check(self) -> None:

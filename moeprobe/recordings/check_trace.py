@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.reading import TraceFile
@@ -80,7 +80,8 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     for trace in (first, second):
         if any(layer.load_only for layer in trace.layers.values()):
             raise UserError(
-                f"{trace.path} holds counts of choices and no tokens, so nothing of it overlaps; leave --against out."
+                f"{trace.path} holds counts of choices and no tokens, so nothing of it overlaps; leave "
+                f"{option('against')} out."
             )
     second_ids = set(second.ids)
     common = [name for name in first.ids if name in second_ids]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_there
@@ -23,7 +23,7 @@ def check_destination(path: Path, *, overwrite: bool) -> None:
             if not overwrite:
                 raise _another(path) from None
             raise UserError(
-                f"--overwrite replaces traces alone; move {path} away or choose another name ({error})."
+                f"{option('overwrite')} replaces traces alone; move {path} away or choose another name ({error})."
             ) from None
 
 
@@ -47,7 +47,7 @@ def new_trace(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _another(path: Path) -> UserError:
-    return UserError(f"{path} exists; add --overwrite to replace it.")
+    return UserError(f"{path} exists; add {option('overwrite', True)} to replace it.")
 
 
 def named_checkpoint(name: str, *, data: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime.files import read_json
@@ -58,7 +58,9 @@ def read_expert_map(path: Path, old: TraceFile, new: Sequence[TraceFile], layers
                 raise UserError(f"{path} maps layer {name}, and {old.path} has {', '.join(old.layers)}.")
         for name in layers:
             if name not in content:
-                raise UserError(f"{path} lacks layer {name}; choose the layers that it has with --layers.")
+                raise UserError(
+                    f"{path} lacks layer {name}; choose the layers that it has with {option('layers')}."
+                )
     numbers_by_layer = {}
     for name in layers:
         entries: Any = content[name] if isinstance(content, dict) and by_layer else content

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
@@ -182,7 +182,7 @@ def import_routed_experts(
             raise UserError(f"There is no file of responses {source}.")
         check_regular(source)
     if ordered_by not in (None, *ORDERS):
-        raise UserError(f"--ordered-by is one of {', '.join(ORDERS)}; got {ordered_by!r}.")
+        raise UserError(f"{option('ordered_by')} is one of {', '.join(ORDERS)}; got {ordered_by!r}.")
     shape = read_moe_shape(Path(model_config))
     readers = {
         dialect: READERS.get(dialect)() for dialect in ([reader] if reader is not None else READERS.names())
@@ -319,7 +319,7 @@ class _Reading:
         except Fault as fault:
             raise Fault(f"input {quoted(name)}: {fault}") from None
         if self._ordered_by is not None:
-            raise Fault("counts of choices have no order; leave --ordered-by out")
+            raise Fault(f"counts of choices have no order; leave {option('ordered_by')} out")
         if self.load_only is False:
             raise Fault("it holds counts, and what came before choices; import these files separately")
         self.load_only, self.findings.counted_choices = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck, not_empty
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
@@ -135,7 +135,7 @@ def import_trace(
     log, path = Path(log), Path(path)
     check_destination(path, overwrite=overwrite)
     if num_experts is not None and num_experts < 1:
-        raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
+        raise UserError(f"{option('num_experts')} takes a positive number; got {num_experts}.")
     checkpoint = named_checkpoint(name or path.stem, data=data)
     watcher = progress_of(watcher)
     if not is_file(log):

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.errors import option
 from moeprobe.recordings.checks import expert_problems
 from moeprobe.recordings.format import ORDERS, as_set
 from moeprobe.runtime.catalog import unknown
@@ -86,7 +87,9 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
     if not is_unicode(str(identity)):
         raise Fault(f"id holds half a character (a lone surrogate); got {identity!r}")
     if "num_experts" not in fields and num_experts is None:
-        raise Fault("num_experts is missing; add it to each line, or set it for all lines with --num-experts")
+        raise Fault(
+            f"num_experts is missing; add it to each line, or set it for all lines with {option('num_experts')}"
+        )
     size = _whole_number(fields, "num_experts", num_experts or 0, low=1)
     prefix = _whole_number(fields, "num_prefix_tokens", 0, low=0)
     for name, value in (("num_experts", size), ("num_prefix_tokens", prefix)):
@@ -169,7 +172,9 @@ def _fields(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise Fault('one object per line is due, such as {"id": …, "layer": …, "experts": …}')
     if "layer" not in fields and "experts" not in fields:
-        raise Fault("it has neither layer nor experts; a server's responses need --model-config config.json")
+        raise Fault(
+            f"it has neither layer nor experts; a server's responses need {option('model_config', 'config.json')}"
+        )
     for name in fields:
         if name not in _KNOWN:
             raise Fault(unknown("field", name, _KNOWN).rstrip("."))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.reading import Block, Layer, TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing
 from moeprobe.routing.record import LayerPair
@@ -138,11 +138,12 @@ def common_layers(
         if lacking:
             present = ", ".join(trace.layers)
             raise UserError(
-                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose common layers with --layers."
+                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose common layers with "
+                f"{option('layers')}."
             )
         if extra:
             raise UserError(
-                f"{first.path} has no layer {min(extra)}, which {trace.path} has; choose with --layers."
+                f"{first.path} has no layer {min(extra)}, which {trace.path} has; choose with {option('layers')}."
             )
         for name in layers:
             _check_alike(first, trace, name, mapped=mapped)
@@ -159,7 +160,7 @@ def _check_alike(first: TraceFile, trace: TraceFile, name: str, *, mapped: bool)
             raise UserError(
                 f"{name} of {first.path} and of {trace.path} cannot be compared: {field} is {values[0]} in the first "
                 f"and {values[1]} in the second"
-                + ("; say which became which: --expert-map." if field == "num_experts" else ".")
+                + (f"; say which became which: {option('expert_map')}." if field == "num_experts" else ".")
             )
 
 

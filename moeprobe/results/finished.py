@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results import stored
 from moeprobe.results.columns import NUMBERS, WHOLE
 from moeprobe.results.earlier_format import with_present_names
@@ -132,9 +132,13 @@ def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
         )
         table = table.assign(**{name: table[name].map(restored) for name in texts})
     except ValueError as error:
-        raise UserError(f"Cannot read {path} ({error}); run the probe again with --overwrite.") from error
+        raise UserError(
+            f"Cannot read {path} ({error}); run the probe again with {option('overwrite')}."
+        ) from error
     if missing := {"checkpoint", "layer", "metric", "value"} - set(table):
-        raise UserError(f"{path} lacks {', '.join(sorted(missing))}; run the probe again with --overwrite.")
+        raise UserError(
+            f"{path} lacks {', '.join(sorted(missing))}; run the probe again with {option('overwrite')}."
+        )
     check_names(path, table, sidecar)
     return with_present_names(table, sidecar)
 
@@ -157,7 +161,9 @@ def read_rows(path: Path) -> pd.DataFrame:
             na_values={name: [""] for name in numbers},
         )
     except ValueError as error:
-        raise UserError(f"Cannot read {path} ({error}); run its command again with --overwrite.") from error
+        raise UserError(
+            f"Cannot read {path} ({error}); run its command again with {option('overwrite')}."
+        ) from error
     return table.assign(**{name: table[name].map(restored) for name in header if name in _TEXTS})
 
 

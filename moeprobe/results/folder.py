@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
 from moeprobe.results.naming import with_names
@@ -236,7 +236,8 @@ def figures_as_asked(*, svg: bool) -> Iterator[None]:
     except FinishedError as error:
         if svg and any(error.folder.rglob("*.png")) and not any(error.folder.rglob("*.svg")):
             raise UserError(
-                f"{display_path(error.folder)} is finished without SVG figures; add --overwrite to draw them."
+                f"{display_path(error.folder)} is finished without SVG figures; add {option('overwrite', True)} to "
+                "draw them."
             ) from None
         raise
 
@@ -285,7 +286,7 @@ def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool
             if is_there(path / LAST)
             else "is not empty and not a folder of moeprobe"
         )
-        raise UserError(f"{display_path(path)} {what}; choose another --out.")
+        raise UserError(f"{display_path(path)} {what}; choose another {option('out')}.")
     if overwrite:
         check_replaceable(path, contents, family)
     elif not (shared and earlier is not None and earlier["kind"] == request["kind"]):
@@ -295,10 +296,12 @@ def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool
 def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
     # A run that stopped before its first result leaves its question, which need not be kept.
     begun = set(contents.own) - {REQUEST}
-    advice = "add --overwrite to replace it, or choose another --out."
+    advice = f"add {option('overwrite', True)} to replace it, or choose another {option('out')}."
     finished = not begun.isdisjoint((FINISHED, SHARD))
     if finished and earlier == request:
-        raise FinishedError(f"{display_path(path)} is finished; add --overwrite to repeat it.", path)
+        raise FinishedError(
+            f"{display_path(path)} is finished; add {option('overwrite', True)} to repeat it.", path
+        )
     if finished:
         raise UserError(f"{display_path(path)} holds a finished run of something else; {advice}")
     if begun and earlier != request:

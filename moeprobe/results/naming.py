@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results.sidecars import Sidecar
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def choose_names(names: Sequence[str] | None, checkpoints: Sequence[str]) -> dic
         return {}
     if any(separator in name for name in names for separator in "/\\"):
         # Some figures are files of that name.
-        raise UserError(f"--names takes names without slashes; got {', '.join(names)}.")
+        raise UserError(f"{option('names')} takes names without slashes; got {', '.join(names)}.")
     if len(names) != len(checkpoints) or len({*names}) < len(names) or "" in names:
         raise UserError(
-            f"--names takes a name for each of the {len(checkpoints)} checkpoints, all different; "
+            f"{option('names')} takes a name for each of the {len(checkpoints)} checkpoints, all different; "
             f"got {', '.join(names)}."
         )
     return {NAMES: dict(zip(checkpoints, names, strict=True))}

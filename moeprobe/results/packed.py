@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.files import (
     CELLS,
     PACK,
@@ -89,7 +89,8 @@ def _read(path: Path, version: Version) -> dict[str, PackedCell]:
     except ValidationError as error:
         location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
         raise UserError(
-            f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with --overwrite."
+            f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with "
+            f"{option('overwrite')}."
         ) from None
 
 
@@ -130,11 +131,11 @@ def read_packed_images(run: Place) -> "pa.Table":
         images = pq.read_table(path, columns=run.run.columns, filters=of_run)
     except (OSError, pa.ArrowException) as error:
         raise UserError(
-            f"{path} cannot be read; restore the file, or measure again with --overwrite."
+            f"{path} cannot be read; restore the file, or measure again with {option('overwrite')}."
         ) from error
     if images.num_rows != run.run.rows:
         raise UserError(
             f"{path} holds {images.num_rows:,} rows of {run.cell}/{run.name} instead of {run.run.rows:,}; "
-            "restore the file, or measure again with --overwrite."
+            f"restore the file, or measure again with {option('overwrite')}."
         )
     return images.replace_schema_metadata(None)

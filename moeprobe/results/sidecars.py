@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results.packed import find_run
 from moeprobe.results.provenance import provenance
 from moeprobe.runtime.files import FINISHED, read_json
@@ -244,7 +244,7 @@ def read_sidecar(folder: Path) -> Sidecar:
         location = ".".join(str(part) for part in problem["loc"]) or "all of it"
         raise UserError(
             f"{path} is not as moeprobe wrote it: {location}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; "
-            "run its command again with --overwrite."
+            f"run its command again with {option('overwrite')}."
         ) from None
     return Sidecar(content)
 
@@ -257,5 +257,5 @@ def check_names(path: Path, table: "DataFrame", sidecar: Mapping[str, Any]) -> N
     if unknown is not None:
         raise UserError(
             f"{path} is about {unknown!r}, which {FINISHED} does not name; restore the file, or run the probe again "
-            "with --overwrite."
+            f"with {option('overwrite')}."
         )

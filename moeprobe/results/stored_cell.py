@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import CELL_COLUMNS
@@ -190,13 +190,13 @@ class StoredCell:
             if any(also != names for also, _ in decoded) or len(self.chunks) % self.draws:
                 raise DamagedSumsError(
                     f"The random draws of {self.checkpoint} are of different images; run the probe again with "
-                    "--overwrite."
+                    f"{option('overwrite')}."
                 )
             marks |= {_marks(part) for _, part in decoded}
             if len(marks) > 1:
                 raise DamagedSumsError(
                     f"Some parts of {self.checkpoint} count all choices as load, others the first; run the probe "
-                    "again with --overwrite."
+                    f"again with {option('overwrite')}."
                 )
             if self.draws == 1:
                 yield names, first
@@ -241,7 +241,7 @@ def in_order(names: Sequence[str]) -> NDArray[np.int64]:
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
         raise DamagedSumsError(
-            f"The image {repeated[0]!r} was counted twice; run the probe again with --overwrite."
+            f"The image {repeated[0]!r} was counted twice; run the probe again with {option('overwrite')}."
         )
     return order
 

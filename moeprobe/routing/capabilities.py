@@ -77,7 +77,7 @@ def refusal_to_replay(model: Traceable) -> str | None:
     try:
         getattr(model, "check_replay", lambda: None)()
     except UserError as error:
-        return str(error)
+        return f"{error}"
     return None
 
 

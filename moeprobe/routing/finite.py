@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def refuse(
     what = f"gates of {layer}" if layer else "class scores"
     unit = f"{modality.name} " if modality is not None else ""
     raise UserError(
-        f"The {what} of {checkpoint} are not finite (NaN or infinity) for {unit}{first}, so nothing can be measured: "
-        "its training may have diverged, or its weights are damaged; --allow-not-finite leaves such inputs out and "
-        "flags every number that lacks them."
+        f"The {what} of {checkpoint} are not finite (NaN or infinity) for {unit}{first}, so nothing can be "
+        f"measured: its training may have diverged, or its weights are damaged; {option('allow_not_finite')} "
+        "leaves such inputs out and flags every number that lacks them."
     )
 
 

@@ -2,13 +2,14 @@
 
 import functools
 import inspect
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from moeprobe.errors import UserError, keyword_for
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.catalog import did_you_mean
 
 
@@ -18,7 +19,7 @@ def several(value: Any) -> list[Any]:
     return [value] if single else list(value)
 
 
-def read(name: str, annotation: Any, value: Any) -> Any:
+def read(name: str, annotation: Any, value: Any, *, flag: str | None = None) -> Any:
     """Return a value as its annotation asks for it; of an annotation that is not known here, as it is.
 
     A lone number or name where a sequence is due is a sequence of one.
@@ -27,6 +28,7 @@ def read(name: str, annotation: Any, value: Any) -> Any:
         name: of the argument, as Python writes it.
         annotation: e.g. ``int``, ``Sequence[float] | None``.
         value: the argument.
+        flag: its option on the command line; None = the name with hyphens.
 
     Raises:
         UserError: it is of another type.
@@ -39,7 +41,7 @@ def read(name: str, annotation: Any, value: Any) -> Any:
         return reader(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is no single number
         what += ", or None" if optional and ", or" not in what else ""
-        raise UserError(f"--{name.replace('_', '-')} takes {what}; got {value!r}.") from None
+        raise UserError(f"{option(name, flag=flag)} takes {what}; got {value!r}.") from None
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
@@ -130,6 +132,15 @@ _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+# What Python has for an option of the command line, for who types that one's name.
+_KEYWORDS: Mapping[str, Callable[[Any], str]] = {
+    "capacity": lambda value: f"trained_capacity={value == 'trained'}",
+    "file": lambda value: f"files={json.dumps([str(path) for path in several(value)])}",
+    "full_gates": lambda value: f"all_gates={value}",
+    "download": lambda _: "api.downloads()",
+    "plugins": lambda _: "api.use_plugins",
+}
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
@@ -210,8 +221,8 @@ def check_keywords(name: str, signature: inspect.Signature, keywords: Mapping[st
     for keyword, value in keywords.items():
         if keyword not in signature.parameters:
             parameters = list(signature.parameters)
-            meant = keyword_for(keyword, value)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, parameters)
+            meant = _KEYWORDS.get(keyword)
+            hint = f" Did you mean {meant(value)}?" if meant else did_you_mean(keyword, parameters)
             raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(parameters)}.")
 
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime import plugins
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.suggestions import nearest
@@ -242,8 +242,8 @@ def check_plugins(what: Path, entries: Any) -> None:
         name = entry.get("source") if isinstance(entry, dict) else None
         if isinstance(name, str) and name not in labels:
             raise UserError(
-                f"{what} was made with the plug-in {name}, which is not known here; name its file with --plugins, "
-                "before the command."
+                f"{what} was made with the plug-in {name}, which is not known here; name its file with "
+                f"{option('api.use_plugins', flag='--plugins')}, before the command."
             )
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.arguments import checked
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def choose_device(name: str) -> "torch.device":
     if name.partition(":")[0] not in available:
         devices = " and ".join(_LABELS[kind] for kind in reversed(available))
         raise UserError(
-            f"{_LABELS[name.partition(':')[0]]} is not available: this PyTorch sees only a {devices}. Use --device "
-            "auto, or run moeprobe doctor."
+            f"{_LABELS[name.partition(':')[0]]} is not available: this PyTorch sees only a {devices}. Use "
+            f"{option('device', 'auto')}, or run moeprobe doctor."
         )
     try:
         return torch.device(name)

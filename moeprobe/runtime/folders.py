@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime import files
 from moeprobe.runtime.files import display_path, status
 from moeprobe.runtime.locks import Lock, check_free
@@ -171,7 +171,7 @@ class RunFolder:
         if gone:
             raise UserError(
                 f"{list_names(gone)} vanished from {display_path(self.path)} while this run wrote to it; give its "
-                "command again with --overwrite."
+                f"command again with {option('overwrite')}."
             )
 
     def clear(self) -> None:
@@ -185,7 +185,7 @@ class RunFolder:
         check_replaceable(self.path, contents, self.family)
         if not self._alone and not self._lock.make_exclusive():
             raise UserError(
-                f"{display_path(self.path)} is in use by another process; --overwrite must wait for it."
+                f"{display_path(self.path)} is in use by another process; {option('overwrite')} must wait for it."
             )
         with contextlib.ExitStack() as locks:
             for run in contents.runs:
@@ -367,14 +367,15 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
     if contents.foreign:
         raise UserError(
             f"{display_path(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
-            "--overwrite leaves them alone; move them away, or choose another folder."
+            f"{option('overwrite')} leaves them alone; move them away, or choose another folder."
         )
     resolved = path.resolve()
     for find_folder, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
             if find_folder().resolve().is_relative_to(resolved):
                 raise UserError(
-                    f"{display_path(path)} is or holds {what}, which --overwrite never empties; choose another folder."
+                    f"{display_path(path)} is or holds {what}, which {option('overwrite')} never empties; choose "
+                    "another folder."
                 )
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 
+from moeprobe.errors import option
 from moeprobe.runtime.arguments import checked
 
 _allowed: ContextVar[bool] = ContextVar("downloads", default=False)
@@ -16,7 +17,7 @@ _SWITCH = "HF_HUB_OFFLINE"
 # What reads the switch: the hub's client, and the library of data sets, which keeps a copy.
 _READERS = ("huggingface_hub.constants", "datasets.config")
 
-HOW = "with --download the hub is asked for it"
+HOW = f"with {option('api.downloads()', flag='--download')} the hub is asked for it"
 
 
 def may_download() -> bool:

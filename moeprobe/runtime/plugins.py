@@ -177,7 +177,7 @@ def _imported(name: str, described: str) -> ModuleType:
     try:
         return torchvision_compat.import_with_operators(name)
     except UserError as error:
-        raise UserError(f"Cannot import {described}: {error.sentence}") from error
+        raise UserError(f"Cannot import {described}: {error}") from error
     except (Exception, SystemExit) as error:
         raise UserError(f"Cannot import {described}: {_where(error)}{_what(error)}.") from error
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 
 T = TypeVar("T")
 
@@ -155,15 +155,18 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
 
 
-WITHOUT_WORKERS = (
-    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
-    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
-)
+def without_workers(reason: str) -> UserError:
+    """Return a message for loader processes that cannot share memory."""
+    return UserError(
+        f"Loader processes cannot hand over images through shared memory (/dev/shm) here: {reason}. Load without them, "
+        f"with {option('workers', 0)} (of a training data.workers=0), or give a container more "
+        "(docker run --shm-size=1g)."
+    )
 
 
 def lost_workers(error: RuntimeError) -> UserError | None:
     """Return a message for an error of loader processes that ended, or ran out of shared memory."""
     text = " ".join(str(error).split())
     if match := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
-        return UserError(WITHOUT_WORKERS.format(match[0].rstrip(".")))
+        return without_workers(match[0].rstrip("."))
     return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, RunWarning, UserError
+from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
@@ -138,7 +138,7 @@ def compare(
     from_runs = are_runs(models)
     options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
     if not (math.isfinite(margin) and margin >= 0):
-        raise UserError(f"--margin takes a number from 0 up; got {margin}.")
+        raise UserError(f"{option('margin')} takes a number from 0 up; got {margin}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
     settings = {"probe": probe, "data": data, "view": view, "severities": severities}
     if from_runs:
@@ -175,7 +175,7 @@ def plan_comparison(
     """
     models = several(given)
     if are_runs(models):
-        raise UserError("Finished runs need no forward passes; leave --dry-run out.")
+        raise UserError(f"Finished runs need no forward passes; leave {option('dry_run')} out.")
     kind = to_compare(probe, view=view, severities=severities)
     return plan(kind, models, data=data, options=combine(options, changes, defaults=kind.defaults))
 
@@ -273,9 +273,9 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
         UserError: a run cannot be read or fits no other, or something is named that they fix.
     """
     _check_outside(models, options.out)
-    changed = [f"--{name}" for name, value in settings.items() if value is not None]
+    changed = [option(name) for name, value in settings.items() if value is not None]
     changed += [
-        flag_of(Options, name)
+        option(name, flag=flag_of(Options, name))
         for name in fields_of(Options)
         if arg_of(Options, name).in_request and getattr(options, name) != getattr(Options(), name)
     ]
@@ -298,7 +298,7 @@ def _check_outside(models: Sequence[Model], out: Path | None) -> None:
     """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
     for item in models:
         if isinstance(item, str | Path) and out and Path(item).resolve().is_relative_to(out.resolve()):
-            raise UserError(f"{item} is in {out}; choose another --out.")
+            raise UserError(f"{item} is in {out}; choose another {option('out')}.")
 
 
 def _check_two(checkpoints: Sized) -> None:
@@ -414,12 +414,11 @@ class Gate:
     def __post_init__(self) -> None:
         if self.allowed is None:
             return
+        allowed = option("fail_unless_no_worse_than")
         if self.metric is None:
-            raise UserError(
-                "--fail-unless-no-worse-than says how much; name the metric: --fail-if-worse METRIC."
-            )
+            raise UserError(f"{allowed} says how much; name the metric: {option('fail_if_worse', 'METRIC')}.")
         if not (math.isfinite(self.allowed) and self.allowed > 0):
-            raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {self.allowed}.")
+            raise UserError(f"{allowed} takes a number above 0; got {self.allowed}.")
 
     def check_kind(self, kind: Kind) -> None:
         """Raise ``UserError`` where a kind of run has no such metric, or it is never better or worse.

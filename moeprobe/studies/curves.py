@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.results.columns import CURVE_COLUMNS
@@ -144,10 +144,13 @@ def _check(folder: Path, *, overwrite: bool) -> None:
     contents = scan(folder, _FAMILY)
     check_family(folder, contents, _FAMILY)
     if contents.foreign and not contents.own:
-        raise UserError(f"{folder} is not empty and holds no curves of moeprobe; choose another --out.")
+        raise UserError(
+            f"{folder} is not empty and holds no curves of moeprobe; choose another {option('out')}."
+        )
     if contents.own and not overwrite:
         raise UserError(
-            f"{folder} holds curves already; add --overwrite to replace them, or choose another --out."
+            f"{folder} holds curves already; add {option('overwrite', True)} to replace them, or choose another "
+            f"{option('out')}."
         )
     if overwrite:
         check_replaceable(folder, contents, _FAMILY)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models import pipeline
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.reporting import Report
@@ -46,7 +46,7 @@ def train_pipeline(
     """
     if resume and overwrite:
         raise UserError(
-            "--resume continues an earlier run and --overwrite replaces it; leave one of them out."
+            f"{option('resume')} continues an earlier run and {option('overwrite')} replaces it; leave one of them out."
         )
     loaded = (
         source
@@ -98,6 +98,6 @@ def _check_stage(pipe: Pipeline, stage: str, *, overwrite: bool) -> None:
         now = sha256(before) if is_file(before) else None
         if recorded_hash(folder, state, CHECKPOINT) != now:
             raise UserError(
-                f"{folder} was trained from other weights than {before} holds now; add --overwrite to train all "
-                f"stages again, or remove {folder}."
+                f"{folder} was trained from other weights than {before} holds now; add {option('overwrite', True)} "
+                f"to train all stages again, or remove {folder}."
             )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models.checkpoints.header import read_header
 from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.files import LAST, STATE, is_file, read_json, sha256
@@ -49,5 +49,6 @@ def check_same_start(folder: Path, config: TrainConfig, state: str) -> None:
         before = recorded_hash(folder, state, key)
         if before is not None and is_file(path) and sha256(path) != before:
             raise UserError(
-                f"{folder} was trained from other weights than {path} holds now; add --overwrite to train again."
+                f"{folder} was trained from other weights than {path} holds now; add {option('overwrite', True)} "
+                "to train again."
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
@@ -64,7 +64,7 @@ def train(
     """
     if resume and overwrite:
         raise UserError(
-            "--resume continues an earlier run and --overwrite replaces it; leave one of them out."
+            f"{option('resume')} continues an earlier run and {option('overwrite')} replaces it; leave one of them out."
         )
     resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
@@ -143,7 +143,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     summary = training_files.read_summary(path)
     if not is_file(folder / "last.safetensors"):
         raise UserError(
-            f"{folder} holds a finished run without its last.safetensors; add --overwrite to train again."
+            f"{folder} holds a finished run without its last.safetensors; add {option('overwrite', True)} to train "
+            "again."
         )
     return summary
 
@@ -157,7 +158,7 @@ def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read; add --overwrite to train again.") from error
+        raise UserError(f"{path} cannot be read; add {option('overwrite', True)} to train again.") from error
     metrics = training_files.read_curve(text, folder)
     save(draw(metrics, name=config.name), folder / "training", svg=svg)
 
@@ -210,7 +211,8 @@ def check_run_folder(
     if not _is_of(folder / "config.yaml", config):
         state = "a finished run" if finished else "a run"
         raise UserError(
-            f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
+            f"{folder} holds {state} of another configuration; add {option('overwrite', True)} to replace it, or "
+            "choose another name."
         )
     has_state = is_there(folder / STATE)
     if not finished and not has_state:

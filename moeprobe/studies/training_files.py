@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.files import read_json
 
 CURVE, SUMMARY = "metrics.csv", "finished.json"
@@ -50,7 +50,8 @@ def read_summary(path: Path) -> dict[str, Any]:
         problem = error.errors()[0]
         location = ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{path} is not what a training writes at its end ({location}); add --overwrite to train again."
+            f"{path} is not what a training writes at its end ({location}); add {option('overwrite', True)} to "
+            "train again."
         ) from None
     return content
 

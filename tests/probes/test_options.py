@@ -145,30 +145,6 @@ def test_one_or_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "python"),
-    [
-        ("--limit takes a number.", "limit takes a number."),
-        ("use --group-images 1.", "use group_images=1."),
-        ("add --overwrite to replace it", "add overwrite=True to replace it"),
-        (
-            "e.g. --data imagenet:PATH or --data folder:PATH.",
-            'e.g. data="imagenet:PATH" or data="folder:PATH".',
-        ),
-        ("use --capacity trained.", "use trained_capacity=True."),
-        ("--capacity is unlimited or trained", "trained_capacity is unlimited or trained"),
-        ("it with: moeprobe sweep --view x. Or --seed 3", "it with: moeprobe sweep --view x. Or seed=3"),
-        ("choose another --out.", "choose another out."),
-        ("--severity 0.2, or less", "severity=0.2, or less"),
-        ("--file mine/cat.png.", 'files=["mine/cat.png"].'),
-    ],
-)
-def test_sentences_in_the_words_of_python(typed: str, python: str) -> None:
-    error = UserError(typed)
-    assert str(error) == python
-    assert error.sentence == f"{error}" == typed
-
-
-@pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("sofmax", "softmax_token_choice"),

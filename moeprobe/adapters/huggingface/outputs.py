@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 
 # Of a router whose weights are in proportion to one of these, its gates are that function of the logits.
 _GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -417,7 +417,10 @@ def set_capacity(model: nn.Module, *, trained: bool) -> bool:
         # A share of the batch's tokens, where it is positive, overrides the fixed number.
         share = getattr(module, "moe_eval_capacity_token_fraction", None)
         if trained and share is not None:
-            raise UserError("its capacity is one for all texts of a batch together; omit --capacity trained.")
+            raise UserError(
+                "its capacity is one for all texts of a batch together; omit "
+                f"{option('trained_capacity', True, '--capacity trained')}."
+            )
         if not trained:
             module.expert_capacity = _NO_LIMIT  # type: ignore[assignment]
             if share is not None:

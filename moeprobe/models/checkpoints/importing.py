@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from pydantic import ValidationError
 from torch import nn
 
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
@@ -61,7 +61,9 @@ def _source_of(folder: Path) -> str | None:
 
 
 def _another(folder: Path) -> UserError:
-    return UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
+    return UserError(
+        f"{folder} holds a checkpoint; add {option('overwrite', True)} to replace it, or choose another one."
+    )
 
 
 def save(
@@ -112,17 +114,15 @@ def model_config(keys: Mapping[str, Any]) -> ModelConfig:
         config = ModelConfig(**keys)
     except ValidationError as error:
         problem = error.errors()[0]
-        option = str(problem["loc"][0]).replace("_", "-")
+        name = option(str(problem["loc"][0]))
         message = problem["msg"][:1].lower() + problem["msg"][1:]
-        raise UserError(f"--{option}: {message}; got {problem['input']!r}.") from None
-    for option, factor in (
-        ("--capacity-factor", config.capacity_factor),
-        ("--eval-capacity-factor", config.eval_capacity_factor),
-    ):
+        raise UserError(f"{name}: {message}; got {problem['input']!r}.") from None
+    for name in ("capacity_factor", "eval_capacity_factor"):
+        factor = getattr(config, name)
         if isinstance(factor, float) and factor <= 0:
-            raise UserError(f"{option}: a number above 0 or none is needed; got {factor}.")
+            raise UserError(f"{option(name)}: a number above 0 or none is needed; got {factor}.")
     if min(config.std) <= 0:
-        raise UserError(f"--std: numbers above 0 are needed; got {config.std}.")
+        raise UserError(f"{option('std')}: numbers above 0 are needed; got {config.std}.")
     return config
 
 

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
 from moeprobe.models.checkpoints.swin_moe_files import RankParameters, find_files, read_ranks
 from moeprobe.models.config import ModelConfig
@@ -281,10 +281,10 @@ def _image_size(parameters: dict[str, Tensor], patch_size: int, image_size: int 
             f"{source} has attention masks of several resolutions: {', '.join(map(str, sorted(sizes_seen)))}."
         )
     if not sizes_seen and image_size is None:
-        raise UserError(f"{source} does not say what resolution it is for; give --image-size.")
+        raise UserError(f"{source} does not say what resolution it is for; give {option('image_size')}.")
     if sizes_seen and image_size is not None and {image_size} != sizes_seen:
         raise UserError(
-            f"{source} is for images of {sizes_seen.pop()} pixels, and --image-size says {image_size}."
+            f"{source} is for images of {sizes_seen.pop()} pixels, and {option('image_size')} says {image_size}."
         )
     return sizes_seen.pop() if image_size is None else image_size
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16
 from moeprobe.models.checkpoints.header import CheckpointInfo
@@ -70,8 +70,8 @@ def export_vmoe(
         raise _another(existing[0])
     if foreign:
         raise UserError(
-            f"{foreign[0]} was not exported by moeprobe, and --overwrite replaces nothing else; move it away, or "
-            "choose another prefix."
+            f"{foreign[0]} was not exported by moeprobe, and {option('overwrite')} replaces nothing else; move it "
+            "away, or choose another prefix."
         )
     info, tensors = checkpoint.read_info(source)
     _check_format(info)
@@ -132,7 +132,9 @@ def _check_format(info: CheckpointInfo) -> None:
 
 
 def _another(path: Path) -> UserError:
-    return UserError(f"{path} is there already; add --overwrite to replace it, or choose another prefix.")
+    return UserError(
+        f"{path} is there already; add {option('overwrite', True)} to replace it, or choose another prefix."
+    )
 
 
 def _record(prefix: Path) -> Path:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, UpcycleConfig, choose
@@ -123,7 +123,7 @@ def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None
     if before != now:
         raise UserError(
             f"The run in {display_path(folder)} was started on {before} images and {data} now has {now}; "
-            "add --overwrite to start again."
+            f"add {option('overwrite', True)} to start again."
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.metrics.analyses.disagreement import Disagreement
 from moeprobe.metrics.analyses.first_layer import FirstLayer
@@ -289,7 +289,9 @@ def sums_of_mapped(
         UserError: tokens moved, or experts choose.
     """
     if not pair.aligned or not pair.view.tokens_choose:
-        raise UserError(f"{layer}: --expert-map is for tokens that choose, and stay in their places.")
+        raise UserError(
+            f"{layer}: {option('expert_map')} is for tokens that choose, and stay in their places."
+        )
     renumbered = with_new_experts(pair, expert_map.of(layer))
     reasons = Reasons(
         renumbered.removed, renumbered.merged, renumbered.added, patches(renumbered.pair).present

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, Probe
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class Attack(Probe["Result"]):
         """Raise ``UserError`` where a number is out of range."""
         if not self.epsilons or any(not 0 <= epsilon <= LEVELS for epsilon in self.epsilons):
             raise UserError(
-                f"--epsilons takes numbers from 0 to {LEVELS}, in {LEVELS}ths of the range of a pixel; got "
+                f"{option('epsilons')} takes numbers from 0 to {LEVELS}, in {LEVELS}ths of the range of a pixel; got "
                 f"{list(self.epsilons)}."
             )
         if not 1 <= self.steps <= 1000:
-            raise UserError(f"--steps takes a whole number from 1 to 1,000; got {self.steps}.")
+            raise UserError(f"{option('steps')} takes a whole number from 1 to 1,000; got {self.steps}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return how the images are perturbed."""

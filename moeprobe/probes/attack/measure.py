@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.probes.attack import LEVELS, UNIT, VIEWS, Attack
 from moeprobe.probes.engine.applicability import check_images
@@ -32,7 +32,8 @@ class AttackMeasurement(VariantsMeasurement):
         for model in self.models:
             if self.probe.direction == "gradient" and not isinstance(model.model, Differentiable):
                 raise UserError(
-                    f"{model.name} gives no gradient of its loss, which an attack follows; use --direction random."
+                    f"{model.name} gives no gradient of its loss, which an attack follows; use "
+                    f"{option('direction', 'random')}."
                 )
 
     @property

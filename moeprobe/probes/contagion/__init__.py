@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Agreement, Arg, Headline, Probe
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Contagion(Probe["Result"]):
     def check(self) -> None:
         """Raise ``UserError`` unless the share is one."""
         if not 0 < self.share < 1:
-            raise UserError(f"--share takes a share of the patches, between 0 and 1; got {self.share:g}.")
+            raise UserError(
+                f"{option('share')} takes a share of the patches, between 0 and 1; got {self.share:g}."
+            )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the exchanged part, and its share."""

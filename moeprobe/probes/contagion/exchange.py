@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
@@ -247,7 +247,7 @@ def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:
     if len(grids) > 1:
         raise UserError(
             "The layers of the model have other patches each, and contagion exchanges patches for all of them alike: "
-            f"name layers of one stage with --layers, e.g. --layers {next(iter(routing))}."
+            f"name layers of one stage with {option('layers')}, e.g. {option('layers', next(iter(routing)))}."
         )
     (grid,) = grids
     assert grid is not None

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.metrics import contagion
 from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.probes.contagion import Contagion, exchange
@@ -45,7 +45,7 @@ class ContagionMeasurement(Measurement[Result]):
         if len(spec.indices) < 2 * size:
             raise UserError(
                 f"What is exchanged comes from another group, so at least {2 * size} images are needed for groups of "
-                f"{size}; there are {len(spec.indices)}. Take more images, or a smaller --group-images."
+                f"{size}; there are {len(spec.indices)}. Take more images, or a smaller {option('group_images')}."
             )
         if size == 1:
             analyses = tuple(one for one in spec.analyses if not isinstance(one, BatchContagion))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import load_model
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
@@ -200,7 +200,8 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
     if model is not None:
         if image_size is not None or patch_size is not None:
             raise UserError(
-                "The checkpoint says the size of image and patch; omit --image-size and --patch-size."
+                f"The checkpoint says the size of image and patch; omit {option('image_size')} and "
+                f"{option('patch_size')}."
             )
 
         if is_foreign(model):
@@ -241,10 +242,10 @@ def _spec(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> 
     if severity is None and not isinstance(view, PairView):
         raise UserError(
             f"The view {name!r} is compared with the clean image; say how strong it is, "
-            f"e.g. --severity {view.severities[-1]:g}."
+            f"e.g. {option('severity', view.severities[-1])}."
         )
     if severity is not None and not isinstance(view, SeverityView):
-        raise UserError(f"The view {name!r} makes pairs and has no severity; omit --severity.")
+        raise UserError(f"The view {name!r} makes pairs and has no severity; omit {option('severity')}.")
     return RunSpec(
         dataset=dataset,
         indices=(),

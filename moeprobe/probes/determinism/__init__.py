@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
@@ -66,10 +66,14 @@ class Determinism(Probe["Result"]):
         if any(not isinstance(size, int) or size < 1 for size in self.batches) or len(
             set(self.batches)
         ) < len(self.batches):
-            raise UserError(f"--batches takes different positive numbers; got {list(self.batches)}.")
+            raise UserError(
+                f"{option('batches')} takes different positive numbers; got {list(self.batches)}."
+            )
         for name in ("padding", "repeats"):
             if not 0 <= getattr(self, name) <= 1000:
-                raise UserError(f"--{name} takes a whole number from 0 to 1,000; got {getattr(self, name)}.")
+                raise UserError(
+                    f"{option(name)} takes a whole number from 0 to 1,000; got {getattr(self, name)}."
+                )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the compared variants."""

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.base import CLEAN
@@ -29,8 +29,8 @@ class DeterminismMeasurement(VariantsMeasurement):
             odd = [size for size in self.probe.batches if size % group]
             if odd:
                 raise UserError(
-                    f"In {model.name} {group} images compete for capacity; --batches takes multiples of {group}, "
-                    f"and got {odd[0]}."
+                    f"In {model.name} {group} images compete for capacity; {option('batches')} takes multiples of "
+                    f"{group}, and got {odd[0]}."
                 )
 
     @property

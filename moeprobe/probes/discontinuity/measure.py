@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
@@ -51,7 +51,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         for model in self.models:
             check_replayable(model.name, model.model, "its jumps cannot be measured")
             if model.model.group_images > 1:
-                raise UserError("A path is followed image by image: use --group-images 1.")
+                raise UserError(f"A path is followed image by image: use {option('group_images', 1)}.")
         check_choices(self.models, "there are no switches to find")
 
     def make_spec(self) -> RunSpec:

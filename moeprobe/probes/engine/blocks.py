@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UnreadableError, UserError
+from moeprobe.errors import UnreadableError, UserError, option
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.runtime.progress import Advance
@@ -26,7 +26,7 @@ def load_batches(
         )
     except UnreadableError as error:
         raise UserError(
-            f"{error.sentence} Mend or remove it, or skip such files with --skip-bad-images."
+            f"{error} Mend or remove it, or skip such files with {option('skip_bad_images')}."
         ) from error
 
 

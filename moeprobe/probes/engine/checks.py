@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.data.readers.naming import open_data
@@ -55,7 +55,9 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     if probe.labels_required:
         _check_labels(models, dataset, data, options.split)
     if options.class_null and dataset.class_names is None:
-        raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
+        raise UserError(
+            f"{data} {options.split} has no labels, so there is no class for {option('class_null')}."
+        )
     return RunSpec(
         dataset=dataset,
         indices=choose_images(dataset, limit=options.limit, seed=options.seed),
@@ -88,7 +90,7 @@ def _open_data(data: str, options: Options) -> Dataset:
     if options.masks is None:
         return dataset
     if not isinstance(dataset, ImageDataset):
-        raise UserError(f"--masks are for images, and {data} holds {dataset.modality.plural}.")
+        raise UserError(f"{option('masks')} are for images, and {data} holds {dataset.modality.plural}.")
     return Masked(dataset, options.masks)
 
 
@@ -131,7 +133,9 @@ def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, sp
         return f"{data} {split} has no labels, so there is nothing to evaluate."
     mismatched = next(model for model in models if not _same_classes(model, dataset))
     trained = origin_of(mismatched).data
-    default = f"; it was trained on {trained}, which is used if --data is omitted" if trained else ""
+    default = (
+        f"; it was trained on {trained}, which is used if {option('data')} is omitted" if trained else ""
+    )
     return (
         f"{data} {split} has other classes than the model {mismatched.name}, so there is nothing to evaluate"
         f"{default}."

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
@@ -126,7 +126,7 @@ def _merge_shards(
         if part is None:
             raise UserError(
                 f"{display_path(folder.parent)} does not hold its part of {checkpoint.name}: {name} is gone, damaged, "
-                "or of other images or another version of moeprobe; run the shard again with --overwrite."
+                f"or of other images or another version of moeprobe; run the shard again with {option('overwrite')}."
             )
         sums, unreadable = part
         part_sums.append(sums)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moeprobe.adapters.base import Checkpoint, Models
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes import registry
 from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.options import Options
@@ -133,7 +133,7 @@ def measure_shard(
     check_batches(options)
     if options.out is None:
         example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
-        raise UserError(f"A shard is written to a folder of its own; name it, e.g. --out {example}.")
+        raise UserError(f"A shard is written to a folder of its own; name it, e.g. {option('out', example)}.")
     sources = check_some(models)
     work = prepare(probe, models, data=data, options=options)
     work.set_shard(shard)
@@ -201,7 +201,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
         verb = "is" if len(missing) == 1 else "are"
         raise UserError(
             f"{shards} {', '.join(missing)} {verb} missing; measure {'it' if len(missing) == 1 else 'them'} with "
-            f"--shard {missing[0]}{' and so on' if len(missing) > 1 else ''}, and name all folders."
+            f"{option('shard', missing[0])}{' and so on' if len(missing) > 1 else ''}, and name all folders."
         )
     paths = tuple(by_shard[shard] for shard in sorted(by_shard))
     request = sidecars[first]["asked"]
@@ -220,7 +220,7 @@ def check_destination(shards: Shards[Any], out: Path) -> None:
     """Raise ``UserError`` if a folder belongs to a shard, which ``--overwrite`` would remove before it is read."""
     for path in shards.paths:
         if path.resolve() == out.resolve():
-            raise UserError(f"{display_path(path)} is one of the shards; choose another --out.")
+            raise UserError(f"{display_path(path)} is one of the shards; choose another {option('out')}.")
 
 
 def merge(
@@ -269,7 +269,7 @@ def _check_no_code(shards: Shards[Any]) -> None:
         if source.startswith("py:"):
             raise UserError(
                 f"The shards in {display_path(shards.paths[0])} are of {quoted(source)}, Python code that would be "
-                "run; add --trust if they are yours."
+                f"run; add {option('trust', True)} if they are yours."
             )
 
 
@@ -286,7 +286,9 @@ def _read(path: Path) -> dict[str, Any]:
             raise UserError(
                 f"{display_path(path)} holds an unfinished shard; give its command again to finish it."
             )
-        raise UserError(f"{display_path(path)} holds no shard; name folders that were measured with --shard.")
+        raise UserError(
+            f"{display_path(path)} holds no shard; name folders that were measured with {option('shard')}."
+        )
     content = read_json(path / SHARD)
     try:
         _Sidecar.model_validate(content)
@@ -298,7 +300,7 @@ def _read(path: Path) -> dict[str, Any]:
             problem_path = ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
         raise UserError(
             f"{display_path(path / SHARD)} is not as moeprobe wrote it ({problem_path}); measure the shard again "
-            "with --overwrite."
+            f"with {option('overwrite')}."
         ) from None
     assert isinstance(content, dict)
     return content

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from moeprobe.adapters.base import Checkpoint, Models
 from moeprobe.adapters.open import as_checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_cut, check_some, distinct_names
@@ -60,7 +60,9 @@ def _cut_one(model: Checkpoint, max_length: int, *, explicit: bool = False) -> C
         return model
     shortest = framing.blank().ids.shape[1]
     if max_length < shortest:
-        raise UserError(f"--max-length for {model.name} is at least {shortest}; got {max_length}.")
+        raise UserError(f"{option('max_length')} for {model.name} is at least {shortest}; got {max_length}.")
     if framing.longest is not None and max_length > framing.longest:
-        raise UserError(f"--max-length for {model.name} is at most {framing.longest}; got {max_length}.")
+        raise UserError(
+            f"{option('max_length')} for {model.name} is at most {framing.longest}; got {max_length}."
+        )
     return dataclasses.replace(model, framing=dataclasses.replace(framing, max_length=max_length))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import F, checked, checked_class
@@ -117,7 +117,7 @@ class Options:
         for name, (smallest, largest, what) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not smallest <= value <= largest:
-                raise UserError(f"--{name.replace('_', '-')} takes {what}; got {value}.")
+                raise UserError(f"{option(name)} takes {what}; got {value}.")
         check_device(self.device)
 
 

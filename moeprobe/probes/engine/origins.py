@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.naming import Files
 from moeprobe.inputs.modality import IMAGE, Modality
@@ -73,7 +73,8 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
     """Return what ``choose_data`` does, for checkpoints that need not be loaded."""
     if data is not None and files:
         raise UserError(
-            f"Files of your own belong to no data set: omit --data {data}, or give --images for --file."
+            f"Files of your own belong to no data set: omit {option('data', data)}, or give {option('images')} for "
+            f"{option('files', flag='--file')}."
         )
     if data is not None:
         return data
@@ -81,12 +82,13 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
         # A placeholder where a data set is required; nothing of it is read.
         return "digits"
     if not origins:
-        raise UserError("Name the data, e.g. --data digits or --data folder:PATH.")
+        raise UserError(f"Name the data, e.g. {option('data', 'digits')} or {option('data', 'folder:PATH')}.")
     for origin in origins:
         if origin.data is None:
-            examples = "imagenet:PATH or --data folder:PATH" if origin.modality is IMAGE else "text:PATH"
+            examples = ("imagenet:PATH", "folder:PATH") if origin.modality is IMAGE else ("text:PATH",)
             raise UserError(
-                f"{origin.name} does not say what it was trained on; name the data, e.g. --data {examples}."
+                f"{origin.name} does not say what it was trained on; name the data, e.g. "
+                f"{' or '.join(option('data', example) for example in examples)}."
             )
     trained_on = {origin.name: find(origin) for origin in origins}
     first, *other_names = trained_on
@@ -94,7 +96,7 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
         if not _same(trained_on[first], trained_on[name]):
             raise UserError(
                 f"{first} was trained on {trained_on[first]} and {name} on {trained_on[name]}; name the data to "
-                f"probe both on, e.g. --data {trained_on[first]}."
+                f"probe both on, e.g. {option('data', trained_on[first])}."
             )
     return trained_on[first]
 
@@ -122,7 +124,8 @@ def find(origin: Origin) -> str:
     if kind in ("huggingface", "huggingface_stream"):
         return origin.data  # a name on the hub
     raise UserError(
-        f"{origin.name} was trained on {origin.data}, which was not found; name the data, e.g. --data {kind}:PATH."
+        f"{origin.name} was trained on {origin.data}, which was not found; name the data, e.g. "
+        f"{option('data', f'{kind}:PATH')}."
     )
 
 

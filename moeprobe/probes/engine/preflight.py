@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers import naming
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 from moeprobe.inputs.open import open_view, parse_view
@@ -153,20 +153,20 @@ def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
 def check_cut(name: str, modality: Modality) -> None:
     """Raise ``UserError`` where texts are to be cut off, and a model reads none."""
     if modality is not TEXT:
-        raise UserError(f"--max-length is for texts, and {name} reads {modality.plural}.")
+        raise UserError(f"{option('max_length')} is for texts, and {name} reads {modality.plural}.")
 
 
 def check_options(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` if a common option has no effect in this probe."""
-    for is_set, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+    for name, is_set in (("class_null", options.class_null), ("masks", options.masks is not None)):
         if is_set and "match" not in probe.analyses:
             suitable = [kind.name for kind in registry.probes() if "match" in kind.analyses]
-            raise UserError(f"{option} is about matches: use it with {_listed(suitable)}.")
+            raise UserError(f"{option(name)} is about matches: use it with {_listed(suitable)}.")
     if options.allow_not_finite and not probe.leaves_out:
         suitable = [kind.name for kind in registry.probes() if kind.leaves_out and kind.compares]
         raise UserError(
-            f"{probe.name} needs finite gates and scores of all inputs; omit --allow-not-finite, or use it with "
-            f"{_listed(suitable)}."
+            f"{probe.name} needs finite gates and scores of all inputs; omit {option('allow_not_finite')}, or use "
+            f"it with {_listed(suitable)}."
         )
 
 
@@ -189,7 +189,7 @@ def check_modality(
             example = "text:PATH" if reads is TEXT else "folder:PATH"
             raise UserError(
                 f"{origin.name} reads {reads.plural}, and {data} holds {modality.plural}; name {reads.plural}, e.g. "
-                f"--data {example}."
+                f"{option('data', example)}."
             )
     if view is not None and view.modality is not modality:
         suited = PairView if probe.views is Views.PAIRS else SeverityView
@@ -200,7 +200,7 @@ def check_modality(
         ]
         raise UserError(
             f"The view {view_name!r} perturbs {view.modality.plural}, and {data} holds {modality.plural}; use one of "
-            f"{', '.join(fitting)}, e.g. --view {fitting[0]}."
+            f"{', '.join(fitting)}, e.g. {option('view', fitting[0])}."
         )
 
 
@@ -211,7 +211,7 @@ def check_classes(class_names: Mapping[str, tuple[str, ...]], modality: Modality
         raise UserError(
             f"The classes of {unknown[0]} are unknown, so there is nothing to evaluate"
             + (
-                f"; if it was imported, import it again with --classes {data}; if it is a module of your own, "
+                f"; if it was imported, import it again with {option('classes', data)}; if it is a module of your own, "
                 f"set the key classes: {data}."
                 if modality is IMAGE
                 else ": they belong to the next token."
@@ -235,7 +235,11 @@ def steps_of(probe: Probe[Any], view: PairView | SeverityView | None, view_name:
     if probe.views is not Views.SEVERITIES and not either:
         return ()
     if not isinstance(view, SeverityView):
-        instead = "leave --severities out" if any_view else f"use: moeprobe match-ratio --view {view_name}"
+        instead = (
+            f"leave {option('severities')} out"
+            if any_view
+            else f"use: moeprobe match-ratio --view {view_name}"
+        )
         raise UserError(f"The view {view_name!r} has no severity; {instead}.")
     steps = view.severities if severities is None else tuple(severities)
     _check_severities(steps)

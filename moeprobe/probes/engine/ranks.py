@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moeprobe.adapters.base import Models
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import prepare
@@ -38,7 +38,7 @@ def run_together(
         UserError: what ``run`` raises, in any of the processes; or one of them is gone.
     """
     if probe.needs_folder and options.out is None:
-        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.kind}s.")
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. {option('out', f'{probe.kind}s')}.")
     check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
     if ranks.rank and not probe.splits:
@@ -53,7 +53,8 @@ def run_together(
             return None
         if not is_folder(out):
             raise UserError(
-                "The processes do not see the same files; name a folder that all machines share, with --out FOLDER."
+                "The processes do not see the same files; name a folder that all machines share, with "
+                f"{option('out', 'FOLDER')}."
             )
         _measure(work, out, options, ranks, watcher)
         ranks.exchange("measured")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from moeprobe.adapters.base import Checkpoint, Models
-from moeprobe.errors import FinishedError, RunWarning, UserError
+from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
@@ -44,7 +44,7 @@ def run(
     """
     options = options or Options(**probe.defaults)
     if probe.needs_folder and options.out is None:
-        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.kind}s.")
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. {option('out', f'{probe.kind}s')}.")
     work = prepare(probe, models, data=data, options=options)
     while True:
         try:
@@ -86,8 +86,8 @@ def _smaller(options: Options, error: Exception) -> Options:
         raise UserError(f"Memory ran out even in batches of {least}; use a device with more.") from None
     if not options.retry:
         raise UserError(
-            f"Memory ran out in batches of {size} images; use --batch-size {size // 2}, or --retry, which halves it "
-            "until it fits, or a device with more."
+            f"Memory ran out in batches of {size} images; use {option('batch_size', size // 2)}, or "
+            f"{option('retry')}, which halves it until it fits, or a device with more."
         ) from None
     warnings.warn(
         RunWarning(f"Memory ran out in batches of {size} images; continuing with {size // 2}."), stacklevel=2

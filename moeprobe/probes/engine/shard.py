@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 
@@ -34,7 +34,7 @@ class Shard:
         match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", text)
         if match is None or int(match[1]) > int(match[2]):
             raise UserError(
-                f"--shard is NUMBER/OF, counted from 1, e.g. 2/8 for the second of eight; got {text!r}."
+                f"{option('shard')} is NUMBER/OF, counted from 1, e.g. 2/8 for the second of eight; got {text!r}."
             )
         return cls(of=int(match[2]), number=int(match[1]))
 
@@ -77,7 +77,8 @@ def check_splits(probe: Probe[Any]) -> None:
     """Raise ``UserError`` unless a probe can be measured in shards."""
     if not probe.splits:
         raise UserError(
-            f"{probe.name} is done by one process: its files are not put together of parts; leave --shard out."
+            f"{probe.name} is done by one process: its files are not put together of parts; leave "
+            f"{option('shard')} out."
         )
 
 
@@ -85,5 +86,6 @@ def check_batches(options: Options) -> None:
     """Raise ``UserError`` where shards, which are cut at batches, might be measured with batches of other sizes."""
     if options.retry:
         raise UserError(
-            "All parts of a run need batches of one size; leave --retry out, and give a --batch-size that fits."
+            f"All parts of a run need batches of one size; leave {option('retry')} out, and give a "
+            f"{option('batch_size')} that fits."
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
 
 if TYPE_CHECKING:
@@ -57,9 +57,11 @@ class Fewshot(Probe["Result"]):
             or any(count % 1 for count in counts)
         ):
             shots = ",".join(f"{count:g}" for count in counts)
-            raise UserError(f"--shots takes different whole numbers from 1 up, e.g. 1,5,10; got {shots!r}.")
+            raise UserError(
+                f"{option('shots')} takes different whole numbers from 1 up, e.g. 1,5,10; got {shots!r}."
+            )
         if self.draws < 1:
-            raise UserError(f"--draws takes a positive number; got {self.draws}.")
+            raise UserError(f"{option('draws')} takes a positive number; got {self.draws}.")
 
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where the judged images would be those that are learned from, or a layer is named."""
@@ -68,7 +70,9 @@ class Fewshot(Probe["Result"]):
                 "The shots are drawn from the split train, so it cannot be judged too; take val or test."
             )
         if options.layers is not None:
-            raise UserError("Features belong to the whole model, not to a layer; leave --layers out.")
+            raise UserError(
+                f"Features belong to the whole model, not to a layer; leave {option('layers')} out."
+            )
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the accuracy over the number of shots."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
@@ -113,9 +113,11 @@ def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
     most_shots = max(counts)
     has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
     if images < most_shots:
-        remedy = f"ask for at most --shots {images}" if images else "give it some"
+        remedy = f"ask for at most {option('shots', images)}" if images else "give it some"
         return f"{has}, fewer than the {most_shots} shot{'' if most_shots == 1 else 's'} requested; {remedy}."
-    remedy = f"ask for at most --shots {most_shots - 1}" if most_shots > 1 else "give it a second one"
+    remedy = (
+        f"ask for at most {option('shots', most_shots - 1)}" if most_shots > 1 else "give it a second one"
+    )
     return f"{has}, all of them shots, so none remains to choose the penalty of 1 shot; {remedy}."
 
 

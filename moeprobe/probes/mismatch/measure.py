@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
@@ -155,7 +155,7 @@ class _Served:
             if name not in self.trace.layers:
                 raise UserError(
                     f"{self.trace.path} has no layer {name}; it has {', '.join(self.trace.layers)}: choose with "
-                    "--layers."
+                    f"{option('layers')}."
                 )
             layer = self.trace.layers[name]
             if layer.load_only or not layer.top_k or layer.experts_choose:
@@ -163,7 +163,9 @@ class _Served:
                     f"{self.trace.path}: tokens of {name} choose no experts that could be repeated."
                 )
             if gates == "replayed" and layer.gates_kept == "none":
-                raise UserError(f"{self.trace.path} holds no gates of {name}; use --gates recomputed.")
+                raise UserError(
+                    f"{self.trace.path} holds no gates of {name}; use {option('gates', 'recomputed')}."
+                )
         checkpoint.model.check_replay(layers)
         sequences = {name: self.sequences[name] for name in self.names}
         check_vocabulary(checkpoint, sequences)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import OUT_OF_FIGURES, Arg, AuditEntry, Layout, Probe, Views
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ class Overlay(Probe["OverlayResult"]):
             raise UserError(f"The number of images must be positive; got {self.count}.")
         if self.severity is not None and (self.animate or self.severities is not None):
             raise UserError(
-                "--severity is one alone: give --severities for several, or leave out one of the two options."
+                f"{option('severity')} is one alone: give {option('severities')} for several, or leave out one of "
+                "the two options."
                 if self.severities is not None
-                else "An animation goes through several severities: give --severities instead of --severity."
+                else f"An animation goes through several severities: give {option('severities')} instead of "
+                f"{option('severity')}."
             )

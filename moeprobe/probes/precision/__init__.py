@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import (
     Agreement,
     Arg,
@@ -94,7 +94,7 @@ class Precision(Probe["Result"]):
                     raise UserError(unknown(what, name, choices))
             if not values or len(set(values)) < len(values):
                 raise UserError(
-                    f"--{what}s takes each of {', '.join(choices)} once at most, and at least one."
+                    f"{option(f'{what}s')} takes each of {', '.join(choices)} once at most, and at least one."
                 )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
 from moeprobe.probes.base import CLEAN
@@ -33,7 +33,7 @@ class PrecisionMeasurement(VariantsMeasurement):
             missing = set(self.probe.parts) - {weight.part for weight in model.model.weights()}
             if missing:
                 raise UserError(
-                    f"{model.name} has no weights of {', '.join(sorted(missing))}; choose other --parts."
+                    f"{model.name} has no weights of {', '.join(sorted(missing))}; choose other {option('parts')}."
                 )
 
     def make_spec(self) -> RunSpec:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Probe, Property, Rule
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Routes(Probe["RoutesResult"]):
     def check(self) -> None:
         """Raise ``UserError`` where the number of sheets is negative."""
         if self.count < 0:
-            raise UserError(f"--count takes a number of images from 0 up; got {self.count}.")
+            raise UserError(f"{option('count')} takes a number of images from 0 up; got {self.count}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""

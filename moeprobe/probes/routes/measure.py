@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.inputs.open import pick_images
@@ -131,7 +131,9 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         """Return the images that are drawn; of texts none."""
         if spec.dataset.modality is not IMAGE:
             if self.probe.images:
-                raise UserError(f"{self.data} holds texts, of which no sheets are drawn; leave --images out.")
+                raise UserError(
+                    f"{self.data} holds texts, of which no sheets are drawn; leave {option('images')} out."
+                )
             return []
         _, named_indices, _ = pick_images(spec.dataset, images=self.probe.images, files=(), data=self.data)
         indices = list(spec.indices[: self.probe.count]) if named_indices is None else named_indices

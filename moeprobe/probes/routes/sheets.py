@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.geometry import PatchGrid
@@ -137,7 +137,9 @@ def _advice(grid: PatchGrid, framing: Framing) -> str:
     # The crop takes as much off either side.
     if grid.rows != grid.columns or cells % 1 or (cells - grid.rows) % 2:
         return "."
-    return f"; use --data checkerboard:{grid.patch_size}x{cells:.0f}, or other --layers."
+    return (
+        f"; use {option('data', f'checkerboard:{grid.patch_size}x{cells:.0f}')}, or other {option('layers')}."
+    )
 
 
 # Whether classes share a key route where they share a superclass, as CIFAR-100's do.

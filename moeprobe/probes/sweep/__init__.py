@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import (
     AGREEMENT,
     Agreement,
@@ -69,7 +69,9 @@ class AlongSeverity(Probe["Result"]):
     def check(self) -> None:
         """Raise ``UserError`` where the choice of gates has no effect."""
         if not self.attribute and self.gates != "recomputed":
-            raise UserError("--gates says how --attribute replays a routing; add --attribute.")
+            raise UserError(
+                f"{option('gates')} says how {option('attribute')} replays a routing; add {option('attribute')}."
+            )
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return agreement, output and confidence along the severity."""

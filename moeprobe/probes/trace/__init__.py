@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, work_class
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Trace(Probe["Recorded"]):
         """Refuse a view of sequences that are given."""
         if self.tokens is not None and (self.view != CLEAN or self.severities is not None):
             raise UserError(
-                "The sequences of --tokens are recorded as they are; leave --view and --severities out."
+                f"The sequences of {option('tokens')} are recorded as they are; leave {option('view')} and "
+                f"{option('severities')} out."
             )
 
     def prepare(
@@ -74,11 +75,13 @@ class Trace(Probe["Recorded"]):
             UserError: data and token ids are both named.
         """
         if options.names is not None:
-            raise UserError("The files of a trace are named after the checkpoints; leave --names out.")
+            raise UserError(
+                f"The files of a trace are named after the checkpoints; leave {option('names')} out."
+            )
         if self.tokens is None:
             return super().prepare(models, data, options)
         if data is not None:
-            raise UserError("--tokens takes the place of --data; leave one of them out.")
+            raise UserError(f"{option('tokens')} takes the place of {option('data')}; leave one of them out.")
         work: ProbeWork[Recorded] = work_class("moeprobe.probes.trace.sequences:RecordingTokens")(
             self, models, options
         )

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.applicability import routing_of_blank_input
@@ -118,7 +118,7 @@ def _check_in_place(spec: RunSpec) -> None:
     if view is not None and view.modality is TEXT and not view.aligned:
         raise UserError(
             f"{spec.view_name} moves the tokens of a text, and a trace does not say where to; match-ratio and "
-            "sweep follow them, and --view embedding_noise leaves them in place."
+            f"sweep follow them, and {option('view', 'embedding_noise')} leaves them in place."
         )
 
 
@@ -136,5 +136,5 @@ def _check_gates(model: Checkpoint, layers: tuple[str, ...] | None, *, all_gates
     if not all_gates and any(layer.top_k == 0 for layer in routing_of_blank_input(model, layers)):
         raise UserError(
             f"In {model.name} every expert gets a share of every token, so a trace without all gates would be "
-            "empty; add --full-gates."
+            f"empty; add {option('all_gates', True, flag='--full-gates')}."
         )

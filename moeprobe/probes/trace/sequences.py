@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
@@ -44,7 +44,9 @@ class RecordingTokens(ProbeWork[Recorded]):
         self.probe, self.models, self.options = probe, models, options
         for model in models:
             if model.framing.modality is not TEXT:
-                raise UserError(f"{model.name} reads {model.framing.modality.plural}; leave --tokens out.")
+                raise UserError(
+                    f"{model.name} reads {model.framing.modality.plural}; leave {option('tokens')} out."
+                )
         check_layers({model.name: model.model.layer_names for model in models}, options.layers)
         self.sequences = read_sequences(probe.tokens)
         if options.limit is not None:

@@ -324,8 +324,8 @@ def together() -> Iterator[Ranks]:
         ranks.leave()
         raise
     except UserError as error:
-        if not ranks.fail(error.sentence):
-            raise OtherFailedError(error.sentence) from error
+        if not ranks.fail(f"{error}"):
+            raise OtherFailedError(f"{error}") from error
         raise
     ranks.leave()
     if dist.is_initialized():

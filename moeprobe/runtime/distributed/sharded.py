@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.distributed import Alone, Ranks
 
 
@@ -60,7 +60,9 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     with _file_errors(folder):
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     if not metadata:
-        raise UserError(f"The parts of a state in {folder} are gone; add --overwrite to start again.")
+        raise UserError(
+            f"The parts of a state in {folder} are gone; add {option('overwrite', True)} to start again."
+        )
     return {
         name: (entry.size, entry.properties.dtype)
         for name, entry in metadata.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes import registry
 from moeprobe.probes.base import AuditEntry, Probe, audit_entry
@@ -131,7 +131,7 @@ def make_plan(
         try:
             timed.append(_time(kind, entry, models, data=data, options=options))
         except UserError as error:
-            left_out[kind.name] = f"{error}"
+            left_out[kind.name] = error.sentence
             reasons.append(error)
     if not any(item.entry.properties for item in timed):
         raise reasons[0]
@@ -178,7 +178,7 @@ def _time(
     if fields is None:
         raise UserError(f"{kind.name} does not apply to models that read {modality.plural}.")
     if options.out is None and not kind.printed:
-        raise UserError(f"{kind.name} draws pictures only, which need a folder: add --out.")
+        raise UserError(f"{kind.name} draws pictures only, which need a folder: add {option('out')}.")
     probe = kind(**fields)
     batch = max(_TIMED_BATCH, options.group_images)
     sample = dataclasses.replace(options, batch_size=batch, out=None, overwrite=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeprobe.adapters.base import Model
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.base import audit_entry
@@ -38,7 +38,7 @@ def is_recorded(sources: Sequence[Model]) -> bool:
 def check_recordings(paths: Sequence[Path], *, data: str | None) -> None:
     """Raise ``UserError`` where data are named, which a recording has already, or one file twice."""
     if data is not None:
-        raise UserError("A recording has its own inputs; leave --data out.")
+        raise UserError(f"A recording has its own inputs; leave {option('data')} out.")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"{paths[0]} was named twice; give another recording.")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results.folder import Result
 from moeprobe.results.naming import names_in, rename_table
 from moeprobe.results.showing import one_line
@@ -87,4 +87,6 @@ def read_verdicts(path: Path) -> pd.DataFrame:
             table[name] = [float(text) if text else math.nan for text in table[name]]
         return table[COLUMNS]
     except (ValueError, KeyError) as error:
-        raise UserError(f"Cannot read {path} ({error}); run the audit again with --overwrite.") from error
+        raise UserError(
+            f"Cannot read {path} ({error}); run the audit again with {option('overwrite')}."
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE, Modality, modality_of
 from moeprobe.inputs.open import content_of
@@ -40,7 +40,7 @@ KIND = "audit"
 MINUTES = 5.0
 _MOST_MODELS = 2
 _LARGEST_PAGE = 2**30
-_NOTHING = "Nothing of the routing could be judged; choose other --probes."
+_NOTHING = f"Nothing of the routing could be judged; choose other {option('probes')}."
 
 
 @with_options
@@ -103,7 +103,7 @@ def plan_audit(
     options = combine(options, changes)
     sources = _check_sources(models, minutes)
     if is_recorded(sources):
-        raise UserError("Recorded routing needs no forward passes; leave --dry-run out.")
+        raise UserError(f"Recorded routing needs no forward passes; leave {option('dry_run')} out.")
     loaded = load_models(sources, options)
     return make_plan(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
 
@@ -117,7 +117,7 @@ def read_audit(folder: Path) -> AuditResult:
     """
     sidecar = read_sidecar(folder)
     if sidecar["request"].get("kind") != KIND:
-        raise UserError(f"{folder} holds no audit; choose another --out.")
+        raise UserError(f"{folder} holds no audit; choose another {option('out')}.")
     runs = {name: read_result(folder / name) for name in sidecar["runs"]}
     return AuditResult(
         verdicts=read_verdicts(folder / VERDICTS),
@@ -134,7 +134,7 @@ def _check_sources(models: Models, minutes: float) -> list[Model]:
     if not 1 <= len(sources) <= _MOST_MODELS:
         raise UserError(f"An audit is of one model, or of two; got {len(sources)}. Use compare for more.")
     if not 0 < minutes < float("inf"):
-        raise UserError(f"--minutes takes a number above 0; got {minutes:g}.")
+        raise UserError(f"{option('minutes')} takes a number above 0; got {minutes:g}.")
     return sources
 
 
@@ -217,7 +217,7 @@ class _RecordingsAudit(_AuditWork):
         self.paths, self.options = [Path(str(source)) for source in sources], options
         check_recordings(self.paths, data=data)
         if options.names is not None:
-            raise UserError("Recorded routing is called by its files; leave --names out.")
+            raise UserError(f"Recorded routing is called by its files; leave {option('names')} out.")
         self.request = {
             "kind": KIND,
             "recordings": [str(path) for path in self.paths],

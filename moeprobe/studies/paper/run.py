@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
@@ -96,7 +96,9 @@ def make_job(models: Sequence[Model], *, data: str | None, options: Options) -> 
         )
     names = options.names
     if names is not None and (len(names) != 2 or len(set(names)) < 2):
-        raise UserError(f"--names takes two different names, for the two of a pair; got {', '.join(names)}.")
+        raise UserError(
+            f"{option('names')} takes two different names, for the two of a pair; got {', '.join(names)}."
+        )
     loaded = load_models(models, options)
     check_images(loaded, "the paper's tables and figures cannot be made")
     for model in loaded:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
@@ -110,7 +110,7 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
             raise UserError(
-                f"{folder} is in the run {run}, which a report never changes; choose another --out."
+                f"{folder} is in the run {run}, which a report never changes; choose another {option('out')}."
             )
     existing = [name for name in (_HTML, _MARKDOWN, render.FILES) if is_there(folder / name)]
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
@@ -122,13 +122,15 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:
     for name in existing:
         if name in contents.foreign or f"{name}/" in contents.foreign:
             raise UserError(
-                f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
+                f"{folder / name} is no report of moeprobe; move it away, or choose another {option('out')}."
             )
     return False
 
 
 def _another(path: Path) -> UserError:
-    return UserError(f"{path} is there already; add --overwrite to replace it, or choose another --out.")
+    return UserError(
+        f"{path} is there already; add {option('overwrite', True)} to replace it, or choose another {option('out')}."
+    )
 
 
 def _same_files(folder: Path, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import is_there, read_bytes
 
@@ -95,7 +95,7 @@ def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
     if missing:
         raise UserError(
             f"{path} lacks {len(missing)} of its {len(files)} frames, such as {missing[0]}; repeat its run with "
-            "--overwrite."
+            f"{option('overwrite')}."
         )
     for layer, series in names_of_frames.items():
         for _, file in series:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
@@ -62,7 +62,8 @@ class Question:
             if request.get(key) != value:
                 raise UserError(
                     f"{earlier} was measured otherwise: {key} is {json.dumps(request.get(key))} there and "
-                    f"{json.dumps(value)} now; choose another --out, or add --overwrite to measure again."
+                    f"{json.dumps(value)} now; choose another {option('out')}, or add {option('overwrite', True)} "
+                    "to measure again."
                 )
         return True
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.open import parse_view
 from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
@@ -114,7 +114,7 @@ def tradeoff(
     for cell in cells:
         if overwrite and not cell.of_sweep and not cell.is_trained():
             raise UserError(
-                f"The weights of {cell.name} are gone from {cell.checkpoint}; leave --overwrite out."
+                f"The weights of {cell.name} are gone from {cell.checkpoint}; leave {option('overwrite')} out."
             )
         ROUTERS.get(cell.config.model.router_name)
         for view in cell.measure.views:
@@ -267,7 +267,7 @@ class _Work:
             lacking = ", ".join(question.folder for question in cell.missing())
             raise UserError(
                 f"{cell.folder} lacks {lacking}, and the weights it was measured with are gone from {cell.checkpoint}; "
-                "choose another --out, or add --overwrite to measure all cells again."
+                f"choose another {option('out')}, or add {option('overwrite', True)} to measure all cells again."
             )
 
     def _describe(self, cell: Training, number: int) -> None:
@@ -278,7 +278,7 @@ class _Work:
             if info["sha256"] != inspected["sha256"]:
                 raise UserError(
                     f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; choose another "
-                    "--out, or add --overwrite to measure all cells again."
+                    f"{option('out')}, or add {option('overwrite', True)} to measure all cells again."
                 )
             if info["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), info | {"measure": cell.measure.model_dump()})

@@ -176,7 +176,7 @@ def read_times(folder: Path, groups: Iterable[str]) -> pd.DataFrame:
     if lacking := [name for name in dict.fromkeys(groups) if name not in times.index]:
         raise UserError(
             f"{folder} has no time of {', '.join(lacking[:3])}; time the routers of the same sweep: "
-            "python -m benchmarks.speed models --sweep NAME."
+            f"python -m benchmarks.speed models --sweep NAME."
         )
     return times
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.models import grid
 from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
@@ -100,13 +100,15 @@ class Training:
         info = read_about(self.folder)
         if info is not None and parse(info["config"]) != self.config:
             raise UserError(
-                f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
+                f"{self.folder} is about another configuration than {self.name} has now; choose another "
+                f"{option('out')}."
             )
         earlier = info["measure"].get("group_images", 1) if info is not None else self.measure.group_images
         if earlier != self.measure.group_images:
             raise UserError(
                 f"{self.folder} was measured with {earlier} images to a group, and measure.group_images is "
-                f"{self.measure.group_images} now; choose another --out, or add --overwrite to measure again."
+                f"{self.measure.group_images} now; choose another {option('out')}, or add "
+                f"{option('overwrite', True)} to measure again."
             )
         return info
 
@@ -178,7 +180,7 @@ def find_cells(
         UserError: something is neither, two cells have one name, or an override fits nothing.
     """
     if is_there(out) and not is_folder(out):
-        raise UserError(f"{out} is a file; give a folder for --out.")
+        raise UserError(f"{out} is a file; give a folder for {option('out')}.")
     folders = {folder.name: folder for folder in _kept_folders(out)}
     sources = [str(source) for source in folders_or_sweeps]
     cells: list[Training] = []
@@ -186,7 +188,8 @@ def find_cells(
     measure = grid.load_measure([] if sweeps else overrides)
     if sweeps and len(sweeps) < len(sources):
         raise UserError(
-            "Give sweeps or folders of trainings, not both; their cells can be drawn together from one --out."
+            "Give sweeps or folders of trainings, not both; their cells can be drawn together from one "
+            f"{option('out')}."
         )
     for source in sweeps:
         cells += _of_sweep(grid.load(source, overrides, checkpoints=checkpoints), out, checkpoints)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import is_file, is_folder, open_regular, sha256
@@ -178,7 +178,7 @@ class Masked(ImageDataset):
     def __init__(self, dataset: ImageDataset, folder: Path) -> None:
         if not is_folder(folder):
             raise UserError(
-                f"There is no folder {str(folder)!r} for --masks; it should hold a PNG file per image."
+                f"There is no folder {str(folder)!r} for {option('masks')}; it should hold a PNG file per image."
             )
         self._dataset = dataset
         self._folder = folder

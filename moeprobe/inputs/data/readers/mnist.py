@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.runtime.files import is_file, is_folder
 from moeprobe.runtime.hub import may_download
@@ -118,7 +118,7 @@ class MnistFiles(ImageDataset):
             way
             for way in (
                 self.how,
-                "fetch it with --download",
+                f"fetch it with {option('api.downloads()', flag='--download')}",
                 f"write {self.name}:PATH of a folder that has it",
             )
             if way
