@@ -44,6 +44,7 @@ FIGURES = {
 }
 # Figures that scripts in reports/scripts draw for pages alone: printed, guide_figures, kappa_reference.
 DRAWN = {
+    "overlay-texts.png",
     "overlay-strip.png",
     "good-kappa.png",
     "data.png",

@@ -4,6 +4,7 @@ Wherever the docs say *image*, a text model has a *text*: it is the sampling uni
 and ``image_id``.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,6 +28,11 @@ class Modality:
     tokens: str
     prefix: str
     data: str = ""
+
+    def translate(self, text: str) -> str:
+        """Return a text that speaks of images and patches with this modality's words."""
+        words = {"images": self.plural, "image": self.name, "patches": self.tokens, "patch": self.token}
+        return re.sub(r"\b(images?|patch(es)?)\b", lambda word: words[word[0]], text)
 
     def format_count(self, count: int | str) -> str:
         """Return so many of them, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""

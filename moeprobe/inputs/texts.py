@@ -152,6 +152,8 @@ class TextSample:
         spans: ``(T, 2)`` position of each token in the source, in characters; empty for special tokens.
         special: ``(T,)`` bool, tokens that the tokenizer added; those in front are the prefix.
         max_length: most tokens of any text, special ones included.
+        text: the version of the text that the tokens were made of.
+        covered: ``(T, 2)`` the characters of that version that each token covers.
         noise: ``(T, D)`` float32 for the embeddings, or None; shared by the severities of a sweep.
         sigma: what the noise is multiplied with.
     """
@@ -160,6 +162,8 @@ class TextSample:
     spans: Spans
     special: NDArray[np.bool_]
     max_length: int
+    text: str
+    covered: NDArray[np.int64]
     noise: torch.Tensor | None = None
     sigma: float = 0.0
 
@@ -170,7 +174,19 @@ class TextSample:
 
     def keep(self, tokens: NDArray[np.bool_]) -> TextSample:
         """Return the sample with some of its tokens ``(T,)`` alone."""
-        return replace(self, ids=self.ids[tokens], spans=self.spans[tokens], special=self.special[tokens])
+        arrays = {name: getattr(self, name)[tokens] for name in ("ids", "spans", "special", "covered")}
+        return replace(self, **arrays)
+
+    @property
+    def words(self) -> list[str]:
+        """What each token reads, with the space in front that no token covers; empty for a special token."""
+        ends = np.concatenate([[0], np.maximum.accumulate(self.covered[:, 1])])
+        return [
+            "" if special else " " * self.text[max(first - 1, end) : first].isspace() + self.text[first:last]
+            for (first, last), special, end in zip(
+                self.covered.tolist(), self.special.tolist(), ends[:-1].tolist(), strict=True
+            )
+        ]
 
 
 class Tokenizer(Protocol):
@@ -215,7 +231,7 @@ class TextFraming:
             raise UserError(f"The tokenizer makes no token of {written.text[:40]!r}.")
         spans = in_source(covered, written.characters)
         spans[special] = 0
-        return TextSample(ids, spans, special, self.max_length)
+        return TextSample(ids, spans, special, self.max_length, written.text, covered)
 
     def blank(self) -> TokenBatch:
         """Return the shortest batch there is, to learn of what kind a model's routing is."""

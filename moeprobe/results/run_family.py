@@ -10,10 +10,12 @@ from moeprobe.runtime.files import (
     IMAGES,
     PACK,
     PACKED_IMAGES,
+    PATCHES,
     PIXELS,
     REQUEST,
     SHARD,
     SHARDS,
+    TOKENS,
     is_there,
     read_json,
 )
@@ -26,7 +28,7 @@ RUN = Family(
     known=(
         REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
         "classes.csv", "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
-        "patches.csv", PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "plan.json",
+        PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "plan.json",
         "verdicts.csv", "audit.html", "audit.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",
         "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",

@@ -28,8 +28,8 @@ DAMAGE = (
 
 # Names of files in a run's folder: the request, the mark of a finished run, part files, sums per image.
 REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
-# The images of an overlay, in gray: a row per image.
-PIXELS = "pixels.png"
+# An overlay: a row per patch of its images, or per token of its texts; the images in gray, a row per image.
+PATCHES, TOKENS, PIXELS = "patches.csv", "tokens.csv", "pixels.png"
 # The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.
 SHARD, SHARDS = "shard.json", "shards"
 # The cells of a trade-off: the folder of those in progress, and the two files that finished ones are packed into.

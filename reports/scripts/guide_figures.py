@@ -1,10 +1,12 @@
-"""Draw the pictures of README and guides that no command draws: the strip of overlays, data sets, shards.
+"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards.
 
     python -m reports.scripts.guide_figures
 
 Writes into ``docs/img``.
 """
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,8 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from PIL import Image
 
+from moeprobe import api
 from moeprobe.results.figures import STYLE, save
 from moeprobe.runtime.catalog import DATA
+from reports.scripts.regenerate_precision import license_lines, made
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "img"
@@ -26,7 +30,8 @@ SHOWN = ("digits", "shapes", "checkerboard")
 
 def main() -> None:
     """Draw all of them."""
-    for name, figure in {"overlay-strip": strip(), "data": data_sets(), "shards": shards()}.items():
+    drawn = {"overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards()}
+    for name, figure in drawn.items():
         [path] = save(figure, IMAGES / name)
         with Image.open(path) as image:
             image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -45,6 +50,24 @@ def strip() -> Figure:
     for place, shown in zip((0.125, 0.375, 0.625, 0.875), ("clean", "noise, σ = 0.1") * 2, strict=True):
         figure.text(place, 0.905, shown, ha="center", va="center", fontsize=11)
     return figure
+
+
+def texts() -> Figure:
+    """Return the overlay of two lines of the license, of a language model with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = license_lines()
+        made(Path(folder) / "olmoe-random", words_of=lines)
+        (Path(folder) / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+        with contextlib.chdir(folder):  # the figure calls the texts by their path
+            result = api.overlay(
+                "hf:olmoe-random",
+                data="text:lines.txt",
+                view="typos",
+                severity=0.3,
+                count=3,
+                layers=("layers.1",),
+            )
+    return result.plot()["overlay-layers.1"]
 
 
 def data_sets(count: int = 6) -> Figure:

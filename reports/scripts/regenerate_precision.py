@@ -10,11 +10,13 @@ at a time and all together, and those of a small OLMoE with random weights, whic
 import contextlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import torch
 
+import moeprobe.models.timm  # noqa: F401  # before transformers: it does without a torchvision that does not fit
 from moeprobe import api
 from moeprobe.probes.precision import FORMATS
 from moeprobe.probes.precision.sentences import by_part
@@ -62,15 +64,23 @@ def olmoe(*, limit: int | None = None) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         model = made(Path(folder) / "olmoe-random")
         lines = Path(folder) / "lines.txt"
-        texts = [line for line in TEXTS.read_text(encoding="utf-8").splitlines() if len(line) > 40]
-        lines.write_text("\n".join([*dict.fromkeys(texts)][:LINES]), encoding="utf-8")
+        lines.write_text("\n".join(license_lines()), encoding="utf-8")
         with contextlib.chdir(folder):  # tables and the figure call the texts by their path
             return api.precision(f"hf:{model.name}", data=f"text:{lines.name}", limit=limit)
 
 
-def made(folder: Path) -> Path:
-    """Write an OLMoE of two layers, 8 experts and 2 of them per token, with a tokenizer of bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def license_lines() -> list[str]:
+    """Return the first long lines of the license: texts that are there on every machine."""
+    texts = [line for line in TEXTS.read_text(encoding="utf-8").splitlines() if len(line) > 40]
+    return [*dict.fromkeys(texts)][:LINES]
+
+
+def made(folder: Path, *, words_of: Sequence[str] = ()) -> Path:
+    """Write an OLMoE of two layers, 8 experts and 2 of them per token, with random weights.
+
+    Its tokenizer makes tokens of bytes, or of the frequent words of some texts.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -78,11 +88,17 @@ def made(folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if words_of:
+        special = ["<pad>", "<s>", "</s>"]
+        trainer = trainers.BpeTrainer(
+            vocab_size=4_000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(words_of, trainer)
     torch.manual_seed(0)
     config = OlmoeConfig(
-        vocab_size=len(vocabulary), hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_experts=8, num_experts_per_tok=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, initializer_range=0.1,
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=128, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_experts=8, num_experts_per_tok=2, max_position_embeddings=256, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, initializer_range=0.1,
     )  # fmt: skip
     OlmoeForCausalLM(config).save_pretrained(folder)
     marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}

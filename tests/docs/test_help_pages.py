@@ -5,9 +5,23 @@ import re
 
 import pytest
 
+from moeprobe.errors import UserError, option
 from tests.docs.pages import ROOT, text
 
 MESSAGES = re.findall(r"^\| `([^`]+)`", text("help/trouble.md"), flags=re.MULTILINE)
+
+
+def spelled(part: ast.expr) -> str:
+    """A part of an f-string as the command line prints it; … where only a run can know."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    match part:
+        case ast.FormattedValue(ast.Call(ast.Name("option"), arguments, [])):
+            try:
+                return UserError(option(*map(ast.literal_eval, arguments))).sentence
+            except ValueError:
+                return "…"
+    return "…"
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +31,7 @@ def strings() -> list[str]:
     for path in (ROOT / "moeprobe").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-                found.append("".join(map(str, parts)))
+                found.append("".join(map(spelled, node.values)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     return found

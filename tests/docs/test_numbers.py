@@ -13,12 +13,13 @@ from reports.scripts.contrasts import CONTRASTS
 from reports.scripts.seeds import read, spread
 from tests.docs.pages import PAGES, ROOT, TEXT, name_of, text
 
-FILLED = [page for page in PAGES if "<!-- from " in TEXT[page]]
-
 
 def found(page: Path) -> list[tuple[str, str, str]]:
     """The blocks of a page that follow from reports: folder, name, text."""
     return re.findall(r"<!-- from ([^:\n]+): ([^\n]+) -->\n(.*?)<!-- end -->", TEXT[page], flags=re.DOTALL)
+
+
+FILLED = [page for page in PAGES if found(page)]
 
 
 @pytest.mark.parametrize("page", FILLED, ids=name_of)

@@ -73,6 +73,16 @@ def test_language_models_are_audited_with_views_of_texts(tmp_path: Path) -> None
     assert {VIEWS.get(name).modality for name in named} == {TEXT}
 
 
+def test_an_audit_of_a_language_model_draws_its_texts(tmp_path: Path) -> None:
+    olmoe(tmp_path / "one", seed=0)
+    (tmp_path / "texts.txt").write_text("\n".join(texts(24)), encoding="utf-8")
+    out = tmp_path / "audit"
+    data = f"text:{tmp_path / 'texts.txt'}"
+    api.audit(f"hf:{tmp_path / 'one'}", data=data, probes=("confidence", "overlay"), out=out)
+    assert (out / "overlay" / "tokens.csv").is_file()
+    assert "overlay/figures/overlay-layers.0.png" in (out / "audit.md").read_text(encoding="utf-8")
+
+
 def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     model = api.load_model(MODEL)
     copy = dataclasses.replace(api.load_model(MODEL), name="copy")

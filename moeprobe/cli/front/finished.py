@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import FinishedError
 from moeprobe.runtime.characters import in_one_line
-from moeprobe.runtime.files import PIXELS, SHARD, display_path, is_file, read_json
+from moeprobe.runtime.files import PATCHES, PIXELS, SHARD, TOKENS, display_path, is_file, read_json
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -61,8 +61,9 @@ def _content(folder: Path, sidecar: dict[str, Any]) -> dict[str, Any]:
     return _CONTENTS[kind](folder, sidecar)
 
 
-def _patches(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
-    return {"patches": _rows(folder / "patches.csv"), "files": _pictures(folder, "patches.csv", PIXELS)}
+def _overlay(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
+    name = PATCHES if is_file(folder / PATCHES) else TOKENS
+    return {Path(name).stem: _rows(folder / name), "files": _pictures(folder, name, PIXELS)}
 
 
 def _pairs(folder: Path, _: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _pictures(folder: Path, *names: str) -> list[str]:
 # By the kind of a run: those whose result is no table of values.
 _CONTENTS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
     "correspond": _pairs,
-    "overlay": _patches,
+    "overlay": _overlay,
     "paper": _paper,
     "trace": _traces,
 }

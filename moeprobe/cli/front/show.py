@@ -30,6 +30,7 @@ from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.naming import names_in, with_names
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
+from moeprobe.runtime.files import PATCHES, TOKENS
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult
@@ -52,7 +53,7 @@ def show(probe: Probe[Any], result: Any, *, out: Path | None, as_json: bool, ful
 def _tables(
     probe: Probe[Any], result: "Result", *, full: bool
 ) -> "Callable[[Result], Sequence[Table | str]]":
-    title = probe.heading(result.sidecar)
+    title = modality_of(result.table["tokens"]).translate(probe.heading(result.sidecar))
     layouts: dict[Layout, Callable[[Result], Sequence[Table | str]]] = {
         Layout.SIDE_BY_SIDE: partial(side_by_side, title=title, full=full),
         Layout.ALONG_SEVERITY: partial(along_severity, title=title, full=full),
@@ -107,15 +108,17 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
 
 
 def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
-    """Print the changed patches and the files, or the patches as JSON."""
+    """Print the changed patches or tokens and the files, or all patches or tokens as JSON."""
     if as_json:
-        print_json({"patches": records(result.table), "files": [str(path) for path in result.files]})
+        name = Path(TOKENS if "token" in result.table else PATCHES).stem
+        print_json({name: records(result.table), "files": [str(path) for path in result.files]})
         return
     screen = console()
     request = result.sidecar.request
     screen.print(*_changed_patches(result, request.view_name))
+    inputs = result.overlays[0].modality.plural.capitalize()
     screen.print(
-        f"Images of {request['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
+        f"{inputs} of {request['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
         style="dim",
         soft_wrap=True,
     )
@@ -125,10 +128,12 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
 
 
 def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
-    """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
+    """Return how many of the compared patches or tokens changed: a line per layer, checkpoint and image or text."""
+    modality = result.overlays[0].modality
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
-    table = Table(title=f"Patches that changed their expert, {view} at severity", title_justify="left")
-    for column in ("layer", "checkpoint", "image"):
+    what = f"{modality.tokens.capitalize()} that changed their expert, {view} at severity"
+    table = Table(title=what, title_justify="left")
+    for column in ("layer", "checkpoint", modality.name):
         table.add_column(column)
     for severity in severities:
         table.add_column(f"{severity:g}", justify="right")

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay(Probe["OverlayResult"]):
-    """Draw the expert of each patch into clean and perturbed images, and outline patches that changed experts.
+    """Draw the expert of each patch or token, clean and perturbed, and outline those that changed experts.
 
-    Each expert tints its patches in its own color. With --animate each layer gets a looping GIF, its single frames, and
-    a strip of the first image: all severities scale one draw, and patches that differ from the clean image are
-    outlined.
+    Each expert tints its patches, or the tokens of a text, in its own color. With --animate each layer of an image
+    model gets a looping GIF, its single frames, and a strip of the first image: all severities scale one draw, and
+    patches that differ from the clean image are outlined.
 
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """
@@ -36,17 +36,17 @@ class Overlay(Probe["OverlayResult"]):
     ends_with: ClassVar[str] = "drawing"
     resumes: ClassVar[bool] = False
     audit: ClassVar[AuditEntry | None] = AuditEntry(
-        order=5, images={"severity": 0.2}, texts=None, figures=("overlay",)
+        order=5, images={"severity": 0.2}, texts={"view": "typos", "severity": 0.2}, figures=("overlay",)
     )
 
     images: Annotated[
-        Sequence[str], Arg("Names of images of the data set, comma-separated.", in_request=False)
+        Sequence[str], Arg("Names of images or texts of the data set, comma-separated.", in_request=False)
     ] = ()
     files: Annotated[
         Sequence[str | Path],
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("How many images, if none is named.", in_request=False)] = 4
+    count: Annotated[int, Arg("How many images or texts, if none is named.", in_request=False)] = 4
     view: Annotated[str, Arg("A view with a severity.")] = "gaussian_noise"
     severity: Annotated[float | None, Arg("Severity of the view; 0.2 if not given.", in_request=False)] = None
     animate: Annotated[

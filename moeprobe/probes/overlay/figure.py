@@ -1,25 +1,29 @@
-"""The expert of each patch as a tint of its own, patches that change experts outlined (Figure 5 of the PRC paper)."""
+"""The expert of each patch or token as its tint; patches that change experts are outlined (PRC paper, Figure 5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.probes.overlay.record import ImageOverlay
+from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import atomic_file
 
 _NOBODY, _UNCOMPARED = "#808080", "#ffffff"
 _TINT = 0.55
+# Characters of a line, and what one of them and a line with its row of numbers take on paper, in inches.
+_CHARACTERS, _WIDTH, _HEIGHT = 46, 0.075, 0.24
 # Patches of a finer grid, or of fewer points, bear no number.
 _MOST_NUMBERED, _LEAST_ROOM = 8, 5.5
 # More experts than this are a color each, and have no key.
@@ -76,7 +80,7 @@ def panel_inches(overlays: Sequence[ImageOverlay]) -> float:
     return 2.3 if side <= _MOST_NUMBERED else 3.1
 
 
-def experts_of(overlays: Iterable[ImageOverlay]) -> list[int]:
+def experts_of(overlays: Iterable[InputOverlay]) -> list[int]:
     """Return the experts that are drawn anywhere in some overlays."""
     experts = {
         int(e) for item in overlays for side in (item.clean_expert, item.perturbed_expert) for e in side.flat
@@ -91,7 +95,7 @@ def name_experts(axes: Axes, experts: Sequence[int]) -> None:
             axes.plot([], [], "s", color=expert_color(expert), markersize=8, label=f"{expert}")
 
 
-def key(overlays: Sequence[ImageOverlay]) -> str:
+def key(overlays: Sequence[InputOverlay]) -> str:
     """Return what colors, outlines and numbers say, by checkpoint where that differs."""
     shows_of = {item.checkpoint: item.shows for item in overlays}
     if len(set(shows_of.values())) == 1:
@@ -100,10 +104,10 @@ def key(overlays: Sequence[ImageOverlay]) -> str:
         what = "C" + "; c".join(
             f"olor in {checkpoint}: {description}" for checkpoint, description in shows_of.items()
         )
-    return f"{what}. Outlined: expert changed from the clean image"
+    return f"{what}. Outlined: expert changed from the clean {overlays[0].modality.name}"
 
 
-def moved_grid_legend(overlays: Sequence[ImageOverlay]) -> str:
+def moved_grid_legend(overlays: Sequence[InputOverlay]) -> str:
     """Return the end of a legend that says what a view that moves the grid leaves open; empty where none does."""
     parts = ""
     if any((item.clean_patch < 0).any() for item in overlays):
@@ -307,3 +311,96 @@ def _indexed(picture: Image.Image, palette: Image.Image) -> Image.Image:
     indexed = Image.fromarray(np.where(white, _WHITE, nearest).astype(np.uint8))
     indexed.putpalette(palette.getpalette() or [])
     return indexed
+
+
+def draw_texts(overlays: Sequence[TextOverlay], *, title: str) -> Figure:
+    """Return the figure: a row per text, for each checkpoint its clean and its perturbed version.
+
+    ``overlays`` are of one layer, text by text and checkpoint by checkpoint.
+    """
+    checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
+    texts = list(dict.fromkeys(item.image_id for item in overlays))
+    by_key = {(item.image_id, item.checkpoint): item for item in overlays}
+    heights = [max(_lines(item) for item in overlays if item.image_id == text) for text in texts]
+    inches = _CHARACTERS * _WIDTH
+    size = ((inches + 0.15) * 2 * len(checkpoints) + 0.4, _HEIGHT * sum(heights) + 0.4 * len(texts) + 0.9)
+    with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(
+            len(texts), 2 * len(checkpoints), squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
+    for row, text in enumerate(texts):
+        for number, checkpoint in enumerate(checkpoints):
+            clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
+            for panel in (clean, perturbed):
+                panel.set(xlim=(0, _CHARACTERS), ylim=(heights[row], 0), xticks=[], yticks=[])
+            item = by_key.get((text, checkpoint))
+            if item is None:
+                continue  # this checkpoint has no such layer
+            everywhere = np.ones(len(item.clean_words), dtype=bool)
+            _tokens(clean, item.clean_words, item.clean_expert, ~everywhere, everywhere)
+            _tokens(perturbed, item.perturbed_words, item.perturbed_expert, item.changed, item.compared)
+            perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+            if row == 0:
+                head = panels.wrapped(checkpoint, inches - 0.1, size=10)
+                clean.set_title(f"{head}\nclean")
+                perturbed.set_title(f"{head}\nperturbed")
+        axes[row, 0].set_ylabel(panels.wrapped(text, _HEIGHT * heights[row], size=8), fontsize=8)
+    figure.suptitle(panels.wrapped(title, size[0]))
+    name_experts(axes[0, 0], experts_of(overlays))
+    pale = any((item.clean_patch < 0).any() for item in overlays)
+    note = ". White: no clean token corresponds" if pale else ""
+    return panels.add_caption(figure, f"{key(overlays)}. Small numbers: experts{note}.")
+
+
+def _lines(item: TextOverlay) -> int:
+    """Return how many lines the longer version of a text takes."""
+    return max(int(token_positions(words)[-1, 1]) + 1 for words in (item.clean_words, item.perturbed_words))
+
+
+def token_positions(words: Sequence[str]) -> NDArray[np.int64]:
+    """Return where each word begins ``(T, 2)``: its character within the line, and its line.
+
+    A word that does not fit is the first of the next line; one longer than a line is cut off by it.
+    """
+    positions = np.zeros((max(len(words), 1), 2), dtype=np.int64)
+    character = line = 0
+    for number, word in enumerate(words):
+        width = len(visible_form(word))
+        if character and character + width > _CHARACTERS:
+            character, line = 0, line + 1
+        positions[number] = character, line
+        character += width
+    return positions
+
+
+def visible_form(word: str) -> str:
+    """Return the drawn form of a token: line breaks are seen, and so is a token without a character."""
+    return (word.replace("\n", "⏎").replace("\t", " ") or "·")[:_CHARACTERS]
+
+
+def _tokens(
+    axes: Axes,
+    words: Sequence[str],
+    experts: NDArray[np.int64],
+    changed: NDArray[np.bool_],
+    compared: NDArray[np.bool_],
+) -> None:
+    """Draw the tokens of a version of a text."""
+    boxes, colors = [], []
+    for (character, line), word, expert, is_compared in zip(
+        token_positions(words).tolist(), words, experts.tolist(), compared.tolist(), strict=True
+    ):
+        width = len(visible_form(word))
+        boxes.append(Rectangle((character + 0.08, line + 0.06), width - 0.16, 0.88))
+        color = to_rgba(_NOBODY if expert < 0 else expert_color(expert), _TINT)
+        colors.append(color if is_compared else to_rgba("white"))
+        text: dict[str, Any] = {"ha": "center", "clip_on": True}
+        center = character + width / 2
+        axes.text(center, line + 0.4, visible_form(word), fontsize=8, family="monospace", va="center", **text)
+        number = "–" if expert < 0 else str(expert)
+        axes.text(center, line + 0.8, number, fontsize=4.5, color="#303030", va="center", **text)
+    edges = np.where(changed, 1.3, 0.0).tolist()
+    axes.add_collection(
+        PatchCollection(boxes, facecolors=colors, edgecolors="black", linewidths=edges), autolim=False
+    )

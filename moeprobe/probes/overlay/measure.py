@@ -1,26 +1,31 @@
-"""The work of ``overlay``: a few images with the expert of each patch drawn in, at one severity or as it grows."""
+"""The work of ``overlay``: a few images or texts and the expert of each patch or token, at one severity or more.
+
+Wherever it says *patch*, a text has a *token*.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches, stack_texts
+from moeprobe.inputs.data.base import TextExample
 from moeprobe.inputs.geometry import Correspondence
+from moeprobe.inputs.modality import TEXT
 from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
-from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
@@ -28,7 +33,7 @@ from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
 from moeprobe.probes.overlay import Overlay
-from moeprobe.probes.overlay.record import ImageOverlay, overlay
+from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.naming import choose_names, names_in
@@ -36,8 +41,9 @@ from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.routing import finite
+from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import PIXELS, atomic_file
+from moeprobe.runtime.files import PATCHES, PIXELS, TOKENS, atomic_file
 from moeprobe.runtime.progress import Advance, Progress
 
 # Run a few images and keep what is to be looked at.
@@ -45,13 +51,19 @@ from moeprobe.runtime.progress import Advance, Progress
 
 def record_overlays(
     spec: RunSpec, checkpoints: Sequence[Checkpoint], *, progress: Advance | None = None
-) -> list[ImageOverlay]:
+) -> list[InputOverlay]:
     """Return the overlays of every checkpoint, severity, layer and image; ``spec`` holds the severities and images.
 
     ``progress`` is called with the number of images done since the last call.
     """
-    overlays: list[ImageOverlay] = []
+    overlays: list[InputOverlay] = []
     for checkpoint in checkpoints:
+        if checkpoint.framing.modality is TEXT:
+            for index in spec.indices:
+                overlays += _of_text(spec, checkpoint, index)
+                if progress is not None:
+                    progress(1)
+            continue
         loader = batches(
             spec.dataset,
             spec.indices,
@@ -69,7 +81,54 @@ def record_overlays(
 
 
 def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[ImageOverlay]:
-    """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
+    """Yield the overlays of a batch of images."""
+    for number, severity, layer, routing in _routings(spec, checkpoint, batch):
+        grid = routing[0].grid
+        assert grid is not None
+        pairs: Correspondence = geometry.correspond(
+            batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
+        )
+        for position, image_id in enumerate(batch.image_ids):
+            pixels = batch.views[0][position].numpy(), batch.views[number][position].numpy()
+            yield overlay(
+                image_id=image_id,
+                checkpoint=checkpoint.name,
+                layer=layer,
+                severity=severity,
+                pixels=pixels,
+                routing=routing,
+                pairs=pairs,
+                position=position,
+            )
+
+
+def _of_text(spec: RunSpec, checkpoint: Checkpoint, index: int) -> Iterator[TextOverlay]:
+    """Yield the overlays of a text, a batch of its own: a batch of several holds no words."""
+    example = spec.dataset.example(index)
+    assert isinstance(example, TextExample)
+    samples = recipe(spec, checkpoint.framing)(example.text, example.image_id)
+    batch = stack_texts([example.image_id], torch.tensor([-1]), [samples])
+    words = [sample.words[sample.num_prefix_tokens :] for sample in samples]
+    for number, severity, layer, routing in _routings(spec, checkpoint, batch):
+        reference, view = batch.partners(number)
+        yield overlay_text(
+            text_id=example.image_id,
+            checkpoint=checkpoint.name,
+            layer=layer,
+            severity=severity,
+            words=(words[0], words[number]),
+            routing=routing,
+            partners=(reference[0], view[0]),
+        )
+
+
+def _routings(
+    spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch
+) -> Iterator[tuple[int, float, str, tuple[LayerRouting, LayerRouting]]]:
+    """Yield the number of a view, its severity, a layer, and its clean and perturbed routing.
+
+    There is one clean pass, and one for each severity that changes something.
+    """
     assert isinstance(spec.view, SeverityView)
     layers = spec.layers_of(checkpoint.model)
     _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
@@ -80,62 +139,58 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[I
             _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
             finite.check(perturbed.layers, None, batch.image_ids, checkpoint=checkpoint.name)
         for layer in clean.layers:
-            routing = clean.layers[layer], perturbed.layers[layer]
-            grid = routing[0].grid
-            assert grid is not None
-            pairs: Correspondence = geometry.correspond(
-                batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
-            )
-            for position, image_id in enumerate(batch.image_ids):
-                pixels = batch.views[0][position].numpy(), batch.views[number][position].numpy()
-                yield overlay(
-                    image_id=image_id,
-                    checkpoint=checkpoint.name,
-                    layer=layer,
-                    severity=severity,
-                    pixels=pixels,
-                    routing=routing,
-                    pairs=pairs,
-                    position=position,
-                )
+            yield number, severity, layer, (clean.layers[layer], perturbed.layers[layer])
 
 
-def overlay_table(overlays: Sequence[ImageOverlay]) -> pd.DataFrame:
-    """Return one row per patch of the perturbed image: its choice, and the choice of its clean patch.
+def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
+    """Return one row per patch or token of the perturbed input: its choice, and the choice of its partner.
 
-    ``clean_expert`` is the expert at the same place in the clean image, whatever it shows. Sets and gates are texts,
-    those of the clean image of the corresponding patch.
+    ``clean_expert`` is the expert at the same place in the clean image, whatever it shows; texts have no such places,
+    but what each token reads. Sets and gates are texts, those of the clean input of the corresponding patch.
     """
     rows = []
     for item in overlays:
-        for row, column in np.ndindex(item.clean_expert.shape):
+        for number in range(item.perturbed_expert.size):
             rows.append(
                 {
                     "checkpoint": item.checkpoint,
                     "layer": item.layer,
                     "severity": item.severity,
                     "image_id": item.image_id,
-                    "row": row,
-                    "column": column,
-                    "clean_expert": item.clean_expert[row, column],
-                    "perturbed_expert": item.perturbed_expert[row, column],
-                    "clean_patch": item.clean_patch[row, column],
-                    "clean_patch_expert": item.clean_patch_expert[row, column],
-                    "compared": bool(item.compared[row, column]),
-                    "changed": bool(item.changed[row, column]),
-                    **_choices(item, row * item.clean_expert.shape[1] + column),
+                    **_identity(item, number),
+                    "perturbed_expert": item.perturbed_expert.flat[number],
+                    "clean_patch": item.clean_patch.flat[number],
+                    "clean_patch_expert": item.clean_patch_expert.flat[number],
+                    "compared": bool(item.compared.flat[number]),
+                    "changed": bool(item.changed.flat[number]),
+                    **_choices(item, number),
                 }
             )
     table = pd.DataFrame(rows)
     table["clean_patch"] = table["clean_patch"].astype("Int64").where(table["clean_patch"] >= 0)
     # -1 is no expert.
-    experts = ["clean_expert", "perturbed_expert", "clean_patch_expert"]
-    return table.assign(**{name: table[name].astype("Int64").where(table[name] >= 0) for name in experts})
+    experts = table.columns.intersection(["clean_expert", "perturbed_expert", "clean_patch_expert"])
+    table = table.assign(**{name: table[name].astype("Int64").where(table[name] >= 0) for name in experts})
+    return table.rename(columns=_OF_TOKENS) if "word" in table else table
 
 
-def _choices(item: ImageOverlay, patch: int) -> dict[str, str | float]:
+# Names of columns in a table of texts.
+_OF_TOKENS = {"clean_patch": "clean_token", "clean_patch_expert": "clean_token_expert"}
+
+
+def _identity(item: InputOverlay, number: int) -> dict[str, Any]:
+    """Return the position of a patch and the expert there in the clean image, or the words of a token."""
+    if isinstance(item, TextOverlay):
+        clean = int(item.clean_patch[number])
+        clean_word = "" if clean < 0 else item.clean_words[clean]
+        return {"token": number, "word": item.perturbed_words[number], "clean_word": clean_word}
+    row, column = divmod(number, item.clean_expert.shape[1])
+    return {"row": row, "column": column, "clean_expert": item.clean_expert[row, column]}
+
+
+def _choices(item: InputOverlay, patch: int) -> dict[str, str | float]:
     """Return set, gates and margin of a perturbed patch and of its clean one."""
-    clean_patch = int(item.clean_patch.ravel()[patch])
+    clean_patch = int(item.clean_patch.flat[patch])
     sides = {
         "perturbed": (item.perturbed_choices, patch),
         "clean": (None if clean_patch < 0 else item.clean_choices, clean_patch),
@@ -168,6 +223,8 @@ def pixel_sheet(overlays: Sequence[ImageOverlay]) -> Image.Image:
     return sheet
 
 
+# An overlay of images or of texts.
+Shown = TypeVar("Shown", bound=InputOverlay)
 SEVERITY = 0.2
 # Pixels of a side: patches are seen, and a page stays small.
 _LARGEST_TILE = 96
@@ -177,9 +234,9 @@ MAX_IMAGES = 24
 
 @dataclass(frozen=True)
 class OverlayResult:
-    """The result of ``overlay``: the overlays, a row per patch, the files written, the request and its models."""
+    """The result of ``overlay``: overlays, a row per patch or token, files written, the request and its models."""
 
-    overlays: list[ImageOverlay]
+    overlays: list[InputOverlay]
     table: pd.DataFrame
     files: list[Path]
     sidecar: Sidecar
@@ -206,20 +263,25 @@ class Drawing(ProbeWork[OverlayResult]):
         self, probe: Overlay, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        check_images(models, "there is nothing to draw")
         data = choose_data(data, models, files=probe.files)
         severities = probe.severities
         if not probe.animate and severities is None:
             severities = (SEVERITY if probe.severity is None else probe.severity,)
         sweep = Sweep(view=probe.view, severities=severities)
         spec = make_spec(sweep, models, data=data, options=options)
+        modality = spec.dataset.modality
+        if modality is TEXT and probe.animate:
+            raise UserError(
+                f"Texts are not animated: give {option('severities')}, and a report shows them with a slider."
+            )
         dataset, named_indices, data = pick_images(
             spec.dataset, images=probe.images, files=probe.files, data=data
         )
         indices = spec.indices[: probe.count] if named_indices is None else named_indices
         if len(indices) > MAX_IMAGES:
             raise UserError(
-                f"An overlay shows at most {MAX_IMAGES} images; got {len(indices)}. For numbers: moeprobe sweep."
+                f"An overlay shows at most {MAX_IMAGES} {modality.plural}; got {len(indices)}. For numbers: moeprobe "
+                "sweep."
             )
         growing = tuple(sorted(spec.severities))
         self._names = choose_names(options.names, [model.name for model in models])
@@ -251,11 +313,15 @@ class Drawing(ProbeWork[OverlayResult]):
         return OverlayResult(overlays, overlay_table(overlays), [], sidecar)
 
     def write(self, result: OverlayResult, folder: OutputFolder) -> OverlayResult:
-        """Write a row per patch, and the images that a report shows below them."""
-        write_csv(folder.path / "patches.csv", result.table)
-        with atomic_file(folder.path / PIXELS) as temporary:
-            pixel_sheet(result.overlays).save(temporary, format="PNG", optimize=True)
-        result.files.extend([folder.path / "patches.csv", folder.path / PIXELS])
+        """Write a row per patch or token, and of images the pixels that a report shows below them."""
+        images = [item for item in result.overlays if isinstance(item, ImageOverlay)]
+        table = folder.path / (PATCHES if images else TOKENS)
+        write_csv(table, result.table)
+        result.files.append(table)
+        if images:
+            with atomic_file(folder.path / PIXELS) as temporary:
+                pixel_sheet(images).save(temporary, format="PNG", optimize=True)
+            result.files.append(folder.path / PIXELS)
         return result
 
     def draw(self, result: OverlayResult, folder: OutputFolder, progress: Progress) -> None:
@@ -274,36 +340,38 @@ class Drawing(ProbeWork[OverlayResult]):
         return time_sample(self.spec, self.models, images=2, passes=self.spec.num_passes, run=_run)
 
 
-def with_other_names(overlays: Sequence[ImageOverlay], names: Mapping[str, str]) -> list[ImageOverlay]:
+def with_other_names(overlays: Sequence[Shown], names: Mapping[str, str]) -> list[Shown]:
     """Return overlays whose checkpoints are called as on the screen and in figures."""
     return [
         dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in overlays
     ]
 
 
-def _run(spec: RunSpec, model: Checkpoint) -> list[ImageOverlay]:
+def _run(spec: RunSpec, model: Checkpoint) -> list[InputOverlay]:
     return record_overlays(spec, [model])
 
 
-def _by_layer(overlays: Sequence[ImageOverlay]) -> dict[str, list[ImageOverlay]]:
-    by_layer: dict[str, list[ImageOverlay]] = {}
+def _by_layer(overlays: Sequence[Shown]) -> dict[str, list[Shown]]:
+    by_layer: dict[str, list[Shown]] = {}
     for item in overlays:
         by_layer.setdefault(item.layer, []).append(item)
     return by_layer
 
 
-def _figures(overlays: Sequence[ImageOverlay], *, view: str) -> dict[str, Figure]:
-    """Return a figure per layer by name: clean and perturbed images, these at the strongest severity."""
-    from moeprobe.probes.overlay.figure import draw
+def _figures(overlays: Sequence[InputOverlay], *, view: str) -> dict[str, Figure]:
+    """Return a figure per layer by name: clean and perturbed inputs, these at the strongest severity."""
+    from moeprobe.probes.overlay.figure import draw, draw_texts
 
     strongest = max(item.severity for item in overlays)
-    return {
-        f"overlay-{layer}": draw(
-            [item for item in items if item.severity == strongest],
-            title=f"{layer}: {view} at severity {strongest:g}",
-        )
-        for layer, items in _by_layer(overlays).items()
+    at_strongest = [item for item in overlays if item.severity == strongest]
+    images = _by_layer([item for item in at_strongest if isinstance(item, ImageOverlay)])
+    texts = _by_layer([item for item in at_strongest if isinstance(item, TextOverlay)])
+    titles = {
+        layer: f"{layer}: {view.replace('_', ' ')} at severity {strongest:g}" for layer in [*images, *texts]
     }
+    figures = {layer: draw(items, title=titles[layer]) for layer, items in images.items()}
+    figures |= {layer: draw_texts(items, title=titles[layer]) for layer, items in texts.items()}
+    return {f"overlay-{layer}": figure for layer, figure in figures.items()}
 
 
 def _animations(
@@ -316,7 +384,8 @@ def _animations(
     assert isinstance(spec.view, SeverityView)
     names = names_in(result.sidecar)
     colors = {names.get(name, name): color for name, color in result.sidecar.colors.items()}
-    layers = _by_layer(with_other_names(result.overlays, names))
+    images = [item for item in result.overlays if isinstance(item, ImageOverlay)]
+    layers = _by_layer(with_other_names(images, names))
     progress.start("overlay: drawing", len(layers) * len(spec.severities))
     written: list[Path] = []
     for layer, items in layers.items():

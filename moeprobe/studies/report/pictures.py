@@ -1,4 +1,4 @@
-"""The pictures of a run folder: figures, the frames of animations, and the patches of an overlay under a slider."""
+"""The pictures of a run folder: figures, the frames of animations, and what an overlay shows under a slider."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import Modality
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import is_there, read_bytes
 
@@ -21,8 +22,8 @@ _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 _MOST_PATCHES = 20_000
 _SIDES = ("perturbed_set", "perturbed_gates", "perturbed_margin", "clean_set", "clean_gates", "clean_margin")
 _COLUMNS = {
-    "checkpoint", "layer", "image_id", "severity", "column", "perturbed_expert", "clean_patch_expert", "compared",
-    "changed", *_SIDES,
+    "checkpoint", "layer", "image_id", "severity", "perturbed_expert", "clean_patch_expert", "compared", "changed",
+    *_SIDES,
 }  # fmt: skip
 
 
@@ -109,32 +110,40 @@ def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
 
 @dataclass(frozen=True)
 class Explorer:
-    """The patches of an overlay, for the script of the page.
+    """The patches or tokens of an overlay, for the script of the page.
 
     Attributes:
-        routing: JSON: names, and for each layer, checkpoint, image and severity the columns of a grid and its patches,
-            each as ``[expert, expert of the clean patch, compared, changed, set, gates, margin, clean set, clean
-            gates, clean margin]``; null where a checkpoint lacks a layer.
-        pixels: a row per image: the clean one, then every severity.
+        routing: JSON: names, and for each layer, checkpoint, image and severity the columns of a grid (0 for a text)
+            and its patches or tokens, each as ``[expert, expert of the clean one, compared, changed, set, gates,
+            margin, clean set, clean gates, clean margin]``, and of a token what it reads; null where a checkpoint
+            lacks a layer.
+        pixels: a row per image: the clean one, then every severity; None for texts.
         steps: how many severities there are.
         unit: what the slider is called.
+        modality: of the inputs.
     """
 
     routing: str
-    pixels: Picture
+    pixels: Picture | None
     steps: int
     unit: str
+    modality: Modality
 
 
-def explorer_of(patches: pd.DataFrame | None, pixels: Picture | None, *, unit: str) -> Explorer | None:
-    """Return what a page shows of the patches of an overlay; None without images, and for too many patches.
+def explorer_of(
+    patches: pd.DataFrame | None, pixels: Picture | None, *, modality: Modality, unit: str
+) -> Explorer | None:
+    """Return what a page shows of an overlay; None without pixels or words, and for too many patches or tokens.
 
     Args:
-        patches: the table, as text.
+        patches: the table of patches or tokens, as text.
         pixels: the images.
+        modality: of the inputs.
         unit: of the severity.
     """
-    if pixels is None or patches is None or not set(patches.columns) >= _COLUMNS:
+    if patches is None or not set(patches.columns) >= _COLUMNS:
+        return None
+    if "word" not in patches and (pixels is None or "column" not in patches):
         return None
     if not 0 < len(patches) <= _MOST_PATCHES:
         return None
@@ -152,16 +161,18 @@ def explorer_of(patches: pd.DataFrame | None, pixels: Picture | None, *, unit: s
         "grids": _nested(list(names.values()), grids),
     }
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return Explorer(text, pixels, len(names["severity"]), unit.split(",", maxsplit=1)[0])
+    return Explorer(text, pixels, len(names["severity"]), unit.split(",", maxsplit=1)[0], modality)
 
 
 def _grid(part: pd.DataFrame) -> dict[str, Any]:
-    """Return the patches of one image, row by row."""
+    """Return the patches of one image, row by row, or the tokens of a text."""
     flags = [[int(text == "True") for text in part[key]] for key in ("compared", "changed")]
     experts = [part[key] for key in ("perturbed_expert", "clean_patch_expert")]
     sides = [part[key].map(_short_number) if key.endswith("_margin") else part[key] for key in _SIDES]
-    columns = [*experts, *flags, *sides]
-    return {"columns": 1 + max(map(int, part["column"])), "patches": list(zip(*columns, strict=True))}
+    words = [part["word"]] if "word" in part else []
+    columns = [*experts, *flags, *sides, *words]
+    num_columns = 0 if words else 1 + max(map(int, part["column"]))
+    return {"columns": num_columns, "patches": list(zip(*columns, strict=True))}
 
 
 def _short_number(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.probes.base import CLEAN
 from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
@@ -26,7 +27,17 @@ from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sideca
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.files import FINISHED, PIXELS, REQUEST, is_file, is_folder, is_there, shortest_ends
+from moeprobe.runtime.files import (
+    FINISHED,
+    PATCHES,
+    PIXELS,
+    REQUEST,
+    TOKENS,
+    is_file,
+    is_folder,
+    is_there,
+    shortest_ends,
+)
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 
 _NUMBERS = (
@@ -51,7 +62,8 @@ _VALUE_COLUMNS = {
 }  # fmt: skip
 
 _PATCH_NUMBERS = (
-    "severity", "row", "column", "perturbed_expert", "clean_patch_expert", "perturbed_margin", "clean_margin",
+    "severity", "row", "column", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert",
+    "perturbed_margin", "clean_margin",
 )  # fmt: skip
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
@@ -92,6 +104,18 @@ class Run(RunTables):
         view = self.settings.get("view")
         name = view.get("name") if isinstance(view, dict) else view
         return name.replace("_", " ") if isinstance(name, str) and name != CLEAN else ""
+
+    @property
+    def modality(self) -> Modality:
+        """What the checkpoints read."""
+        return TEXT if TOKENS in self.csvs else super().modality
+
+    @property
+    def overlay(self) -> pd.DataFrame | None:
+        """The patches of an overlay, or the tokens under the names of columns of patches; None where there are none."""
+        if TOKENS in self.csvs:
+            return self.csvs[TOKENS].rename(columns={"clean_token_expert": "clean_patch_expert"})
+        return self.csvs.get(PATCHES)
 
     @property
     def gate(self) -> str | None:
@@ -141,7 +165,8 @@ def _read(path: Path, label: str) -> Run:
     csvs = {
         name: with_present_names(_read_csv(path / name, content), sidecar) for name, content in files.items()
     }
-    _check_patches(path, csvs.get("patches.csv"))
+    for name in {PATCHES, TOKENS} & csvs.keys():
+        _check_patches(path / name, csvs[name])
     frames = read_frames(path, sidecar)
     frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
@@ -237,17 +262,13 @@ def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
         raise UserError(f"Cannot read {path}: {error}.") from error
 
 
-def _check_patches(path: Path, patches: pd.DataFrame | None) -> None:
-    """Raise ``UserError`` unless the numbers of the patches of an overlay are some."""
-    if patches is None:
-        return
+def _check_patches(path: Path, patches: pd.DataFrame) -> None:
+    """Raise ``UserError`` unless the numbers of the patches or tokens of an overlay are some."""
     for name in patches.columns.intersection([*_PATCH_NUMBERS]):
         try:
             pd.to_numeric(patches[name].replace("", "0"))
         except ValueError as error:
-            raise UserError(
-                f"{path / 'patches.csv'} has something else than numbers in {name}: {error}."
-            ) from error
+            raise UserError(f"{path} has something else than numbers in {name}: {error}.") from error
 
 
 def _values(

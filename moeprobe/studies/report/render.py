@@ -89,9 +89,9 @@ class Section:
 
     @cached_property
     def explorer(self) -> Explorer | None:
-        """The patches of an overlay; None where the run is none."""
+        """The patches or tokens of an overlay; None where the run is none."""
         unit = self.run.sidecar.severity_unit or "severity"
-        return explorer_of(self.run.csvs.get("patches.csv"), self.run.pixels, unit=unit)
+        return explorer_of(self.run.overlay, self.run.pixels, modality=self.run.modality, unit=unit)
 
     @property
     def leading_pictures(self) -> list[Picture]:

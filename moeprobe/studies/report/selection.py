@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.inputs.modality import Modality
 from moeprobe.metrics.registry import (
     find,
     output_along_severity,
@@ -48,8 +49,8 @@ def short_tables(run: Run) -> list[Table]:
         tables[-1] = dataclasses.replace(tables[-1], note=f"{tables[-1].note} {note}".strip())
     if run.comparison is not None and "verdict" in run.comparison:
         tables += verdicts.tables(run.comparison, extra=run.gate)
-    if "patches.csv" in run.csvs:
-        tables += _changed_patches(run.csvs["patches.csv"])
+    if run.overlay is not None:
+        tables += _changed_patches(run.overlay, run.modality)
     return tables
 
 
@@ -166,8 +167,8 @@ def _at(table: pd.DataFrame, layer_tokens: tuple[str, str]) -> pd.Series:
     return (table["layer"] == layer_tokens[0]) & (table["tokens"] == layer_tokens[1])
 
 
-def _changed_patches(patches: pd.DataFrame) -> list[Table]:
-    """Return how many patches of each image changed the expert that is drawn."""
+def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:
+    """Return how many patches or tokens of each image or text changed the expert that is drawn."""
     keys = [name for name in ("layer", "checkpoint", "image_id", "severity") if name in patches]
     if not {"layer", "checkpoint", "image_id", "changed", "compared"} <= set(patches.columns):
         return []
@@ -182,8 +183,9 @@ def _changed_patches(patches: pd.DataFrame) -> list[Table]:
                 counts([(part["compared"] == "True").sum()]),
             ]
         )
-    columns = ["image" if name == "image_id" else name for name in keys]
+    columns = [modality.name if name == "image_id" else name for name in keys]
     note = (
-        "Single images, to be looked at: no interval belongs to them, and no conclusion about a checkpoint."
+        f"Single {modality.plural}, to be looked at: without interval, and no conclusion about a checkpoint."
     )
-    return [Table("Patches that changed their expert", [*columns, "changed", "of"], rows, note)]
+    title = f"{modality.tokens.capitalize()} that changed their expert"
+    return [Table(title, [*columns, "changed", "of"], rows, note)]

@@ -63,7 +63,7 @@ def title_of(run: Run) -> str:
     """Return what a run is about, e.g. ``Match of corresponding patches: random crop``."""
     kind = of_kind(run.kind)
     plain = run.kind.replace("-", " ").replace("_", " ").capitalize()
-    name = _STUDIES.get(run.kind, plain) if kind is None else kind.title
+    name = _STUDIES.get(run.kind, plain) if kind is None else run.modality.translate(kind.title)
     return f"{name}: {run.view}" if run.view else name
 
 
@@ -167,8 +167,8 @@ def remarks_of(run: Run) -> list[str]:
 
 
 def _changed_patches(run: Run) -> list[str]:
-    """Return how many patches of the drawn images changed their expert; none where no images were drawn."""
-    patches = run.csvs.get("patches.csv")
+    """Return how many patches or tokens of the drawn inputs changed their expert; none where nothing was drawn."""
+    patches = run.overlay
     if patches is None or not {"checkpoint", "image_id", "compared", "changed"} <= set(patches.columns):
         return []
     steps = [float(text) for text in patches["severity"]] if "severity" in patches else []
@@ -180,7 +180,9 @@ def _changed_patches(run: Run) -> list[str]:
     ]
     images = run.modality.format_count(patches["image_id"].nunique())
     at = f" at severity {max(steps):g}" if steps else ""
-    return [f"On {images}{at}, over all layers, the patches that change expert are {', '.join(counts_of)}."]
+    return [
+        f"On {images}{at}, over all layers, the {run.modality.tokens} that change expert are {', '.join(counts_of)}."
+    ]
 
 
 def _verdicts(run: Run) -> list[str]:

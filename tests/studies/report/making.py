@@ -172,6 +172,26 @@ def write_overlay(
     return folder
 
 
+def write_text_overlay(folder: Path) -> Path:
+    """Write an overlay of one text: "a shop" becomes "a sh|op", whose second token changes from expert 1 to 3."""
+    draw(folder / "figures" / "overlay-layers.0.png")
+    columns = (
+        "checkpoint,layer,severity,image_id,token,word,clean_word,perturbed_expert,clean_token,clean_token_expert,"
+        "compared,changed,perturbed_set,perturbed_gates,perturbed_margin,clean_set,clean_gates,clean_margin"
+    )
+    where = "a,layers.0"
+    lines = [
+        f"{where},0.0,lines/0,0,a,a,1,0,1,True,False,1,0.500,,1,0.500,",
+        f"{where},0.0,lines/0,1, shop, shop,1,1,1,True,False,1,0.250,,1,0.250,",
+        f"{where},0.2,lines/0,0,a,a,1,0,1,True,False,1,0.500,,1,0.500,",
+        f"{where},0.2,lines/0,1, sh, shop,3,1,1,True,True,3,0.500,,1,0.250,",
+        f"{where},0.2,lines/0,2,op,,3,,,False,False,3,0.500,,,,",
+    ]
+    (folder / "tokens.csv").write_text("\n".join([columns, *lines]) + "\n", encoding="utf-8")
+    write_sidecar(folder, sidecar("overlay", ["a"], severity_unit="typos: share of words"))
+    return folder
+
+
 def hostile(folder: Path) -> Path:
     """A run in which whatever can carry a name carries a script."""
     key = (HOSTILE, "patch", "top1_match_kappa", "pooled")

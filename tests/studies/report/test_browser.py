@@ -27,6 +27,7 @@ from tests.studies.report.making import (
     write_overlay,
     write_rows,
     write_run,
+    write_text_overlay,
 )
 
 pytestmark = needs_browser
@@ -194,7 +195,7 @@ def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overla
     ActionChains(browser).move_to_element(patches[3]).perform()
     assert message.text == (
         "b, blocks.1, digits/8, row 2, column 2, noise σ 0.2: experts 2 (gate 0.500), 0 (gate 0.250), margin 0.125. "
-        "On the clean image: experts 1 (gate 0.625), 3 (gate 0.125), margin 0.25. Changed from 1 to 2."
+        "In the clean image: experts 1 (gate 0.625), 3 (gate 0.125), margin 0.25. Changed from 1 to 2."
     )
     # The slider speaks of the patch that was pointed at last.
     find(browser, ".explorer input")[0].send_keys(Keys.HOME)
@@ -231,6 +232,34 @@ def test_the_patches_fit_a_phone(browser: Any, overlay: Path) -> None:
     show(browser, overlay, width=PHONE)
     assert browser.find_element("tag name", "html").get_property("scrollWidth") <= PHONE
     assert min(one.size["width"] for one in find(browser, ".grid button")) >= 40
+
+
+def test_the_tokens_of_a_text_tell_their_experts(browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page = api.report([write_text_overlay(tmp_path / "texts")], out=tmp_path / "out").files[0]
+    show(browser, page)
+    (tile,) = tiles(browser)
+    read = [button.text for button in tile.find_elements("tag name", "button")]
+    assert read == ["a", " sh", "op"] and find(browser, ".explorer .caption")[0].text == "a: 1 of 2 changed"
+    tokens = tile.find_elements("tag name", "button")
+    (message,) = find(browser, ".explorer .patch")
+    ActionChains(browser).move_to_element(tokens[1]).perform()
+    assert message.text == (
+        "a, layers.0, lines/0, token 2 “sh”, typos: share of words 0.2: expert 3 (gate 0.500). "
+        "In the clean text: expert 1 (gate 0.250). Changed from 1 to 3."
+    )
+    browser.execute_script("arguments[0].focus()", tokens[1])
+    browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    assert "token 3 “op”" in message.text and "No clean token corresponds." in message.text
+    # Without typos the text has other tokens.
+    find(browser, ".explorer input")[0].send_keys(Keys.HOME)
+    assert [button.text for button in tile.find_elements("tag name", "button")] == ["a", " shop"]
+    assert not find(browser, ".explorer .changed")
+    assert browser.get_log("browser") == []
+    show(browser, page, width=PHONE)
+    assert browser.find_element("tag name", "html").get_property("scrollWidth") <= PHONE
 
 
 def column(table: Any, number: int) -> list[str]:

@@ -57,9 +57,9 @@ for (const series of document.querySelectorAll(".frames")) {
   show();
 }
 
-// The expert of each patch: a tile per layer, image and checkpoint, all under one slider.
+// The expert of each patch or token: a tile per layer, image or text, and checkpoint, all under one slider.
 
-const EXPERT = 0, CLEAN = 1, COMPARED = 2, CHANGED = 3, SET = 4, CLEAN_SET = 7;
+const EXPERT = 0, CLEAN = 1, COMPARED = 2, CHANGED = 3, SET = 4, CLEAN_SET = 7, WORD = 10;
 
 function element(name, parent, text = "", className = "") {
   const made = document.createElement(name);
@@ -82,7 +82,8 @@ function choice(patch, start) {
 function explore(root) {
   const routing = JSON.parse(root.querySelector(".routing").textContent);
   const [slider, output, message] = ["input", "output", ".patch"].map((part) => root.querySelector(part));
-  const pixels = root.querySelector(".pixels");
+  const pixels = root.querySelector(".pixels"); // Texts have none.
+  const { input, token } = root.dataset;
   const unit = root.querySelector("label").textContent;
   const tiles = [], plain = [];
   let shownExpert = "", pointed = null;
@@ -90,28 +91,49 @@ function explore(root) {
   const describe = () => {
     if (!pointed) return;
     const { tile, number } = pointed;
-    const patch = tile.grids[slider.value].patches[number];
-    const columns = tile.grids[slider.value].columns;
-    const place = `row ${Math.floor(number / columns) + 1}, column ${(number % columns) + 1}`;
-    const clean = patch[COMPARED] ? `On the clean image: ${choice(patch, CLEAN_SET)}.` : "No clean patch corresponds.";
+    const { columns, patches } = tile.grids[slider.value];
+    const patch = patches[number];
+    if (!patch) return;
+    const place = columns
+      ? `row ${Math.floor(number / columns) + 1}, column ${(number % columns) + 1}`
+      : `token ${number + 1} “${patch[WORD].trim()}”`;
+    const clean = patch[COMPARED] ? `In the clean ${input}: ${choice(patch, CLEAN_SET)}.` : `No clean ${token} corresponds.`;
     const same = sorted(patch[SET]) === sorted(patch[CLEAN_SET]) ? "; the set is the same" : "";
     const verdict = patch[CHANGED] ? ` Changed from ${patch[CLEAN] || "none"} to ${patch[EXPERT] || "none"}${same}.` : "";
     message.textContent = `${tile.name}, ${place}, ${unit} ${routing.severity[slider.value]}: ${choice(patch, SET)}. ${clean}${verdict}`;
   };
 
+  // One button each; of a text as many as it has tokens at this severity.
+  const fill = (tile, step) => {
+    tile.grid.replaceChildren();
+    tile.buttons = tile.grids[step].patches.map((_, place) => {
+      const button = element("button", tile.grid);
+      button.type = "button";
+      button.tabIndex = place ? -1 : 0;
+      const point = () => { pointed = { tile, number: place }; describe(); };
+      button.addEventListener("mouseenter", point);
+      button.addEventListener("focus", point);
+      return button;
+    });
+  };
+
   const draw = () => {
     const step = Number(slider.value);
-    const side = pixels.naturalWidth / (1 + routing.severity.length);
-    for (const { canvas, row } of [...tiles, ...plain]) {
+    const side = pixels ? pixels.naturalWidth / (1 + routing.severity.length) : 0;
+    for (const { canvas, row } of pixels ? [...tiles, ...plain] : []) {
       canvas.width = canvas.height = side;
       canvas.getContext("2d").drawImage(pixels, side * (1 + step), side * row, side, side, 0, 0, side, side);
     }
     for (const tile of tiles) {
       const patches = tile.grids[step].patches;
+      if (!pixels) fill(tile, step);
       tile.buttons.forEach((button, number) => {
         const patch = patches[number];
-        button.textContent = patch[COMPARED] ? patch[EXPERT] || "–" : "·";
-        button.style.backgroundColor = patch[COMPARED] ? `${routing.colors[patch[EXPERT]] ?? "#808080"}99` : "#ffffffb3";
+        const expert = patch[EXPERT] || "–";
+        button.textContent = pixels ? (patch[COMPARED] ? expert : "·") : patch[WORD] || "·";
+        if (!pixels) button.dataset.expert = expert;
+        const blank = pixels ? "#ffffffb3" : "transparent";
+        button.style.backgroundColor = patch[COMPARED] ? `${routing.colors[patch[EXPERT]] ?? "#808080"}99` : blank;
         button.classList.toggle("changed", Boolean(patch[CHANGED]));
         button.classList.toggle("other", shownExpert !== "" && patch[EXPERT] !== shownExpert);
       });
@@ -133,32 +155,28 @@ function explore(root) {
       const figure = element("figure", images);
       element("figcaption", figure, image);
       const pair = element("div", figure, "", "tiles");
-      const picture = element("div", pair);
-      plain.push({ canvas: element("canvas", element("div", picture, "", "tile")), row });
-      element("div", picture, "image", "caption");
+      if (pixels) {
+        const picture = element("div", pair);
+        plain.push({ canvas: element("canvas", element("div", picture, "", "tile")), row });
+        element("div", picture, "image", "caption");
+      }
       routing.checkpoint.forEach((checkpoint, number) => {
         const grids = routing.grids[layerNumber][number][row];
         if (grids.includes(null)) return;
         const part = element("div", pair);
         const tile = { grids, row, checkpoint, name: `${checkpoint}, ${layer}, ${image}`, buttons: [] };
-        const box = element("div", part, "", "tile");
-        tile.canvas = element("canvas", box);
+        const box = element("div", part, "", pixels ? "tile" : "words");
+        if (pixels) tile.canvas = element("canvas", box);
         const grid = element("div", box, "", "grid");
+        tile.grid = grid;
         grid.setAttribute("role", "group");
         grid.setAttribute("aria-label", tile.name);
         grid.style.gridTemplateColumns = `repeat(${grids[0].columns}, 1fr)`;
-        tile.buttons = grids[0].patches.map((_, place) => {
-          const button = element("button", grid);
-          button.type = "button";
-          button.tabIndex = place ? -1 : 0;
-          const point = () => { pointed = { tile, number: place }; describe(); };
-          button.addEventListener("mouseenter", point);
-          button.addEventListener("focus", point);
-          return button;
-        });
+        if (pixels) fill(tile, 0);
         // One stop of the Tab key for a tile; the arrow keys move in it.
         grid.addEventListener("keydown", (event) => {
-          const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -grids[0].columns, ArrowDown: grids[0].columns };
+          const line = grids[0].columns || 1;
+          const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -line, ArrowDown: line };
           const now = tile.buttons.indexOf(document.activeElement);
           const next = tile.buttons[now + steps[event.key]];
           if (!next) return;
@@ -190,7 +208,8 @@ function explore(root) {
   slider.addEventListener("input", draw);
   root.hidden = false;
   root.parentElement.classList.add("explored");
-  pixels.decode().then(draw);
+  if (pixels) pixels.decode().then(draw);
+  else draw();
 }
 
 document.querySelectorAll(".explorer").forEach(explore);
