@@ -13,7 +13,7 @@ from moeprobe.metrics.declaration import KAPPA
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.registry import headlines_of, kinds
 from moeprobe.results.headlines.collected import HeadlineValues, Row
-from moeprobe.results.headlines.declared import Agreement
+from moeprobe.results.headlines.declared import Agreement, Headline
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Cell, Table, value
@@ -64,7 +64,7 @@ class Verdict:
     Attributes:
         run: label of the run.
         label: the property.
-        circumstances: view and severity, e.g. "under gaussian noise at noise σ 0.2"; empty = clean inputs.
+        circumstances: view and severity, e.g. "under gaussian noise at σ 0.2"; empty = neither.
         noun: the property in a sentence.
         pair: checkpoint and reference, as the report calls them.
         word: the verdict.
@@ -152,47 +152,70 @@ def lead_of(run: Run) -> str:
     return sentences[0] if sentences else ""
 
 
-def _verdict(run: Run, headline: HeadlineValues, row: Row, names: Names) -> Verdict:
-    pair = row["checkpoint"], row["reference"]
-    in_layers = [
-        line for line in headline.differences_in_layers if (line["checkpoint"], line["reference"]) == pair
-    ]
-    rows = in_layers or [row]
-    form = registry.find(headline.declared.metric)
-    higher = [line for line in rows if line["ci_low"] > 0]
-    lower = [line for line in rows if line["ci_high"] < 0]
-    decisive, choice = row, "first"
-    if (higher or lower) and not (row["ci_low"] > 0 or row["ci_high"] < 0):
-        decisive, choice = max(higher + lower, key=lambda line: abs(line["value"])), "largest"
-    collapsed = [
-        names.of(run, side["checkpoint"])
-        for side in headline.rows[headline.which]
-        if side["checkpoint"] in pair and side["flag"] == "collapsed"
-    ]
-    word = f"{' and '.join(collapsed)} collapsed" if collapsed else _word(rows, higher, lower, form.direction)
-    agrees = form.kind == "kappa" and (form.metric.agreement or headline.declared.beside)
-    theme, sign = _theme_of("" if agrees else form.name)
-    parts = [f"under {run.view}"] if run.view else []
-    # Not "gaussian noise at noise σ 0.2".
-    unit = (run.sidecar.severity_unit or "severity").split(",")[0].removeprefix(f"{run.view.split(' ')[-1]} ")
-    parts += [] if headline.severity is None else [f"at {unit} {headline.severity:g}"]
-    is_clean = headline.severity == 0 and headline.declared.at == "weakest"
-    if is_clean or (not parts and not headline.layer):
-        parts = [f"on clean {run.modality.plural}"]
+def _verdict(run: Run, headline: HeadlineValues, first: Row, names: Names) -> Verdict:
+    """Return the verdict on a headline for one pair of checkpoints; ``first``: their difference in the first layer."""
+    form, null = registry.find(headline.declared.metric), headline.which[1]
+    pair = first["checkpoint"], first["reference"]
+    rows = [row for row in headline.differences_in_layers if (row["checkpoint"], row["reference"]) == pair]
+    rows = rows or [first]
+    higher, lower = [row for row in rows if row["ci_low"] > 0], [row for row in rows if row["ci_high"] < 0]
+    leading, layer = _leading_difference(first, len(rows), [*higher, *lower])
+    theme, sign = _theme_of(form, headline.declared)
     return Verdict(
         run=run.label,
-        label=sentence_case(form.full_label(headline.which[1], run.modality)),
-        circumstances=" ".join(parts),
-        noun="κ" if form.kind == "kappa" and headline.which[1] == "pooled" else headline.declared.noun,
+        label=sentence_case(form.full_label(null, run.modality)),
+        circumstances=_circumstances(run, headline),
+        noun="κ" if form.kind == "kappa" and null == "pooled" else headline.declared.noun,
         pair=(names.of(run, pair[0]), names.of(run, pair[1])),
-        word=word,
+        word=_collapsed(run, headline, pair, names) or _word(rows, higher, lower, form.direction),
         direction=bool(higher) - bool(lower),
-        difference=decisive,
-        layer=_layer(decisive["layer"], choice, len(rows)),
+        difference=leading,
+        layer=layer,
         # Beside κ by all inputs, κ within the image is read in the table.
-        theme=theme if headline.which[1] in ("", "pooled") else None,
+        theme=theme if null in ("", "pooled") else None,
         sign=sign,
     )
+
+
+def _leading_difference(first: Row, num_layers: int, decisive: Sequence[Row]) -> tuple[Row, str]:
+    """Return the difference that stands for all layers, and where that is, e.g. "blocks.1, first of 2".
+
+    It is the first layer's. Where its interval does not exclude 0 it is the largest of the ``decisive`` ones.
+    """
+    leading, position = first, "first"
+    # Not ``ci_low <= 0 <= ci_high``, which a difference without an interval is not either.
+    if decisive and not (first["ci_low"] > 0 or first["ci_high"] < 0):
+        leading, position = max(decisive, key=lambda row: abs(row["value"])), "largest"
+    if not leading["layer"]:
+        return leading, "output"
+    return leading, leading["layer"] if num_layers == 1 else f"{leading['layer']}, {position} of {num_layers}"
+
+
+def _circumstances(run: Run, headline: HeadlineValues) -> str:
+    """Return the view and severity of a headline, e.g. "under gaussian noise at σ 0.2"; empty = it has neither.
+
+    Of clean inputs only accuracy says so: routing without a view is of clean inputs anyway.
+    """
+    is_clean = headline.severity == 0 and headline.declared.at == "weakest"
+    if is_clean or not (run.view or headline.severity is not None or headline.layer):
+        return f"on clean {run.modality.plural}"
+    parts = [f"under {run.view}"] if run.view else []
+    if headline.severity is not None:
+        # The unit of gaussian noise is "noise σ", and the view says noise already.
+        unit = (run.sidecar.severity_unit or "severity").split(",")[0]
+        unit = unit.removeprefix(f"{run.view.split(' ')[-1]} ")
+        parts.append(f"at {unit} {headline.severity:g}")
+    return " ".join(parts)
+
+
+def _collapsed(run: Run, headline: HeadlineValues, pair: tuple[str, str], names: Names) -> str:
+    """Return which checkpoints of a pair collapsed, as a verdict; empty where neither did."""
+    collapsed = [
+        names.of(run, row["checkpoint"])
+        for row in headline.rows[headline.which]
+        if row["checkpoint"] in pair and row["flag"] == "collapsed"
+    ]
+    return f"{' and '.join(collapsed)} collapsed" if collapsed else ""
 
 
 def _word(rows: Sequence[Row], higher: Sequence[Row], lower: Sequence[Row], direction: int) -> str:
@@ -211,12 +234,6 @@ def _word(rows: Sequence[Row], higher: Sequence[Row], lower: Sequence[Row], dire
     return f"{', '.join(f'{word} in {number}' for word, number in words)} of {len(rows)} layers"
 
 
-def _layer(layer: str, choice: str, layers: int) -> str:
-    if not layer:
-        return "output"
-    return layer if layers == 1 else f"{layer}, {choice} of {layers}"
-
-
 def _scales() -> dict[str, str]:
     """Return the scale by which an audit judges each metric, by its name; "" stands for agreement."""
     return {
@@ -229,9 +246,10 @@ def _scales() -> dict[str, str]:
     }
 
 
-def _theme_of(metric: str) -> tuple[Theme | None, int]:
-    """Return the theme of a metric ("" = agreement), with 1 where more of it is better there and −1 where less is."""
-    scale = _scales().get(metric, "")
+def _theme_of(form: registry.Form, headline: Headline) -> tuple[Theme | None, int]:
+    """Return the theme of a headline, with 1 where more of it is better there and −1 where less is."""
+    agrees = form.kind == "kappa" and (form.metric.agreement or headline.beside)
+    scale = _scales().get("" if agrees else form.name, "")
     return next(((theme, theme.scales[scale]) for theme in _THEMES if scale in theme.scales), (None, 0))
 
 

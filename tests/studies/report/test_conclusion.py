@@ -85,6 +85,7 @@ UP, DOWN, NONE = (0.1, 0.05, 0.15), (-0.2, -0.25, -0.15), (0.02, -0.01, 0.05)
         (UP, DOWN, "better in 1, worse in 1 of 2 layers", UP, "blocks.1, first of 2"),
         (NONE, NONE, "no significant difference", NONE, "blocks.1, first of 2"),
         ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "the same", (0.0, 0.0, 0.0), "blocks.1, first of 2"),
+        ((0.1, NAN, NAN), DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
         ((0.1, NAN, NAN), (0.1, NAN, NAN), "no verdict", (0.1, NAN, NAN), "blocks.1, first of 2"),
     ],
 )

@@ -128,64 +128,133 @@ class SampledChance:
 
     @cached_property
     def _value_and_influence(self) -> tuple[float, Array]:
-        """Return c and the influences."""
-        # An order of rows would put tokens of an image beside each other in every draw.
+        """Return c and the influences.
+
+        c = A / D over strata s: A = Σ share_s agree_s and D = Σ share_s draws_s. ``share`` is trials over pairs,
+        ``agree`` the similarity of all pairs as the drawn ones tell it, ``draws`` the pairs that count.
+        """
         rng = generator(0, "partners")
-        order = rng.permutation(len(self._image))
-        order = order[np.argsort(self._strata.number[order], kind="stable")]
-        all_images, (reference, view) = self._image[order], (side.take(order) for side in self._sides)
-        different, all_strata = np.unique(self._strata.number[order], return_inverse=True)
-        slots, slot = np.unique(all_strata * self._num_images + all_images, return_inverse=True)
-        stratum, image = slots // self._num_images, slots % self._num_images
+        trials = self._shuffled(rng)
+        counts = _count_pairs(trials, self._num_images)
+        similarity, num_partners = _draw(rng, trials)
 
-        def by_stratum(of: Integers, values: NDArray[np.generic] | None) -> Array:
-            return np.bincount(of, weights=values, minlength=len(different)).astype(np.float64)
-
-        number, empty_reference, empty_view = (
-            np.bincount(slot, weights=weights, minlength=len(slots)).astype(np.float64)
-            for weights in (None, reference.sizes == 0, view.sizes == 0)
-        )
-        # Pairs of trials of two images, and those of them that are draws: two empty sets are none.
-        trials = by_stratum(all_strata, None)
-        pairs = trials**2 - by_stratum(stratum, number**2)
-        all_empty = by_stratum(stratum, empty_reference), by_stratum(stratum, empty_view)
-        draws = pairs - all_empty[0] * all_empty[1] + by_stratum(stratum, empty_reference * empty_view)
-        similarity, num_pairs = _draw(rng, all_images, all_strata, reference, view, trials.astype(np.int64))
-        # Each pair is in the numbers of the reference's trial and in those of the view's.
-        num_drawn = by_stratum(all_strata, num_pairs) / 2
-        # By how many pairs a drawn one stands for, and by how much a pair counts.
-        stands_for = divide(pairs, num_drawn, empty=0.0)
-        share = np.where(num_drawn > 0, divide(trials, pairs, empty=0.0), 0.0)
-        agree = stands_for * by_stratum(all_strata, similarity) / 2
-        num_draws = (share * draws).sum()
+        # A drawn pair is in the numbers of both its trials, so a stratum's sum holds it twice.
+        num_drawn = trials.sum_by_stratum(num_partners) / 2
+        pairs_per_drawn = divide(counts.pairs, num_drawn, empty=0.0)
+        agree = pairs_per_drawn * trials.sum_by_stratum(similarity) / 2
+        share = np.where(num_drawn > 0, divide(counts.trials, counts.pairs, empty=0.0), 0.0)
+        num_draws = (share * counts.draws).sum()
         value = float(divide((share * agree).sum(), num_draws))
-        of_pairs = 2 * number * (trials[stratum] - number)
-        of_share = divide(number - share[stratum] * of_pairs, pairs[stratum], empty=0.0)
-        of_draws = of_pairs + 2 * empty_reference * empty_view
-        of_draws -= empty_reference * all_empty[1][stratum] + empty_view * all_empty[0][stratum]
-        # An image has as many pairs as it has, not as many as were drawn of it; these say how alike they are.
-        rate = divide(agree, pairs, empty=0.0)
-        of_slot = of_share * (agree - value * draws)[stratum]
-        of_slot += share[stratum] * (rate[stratum] * of_pairs - value * of_draws)
-        deviation = (share * stands_for)[all_strata] * (similarity - rate[all_strata] * num_pairs)
-        of_image = per_image(of_slot, image, self._num_images)
-        of_image += per_image(deviation, all_images, self._num_images)
+
+        # The influence is the slope of A − c D by an image's weight, divided by D. First what follows from the numbers
+        # of trials and pairs: an image counts with all its pairs, as alike as those of its stratum are on average.
+        of_share = divide(
+            counts.in_slot - share[counts.stratum] * counts.pair_slopes,
+            counts.pairs[counts.stratum],
+            empty=0.0,
+        )
+        mean_similarity = divide(agree, counts.pairs, empty=0.0)
+        of_slot = of_share * (agree - value * counts.draws)[counts.stratum]
+        of_slot += share[counts.stratum] * (
+            mean_similarity[counts.stratum] * counts.pair_slopes - value * counts.draw_slopes
+        )
+        # Then by how much the image's own drawn pairs are more alike than that.
+        excess = similarity - mean_similarity[trials.stratum] * num_partners
+        of_trial = (share * pairs_per_drawn)[trials.stratum] * excess
+        of_image = per_image(of_slot, counts.image, self._num_images)
+        of_image += per_image(of_trial, trials.image, self._num_images)
         return value, divide(of_image, num_draws)
 
+    def _shuffled(self, rng: np.random.Generator) -> "_ShuffledTrials":
+        """Return the trials stratum by stratum, in a random order within each.
 
-def _draw(
-    rng: np.random.Generator,
-    image: Integers,
-    stratum: Integers,
-    reference: Sets,
-    view: Sets,
-    size: Integers,
-) -> tuple[Array, Array]:
-    """Return how alike each trial's tokens and their partners are, summed ``(M,)``, and how many pairs that is.
+        In the order of the rows every draw would pair tokens of one image, which lie beside each other.
+        """
+        order = rng.permutation(len(self._image))
+        order = order[np.argsort(self._strata.number[order], kind="stable")]
+        _, stratum = np.unique(self._strata.number[order], return_inverse=True)
+        reference, view = (side.take(order) for side in self._sides)
+        return _ShuffledTrials(self._image[order], stratum, reference, view)
 
-    Trials are in the order of their strata, of which each has ``size``.
+
+@dataclass(frozen=True)
+class _ShuffledTrials:
+    """Trials (pairs of tokens) in the order of their strata.
+
+    Attributes:
+        image: ``(M,)`` image of each.
+        stratum: ``(M,)`` stratum of each, ascending; numbers from 0 to s − 1, all of which occur.
+        reference: the reference's sets.
+        view: the view's sets.
     """
-    num_trials = len(image)
+
+    image: Integers
+    stratum: Integers
+    reference: Sets
+    view: Sets
+
+    @cached_property
+    def per_stratum(self) -> Integers:
+        """How many trials each stratum has ``(s,)``."""
+        return np.bincount(self.stratum)
+
+    def sum_by_stratum(self, values: Array) -> Array:
+        """Return the sums ``(s,)`` of values ``(M,)``."""
+        return np.bincount(self.stratum, weights=values, minlength=len(self.per_stratum)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _PairCounts:
+    """Pairs of trials of two different images, counted by stratum, and the slopes of these counts.
+
+    A *slot* is an image in a stratum; there are only those that occur.
+
+    Attributes:
+        stratum: of each slot.
+        image: of each slot.
+        in_slot: trials of each slot.
+        trials: ``(s,)`` trials N of each stratum.
+        pairs: ``(s,)`` pairs P of each stratum: N² without those of an image with itself.
+        draws: ``(s,)`` the pairs that count: those whose two sets are not both empty.
+        pair_slopes: derivative of ``pairs`` by the weight of each slot.
+        draw_slopes: derivative of ``draws`` likewise.
+    """
+
+    stratum: Integers
+    image: Integers
+    in_slot: Array
+    trials: Array
+    pairs: Array
+    draws: Array
+    pair_slopes: Array
+    draw_slopes: Array
+
+
+def _count_pairs(trials: _ShuffledTrials, num_images: int) -> _PairCounts:
+    """Return the pairs of each stratum; they follow from how many trials and empty sets each slot has."""
+    slots, slot = np.unique(trials.stratum * num_images + trials.image, return_inverse=True)
+    stratum, image = slots // num_images, slots % num_images
+    in_slot, empty_reference, empty_view = (
+        np.bincount(slot, weights=weights, minlength=len(slots)).astype(np.float64)
+        for weights in (None, trials.reference.sizes == 0, trials.view.sizes == 0)
+    )
+
+    def by_stratum(values: Array) -> Array:
+        return np.bincount(stratum, weights=values, minlength=len(trials.per_stratum)).astype(np.float64)
+
+    in_stratum = trials.per_stratum.astype(np.float64)
+    empty_references, empty_views = by_stratum(empty_reference), by_stratum(empty_view)
+    pairs = in_stratum**2 - by_stratum(in_slot**2)
+    draws = pairs - empty_references * empty_views + by_stratum(empty_reference * empty_view)
+    pair_slopes = 2 * in_slot * (in_stratum[stratum] - in_slot)
+    draw_slopes = pair_slopes + 2 * empty_reference * empty_view
+    draw_slopes -= empty_reference * empty_views[stratum] + empty_view * empty_references[stratum]
+    return _PairCounts(stratum, image, in_slot, in_stratum, pairs, draws, pair_slopes, draw_slopes)
+
+
+def _draw(rng: np.random.Generator, trials: _ShuffledTrials) -> tuple[Array, Array]:
+    """Return how alike each trial's tokens and their partners are, summed ``(M,)``, and how many pairs that is."""
+    size, num_trials = trials.per_stratum, len(trials.image)
     partners = min(int(size.max(initial=1)) - 1, max(PARTNERS, PAIRS // max(num_trials, 1)))
     steps = np.zeros((partners, len(size)), dtype=np.int32)
     for draw in range(partners):
@@ -193,10 +262,10 @@ def _draw(
         drawn_steps = 1 + (draw + rng.random(len(size))) / partners * (size - 1)
         all_steps = np.where(draw + 1 < size, draw + 1, 0)
         steps[draw] = np.where(size - 1 <= partners, all_steps, drawn_steps)
-    index, image = np.arange(num_trials), image.astype(np.int32)
+    index, image = np.arange(num_trials), trials.image.astype(np.int32)
     similarity, num_pairs = np.zeros(num_trials), np.full(num_trials, 2.0 * partners)
-    for rows, partner in _meetings(stratum, size, steps):
-        agreement = jaccard(reference.take(rows), view.take(partner))
+    for rows, partner in _meetings(trials.stratum, size, steps):
+        agreement = jaccard(trials.reference.take(rows), trials.view.take(partner))
         same_image = np.flatnonzero(image[rows] == image[partner])
         if len(same_image):
             agreement[same_image] = 0
