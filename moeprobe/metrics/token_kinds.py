@@ -177,7 +177,7 @@ class Others:
 
 
 def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
-    """Yield every two different pairs of an image that are present without a token in common: see ``within_image``.
+    """Yield pairs of pairs of an image that are present and have no token in common: see ``trials.within_image``.
 
     Args:
         paired: the pairs, ``(B, J)``.

@@ -144,7 +144,7 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
 
 
 def named_sequences(response: Mapping[str, Any], location: str) -> list[tuple[str, Tokens | None]]:
-    """Return each sequence of a response by the name that an import gives it; ``place``: its file and line.
+    """Return each sequence of a response by the name that an import gives it; ``location``: its file and line.
 
     Raises:
         Fault: ids are no list of whole numbers.

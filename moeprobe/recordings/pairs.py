@@ -227,7 +227,11 @@ def pair(
 ) -> LayerPair:
     """Return the routing of the same inputs in two traces, and which tokens correspond.
 
-    ``marked``: which of ``generated`` and ``token_ids`` a trace says of some token.
+    Args:
+        reference: tokens and choices of a layer in the first trace.
+        view: the same inputs in the other trace.
+        view_trace: the other trace.
+        known_columns: which of ``generated`` and ``token_ids`` a trace says of some token.
 
     Raises:
         UserError: patches moved, and the layer does not say where.

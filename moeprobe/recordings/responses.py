@@ -288,7 +288,7 @@ def _parsed(path: Path, where: str, text: bytes) -> Any:
 
 
 def identity(response: Mapping[str, Any], location: str) -> str:
-    """Return the request's name; where it has none, ``place``: the file and line.
+    """Return the request's name; where it has none, ``location``: its file and line.
 
     Raises:
         Fault: it is no text.

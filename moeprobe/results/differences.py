@@ -86,7 +86,7 @@ def compare(
     together: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
-    """Return the differences of the ``wanted`` pairs, a row each, with ``columns.COMPARISON_COLUMNS``.
+    """Return the differences of the ``selected_pairs``, a row each, with ``columns.COMPARISON_COLUMNS``.
 
     Args:
         images: sums per image of all checkpoints.
@@ -114,7 +114,7 @@ def paired(
     selected_pairs: Sequence[Pair],
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Compared]:
-    """Return the differences of the ``wanted`` pairs, not yet judged; arguments as for ``compare``.
+    """Return the differences of the ``selected_pairs``, not yet judged; arguments as for ``compare``.
 
     One site (layer, view, severity, tokens) is held at a time, in each of ``SumsStore.processes``; what stays is a
     value per resample.

@@ -128,7 +128,7 @@ def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:
 
 
 def check_split(split: str, available: Sequence[str]) -> None:
-    """Raise ``UserError`` unless ``split`` is one of ``known``."""
+    """Raise ``UserError`` unless ``split`` is one of ``available``."""
     if split not in available:
         raise UserError(f"There is no split {split!r} here; choose one of {', '.join(available)}.")
 

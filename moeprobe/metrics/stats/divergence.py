@@ -84,7 +84,7 @@ class FewShares:
 
 
 def _part(p: Tensor, q: Tensor) -> Tensor:
-    """Return what the entries of ``one`` have in the divergence, in nats, times 2; ``other`` at the same places."""
+    """Return the terms of ``p`` in the divergence, in nats, times 2; ``q`` holds the other row's entries."""
     import torch
 
     total = p + q

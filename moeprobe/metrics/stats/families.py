@@ -79,12 +79,12 @@ class Judged:
 
 
 def difference(minuend: Replicates, subtrahend: Replicates, influence: Array) -> Difference:
-    """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences."""
+    """Return ``minuend`` − ``subtrahend``; ``influence`` ``(n,)`` is the difference of their influences."""
     return Difference(minuend.minus(subtrahend), difference_error(minuend, subtrahend, influence))
 
 
 def difference_error(minuend: Replicates, subtrahend: Replicates, influence: Array) -> float:
-    """Return the standard error of ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two.
+    """Return the standard error of ``minuend`` − ``subtrahend``; ``influence`` ``(n,)`` as for ``difference``.
 
     The error comes from the delta method: the root of n / (n − 1) Σ influence², n the images with trials, and of one
     image more where an image is right or wrong; 0 where no image differs by more than rounding.

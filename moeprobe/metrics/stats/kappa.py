@@ -131,7 +131,7 @@ class MeanProduct:
     """Σ_{i ≠ j} Σ_f x_if y_jf / Σ_{i ≠ j} s_i t_j: the mean product of vectors drawn from two sides, of two images.
 
     ``x`` and ``y`` ``(n, F)`` are an image's summed vectors, ``s`` and ``t`` ``(n,)`` how many they are of. An image is
-    paired with others only, as in ``chance.Chance``.
+    paired with others only, as in ``levels.Chance``.
     """
 
     x: Array

@@ -173,7 +173,7 @@ def _add_up(
     not_additive: set[Name] = set()
     for _, columns in blocks():
         cached_sums: dict[tuple[int, int], Totals] = {}
-        # Their ids are keys of ``known``.
+        # Their ids are keys of ``cached_sums``, so none of them may be freed.
         alive = []
         for estimator in estimators(columns):
             name, statistic = estimator.key, estimator.statistic

@@ -132,7 +132,7 @@ def _has_methods(kind: Any, protocol: Any) -> bool:
 
 
 def add(first: Totals, second: Totals, cached_sums: dict[tuple[int, int], Totals]) -> Totals:
-    """Return the sum of two totals; ``known`` keeps sums, so that what two statistics share is added up once."""
+    """Return the sum of two totals; ``cached_sums`` lets what two statistics share be added up once."""
     key = id(first), id(second)
     if key not in cached_sums:
         cached_sums[key] = (

@@ -32,7 +32,8 @@ def draw(
 ) -> dict[str, Figure]:
     """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images.
 
-    ``chosen`` says what the images were chosen for, empty = at random; then an inset shows each panel's largest jump.
+    ``selection`` says what the images were chosen for, empty = at random; with it an inset shows each panel's
+    largest jump.
     """
     return {
         "paths": _draw_paths(table, paths, unit, colors, class_names, selection),
@@ -131,7 +132,7 @@ def _enlarge(axes: Axes, of_image: "Sequence[Path]", colors: Mapping[str, str]) 
 def _emptiest(axes: Axes, of_image: "Sequence[Path]", kept_free: tuple[float, float]) -> tuple[float, float]:
     """Return the corner, in shares of the panel, of the place for an inset that covers the least of the lines.
 
-    ``taken`` are severities that it must not cover if it can be helped.
+    ``kept_free`` are two severities; between them it covers nothing if it can be helped.
     """
     width, height = _INSET
     (first, last), (lowest, highest) = axes.get_xlim(), axes.get_ylim()

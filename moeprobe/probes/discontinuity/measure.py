@@ -195,7 +195,7 @@ def switch_table(followed: Sequence[OutputPath], models: Sequence[Checkpoint], s
 def _drawing(
     followed: Sequence[OutputPath], models: Sequence[Checkpoint], selection: str
 ) -> Callable[[Result], dict[str, Figure]]:
-    """Return what draws a result with these paths; ``chosen`` says for what they were, empty = at random."""
+    """Return what draws a result with these paths; ``selection`` says what they were chosen for, empty = at random."""
     names = {model.name: model.class_names for model in models}
 
     def draw(result: Result) -> dict[str, Figure]:

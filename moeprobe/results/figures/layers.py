@@ -37,7 +37,7 @@ def shifts(count: int) -> np.ndarray:
 
 
 def label_axis(axes: Axes, layers: Sequence[str], *, with_label: bool = True) -> None:
-    """Let x be the layers, by their numbers where nothing else distinguishes them; ``named`` says what x is."""
+    """Let x be the layers, by their numbers where nothing else distinguishes them; ``with_label``: and say so."""
     numbers = [_NUMBER.findall(name) for name in layers]
     numbered = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
         len(digits) == 1 for digits in numbers

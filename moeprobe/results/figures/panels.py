@@ -76,7 +76,7 @@ def finish(
 ) -> Figure:
     """Add the heading, one legend for all panels, and the caption: the content and the data behind it.
 
-    ``drawn`` are the rows that the figure shows. ``mark`` is what shows the intervals; None where single images are
+    ``rows`` are those that the figure shows. ``mark`` is what shows the intervals; None where single images are
     shown, which have none.
     """
     first = rows.iloc[0]

@@ -24,7 +24,7 @@ _DENSE = 2**22
 _QUICKER = 8
 # Counts up to which scipy takes longer to set a product up than to compute it.
 _SMALL = 2**17
-# Integers numbers up to here are exact in float32.
+# Whole numbers up to here are exact in float32.
 _EXACT_SINGLE = 2**24
 
 

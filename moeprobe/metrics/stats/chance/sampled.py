@@ -205,7 +205,7 @@ class _ShuffledTrials:
 
 @dataclass(frozen=True)
 class _PairCounts:
-    """Pairs of trials of two different images, counted by stratum, and the slopes of these counts.
+    """Pairs of trials between images: their number in each stratum, and the slopes of these numbers.
 
     A *slot* is an image in a stratum; there are only those that occur.
 

@@ -32,7 +32,7 @@ class SetChance:
     c = Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) J(S, T) / Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) [S or T is not empty],
     over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s draws. As in the
     match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but a draw
-    of two of them is left out. A draw is of two images, as in ``chance.Chance``; so is what holds of thin strata.
+    of two of them is left out. A draw is of two images, as in ``levels.Chance``; so is what holds of thin strata.
 
     Args:
         image: ``(M,)`` image number of each pair of tokens.
@@ -206,7 +206,7 @@ def among_themselves(group: Integers, reference: Members, view: Members, num_gro
             padded = np.zeros((min(step, num_groups - start), longest, num_experts), dtype=values.dtype)
             padded[rows, at] = values[order[in_block]]
             sides.append(padded)
-        # Integers numbers, so single precision is exact up to here.
+        # Whole numbers, so single precision is exact up to here.
         common = (sides[0] @ sides[1].transpose(0, 2, 1)).astype(np.float64)
         union = sides[0].sum(2)[:, :, None] + sides[1].sum(2)[:, None] - common
         similarity = common / np.maximum(union, 1)

@@ -24,7 +24,7 @@ class Trials:
 
     Args:
         image: ``(M,)`` image of each, ascending.
-        alike: the criterion by which a trial's two tokens agree.
+        similarity: the criterion by which a trial's two tokens agree.
         num_images: n.
     """
 
