@@ -25,11 +25,9 @@ from moeprobe.runtime.files import (
     FINISHED,
     IMAGES,
     REQUEST,
-    SHARD,
     check_regular,
     display_path,
     is_file,
-    is_there,
     read_bytes,
     sha256,
     shortest_ends,
@@ -87,17 +85,22 @@ def read(path: Path) -> Measured:
     Raises:
         UserError: it is unfinished, is no probe's, or its sums per image are gone.
     """
-    # First, since a kill may have left parts of the folder of a packed run.
-    packed = find_run(path)
-    check_no_shard(path)
-    if packed is None and not is_there(path / FINISHED):
-        raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
-    request, checkpoints = sidecar.request, sidecar.checkpoints
+    request, checkpoints, packed = sidecar.request, sidecar.checkpoints, sidecar.packed
+    images = path / IMAGES
     if packed is not None:
         sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
+    elif is_file(images):
+        check_regular(images)
+        try:
+            sums, digest = of_file(images), sha256(images)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{images} cannot be read; run the probe again.") from error
     else:
-        sums, digest = _read_images(path, str(request.get("kind")))
+        raise UserError(
+            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
+            "the file is gone; give the folder of a probe that has written one."
+        )
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
         raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
     check_plugins(path, request.get("plugins"))
@@ -165,28 +168,6 @@ def read_rows(path: Path) -> pd.DataFrame:
             f"Cannot read {path} ({error}); run its command again with {option('overwrite')}."
         ) from error
     return table.assign(**{name: table[name].map(restored) for name in header if name in _TEXTS})
-
-
-def check_no_shard(path: Path) -> None:
-    """Raise ``UserError`` if a folder holds a part of a run alone."""
-    if is_there(path / SHARD):
-        raise UserError(
-            f"{path} holds a shard of a run; put the shards together first: moeprobe merge {path} ... --out FOLDER."
-        )
-
-
-def _read_images(path: Path, kind: str) -> tuple[SumsStore, str]:
-    """Return the sums per image of a run's folder, and the hash of their file."""
-    if not is_file(path / IMAGES):
-        raise UserError(
-            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {kind}, or "
-            "the file is gone; give the folder of a probe that has written one."
-        )
-    check_regular(path / IMAGES)
-    try:
-        return of_file(path / IMAGES), sha256(path / IMAGES)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
 
 
 def read_all(paths: Sequence[Path]) -> Measured:

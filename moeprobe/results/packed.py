@@ -5,7 +5,6 @@ the content of the files in each cell's folder. A path ``OUT/cells/CELL/RUN`` is
 still there. The JSON is written after the Parquet, so a run counts as packed only where the JSON names it.
 """
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +66,10 @@ class Place:
     run: PackedRun
 
 
+# By the path of the JSON: read once per version of the file, since each of a sweep's runs is looked up in it.
+_PACKS: dict[Path, tuple[Version, dict[str, PackedCell]]] = {}
+
+
 def read_pack(out: Path) -> dict[str, PackedCell]:
     """Return the packed cells of a trade-off's folder by name, in the order of the file; empty where there are none.
 
@@ -78,20 +81,16 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
         version = version_of(path)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return {}
-    return _read(path, version)
-
-
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, version: Version) -> dict[str, PackedCell]:
-    # Read once per version of the file: each of a sweep's runs is looked up in it.
-    try:
-        return _Pack.model_validate(read_json(path, limit=_LIMIT)).cells
-    except ValidationError as error:
-        location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
-        raise UserError(
-            f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with "
-            f"{option('overwrite')}."
-        ) from None
+    if path not in _PACKS or _PACKS[path][0] != version:
+        try:
+            _PACKS[path] = version, _Pack.model_validate(read_json(path, limit=_LIMIT)).cells
+        except ValidationError as error:
+            location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
+            raise UserError(
+                f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with "
+                f"{option('overwrite')}."
+            ) from None
+    return _PACKS[path][1]
 
 
 def find_cell(folder: Path) -> PackedCell | None:

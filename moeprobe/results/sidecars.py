@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError, option
-from moeprobe.results.packed import find_run
+from moeprobe.results.packed import Place, find_run
 from moeprobe.results.provenance import provenance
-from moeprobe.runtime.files import FINISHED, read_json
+from moeprobe.runtime.files import FINISHED, REQUEST, SHARD, is_file, is_there, read_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -101,7 +101,13 @@ class Request(dict[str, Any]):
 
 
 class Sidecar(dict[str, Any]):
-    """The request of a finished run, its checkpoints and inputs, and provenance."""
+    """The request of a finished run, its checkpoints and inputs, and provenance.
+
+    Attributes:
+        packed: where the run is packed that it was read from; None = the run has a folder.
+    """
+
+    packed: Place | None = None
 
     def __or__(self, other: Mapping[str, Any]) -> "Sidecar":  # type: ignore[override]
         """Return a sidecar with some entries added or replaced."""
@@ -232,10 +238,19 @@ def read_sidecar(folder: Path) -> Sidecar:
     """Return the sidecar of a run's folder, or of a packed run by the path that its folder had.
 
     Raises:
-        UserError: it cannot be read, or is not one that moeprobe wrote.
+        UserError: the run is unfinished or a part of one, or its sidecar cannot be read, or is not one that moeprobe
+            wrote.
     """
     path = folder / FINISHED
+    # First, since a kill may have left parts of the folder of a packed run.
     packed = find_run(folder)
+    if is_there(folder / SHARD):
+        raise UserError(
+            f"{folder} holds a shard of a run; put the shards together first: moeprobe merge {folder} ... --out "
+            "FOLDER."
+        )
+    if packed is None and is_file(folder / REQUEST) and not is_there(path):
+        raise UserError(f"{folder} holds an unfinished run; give its command again to finish it.")
     content = read_json(path) if packed is None else copy.deepcopy(packed.run.sidecar)
     try:
         _SidecarSchema.model_validate(content)
@@ -246,7 +261,9 @@ def read_sidecar(folder: Path) -> Sidecar:
             f"{path} is not as moeprobe wrote it: {location}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; "
             f"run its command again with {option('overwrite')}."
         ) from None
-    return Sidecar(content)
+    sidecar = Sidecar(content)
+    sidecar.packed = packed
+    return sidecar
 
 
 def check_names(path: Path, table: "DataFrame", sidecar: Mapping[str, Any]) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, StoredCell, in_order, opened
+from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import atomic_file, check_parquet_size, version_of
+from moeprobe.runtime.files import atomic_file, check_parquet_size, open_parquet, version_of
 from moeprobe.runtime.processes import usable
 
 # Columns of names; all others are of numbers.
@@ -132,10 +132,11 @@ def of_file(path: Path) -> SumsStore:
         UserError: it holds more than a run writes.
     """
     version = version_of(path)
-    file = opened(path, version)
+    file = open_parquet(path, version)
     schema = file.schema_arrow.remove_metadata()
     check_parquet_size(path, file.metadata, all_rows=False)
-    _check_columns(path, schema)
+    if problem := _problem_of_columns(schema):
+        raise UserError(f"{path} {problem}; run the probe again.")
     cells = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
@@ -152,15 +153,15 @@ def of_file(path: Path) -> SumsStore:
 
 def has_columns(path: Path) -> bool:
     """Whether a file of sums per image was written by a run that measured something."""
-    return bool(opened(path, version_of(path)).schema_arrow.names)
+    return bool(open_parquet(path, version_of(path)).schema_arrow.names)
 
 
-def _check_columns(path: Path, schema: pa.Schema) -> None:
-    """Raise ``UserError`` unless columns are those that a run writes: keys, whole numbers, doubles, lists of these."""
+def _problem_of_columns(schema: pa.Schema) -> str | None:
+    """Return how columns differ from those that a run writes: keys, whole numbers, doubles, lists of these."""
     lacking = [name for name in (*KEYS, "image_id") if name not in schema.names]
     # A run that measured nothing wrote no columns at all (see ``write``).
     if lacking and schema.names:
-        raise UserError(f"{path} lacks the column {lacking[0]} of sums per image; run the probe again.")
+        return f"lacks the column {lacking[0]} of sums per image"
     for field in schema:
         kind = field.type.value_type if pa.types.is_list(field.type) else field.type
         is_text = field.name in _TEXTS
@@ -170,7 +171,8 @@ def _check_columns(path: Path, schema: pa.Schema) -> None:
             else pa.types.is_signed_integer(kind) or pa.types.is_float64(kind)
         )
         if not is_allowed:
-            raise UserError(f"{path} holds {field.name} as {kind}, which no run writes; run the probe again.")
+            return f"holds {field.name} as {kind}, which no run writes"
+    return None
 
 
 def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = None) -> None:

@@ -1,6 +1,5 @@
 """The sums per image of one cell: chunks of it in memory or in files, read whole or block by block."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import CELL_COLUMNS
-from moeprobe.runtime.files import Version, version_of
+from moeprobe.runtime.files import Version, open_parquet
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -23,8 +21,6 @@ Arrays = dict[str, NDArray[np.generic]]
 _BLOCK = 1024
 # What says of which cell a row is.
 KEYS = ("checkpoint", *CELL_COLUMNS)
-# Files that are held open; a run of many images has many parts.
-_OPEN = 16
 # Columns of an image that are the same in all its draws.
 _CONSTANT = ("label", EXPERTS)
 # Sums of how often experts are chosen.
@@ -95,7 +91,7 @@ class RowGroup:
 
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with the columns that they have."""
-        row_group = opened(self.path, self.version).metadata.row_group(self.number)
+        row_group = open_parquet(self.path, self.version).metadata.row_group(self.number)
         columns = (row_group.column(index) for index in range(row_group.num_columns))
         # Columns of other cells are empty here, and not read.
         left_out = {column.path_in_schema.split(".")[0] for column in columns if _is_empty(column)}
@@ -107,7 +103,7 @@ class RowGroup:
         return self._read(["image_id"])["image_id"].to_pylist()
 
     def _read(self, columns: list[str]) -> pa.Table:
-        file = opened(self.path, self.version)
+        file = open_parquet(self.path, self.version)
         return file.read_row_group(self.number, columns=columns, use_threads=False).replace_schema_metadata(
             None
         )
@@ -244,19 +240,6 @@ def in_order(names: Sequence[str]) -> NDArray[np.int64]:
             f"The image {repeated[0]!r} was counted twice; run the probe again with {option('overwrite')}."
         )
     return order
-
-
-@functools.lru_cache(maxsize=_OPEN)
-def opened(path: Path, version: Version) -> pq.ParquetFile:
-    """Return a file, opened.
-
-    Raises:
-        UserError: the file has changed, so the index of its row groups is outdated.
-    """
-    file = pq.ParquetFile(path)
-    if version_of(path) != version:
-        raise UserError(f"{path} was replaced while it was read; repeat the command.")
-    return file
 
 
 def _to_numpy(name: str, column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:

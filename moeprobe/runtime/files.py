@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -15,10 +16,13 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import did_you_mean
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 # What torch may raise when it reads a damaged or hostile file.
 DAMAGE = (
@@ -360,6 +364,29 @@ def check_can_write(folder: Path) -> None:
         raise UserError(f"Cannot write {folder}: {display_path(existing)} is no folder.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"Cannot write {folder}: {display_path(existing)} is not writable.")
+
+
+# Files that are held open; a run of many images has many parts.
+_OPEN = 16
+
+
+@functools.lru_cache(maxsize=_OPEN)
+def open_parquet(path: Path, version: Version) -> "ParquetFile":
+    """Return an open Parquet file.
+
+    Args:
+        path: the file.
+        version: what ``version_of`` said of it when its row groups were indexed.
+
+    Raises:
+        UserError: the file has changed, so the index of its row groups is outdated.
+    """
+    from pyarrow.parquet import ParquetFile  # here, since most commands read none
+
+    file = ParquetFile(path)
+    if version_of(path) != version:
+        raise UserError(f"{path} was replaced while it was read; repeat the command.")
+    return file
 
 
 # Values of a row group, which is held in memory; and rows of a file of which something is read at once.

@@ -327,9 +327,11 @@ class ComparisonWork(Work[Comparison]):
         margin: float = verdicts.MARGIN,
         gate: "Gate | None" = None,
     ) -> None:
-        self.sources, self.options, self.margin, self.gate = sources, options, margin, gate or Gate(None)
+        self.sources, self.options, self.margin = sources, options, margin
+        self.gate = gate or Gate(None)
         if self.gate.metric is not None:
-            self.gate.check_measured(sources.sample())
+            sample = sources.sample()
+            self.gate.check_measured(sample)
         measured, keys = sources.measured, ("sha256", "capacity", "group_images")
         _check_two(measured.checkpoints)
         self.names = choose_names(options.names, [*measured.checkpoints])

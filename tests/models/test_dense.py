@@ -93,13 +93,13 @@ def test_every_probe_of_routing_refuses_it_in_one_sentence(dense: Path) -> None:
     for probe in registry.probes():
         named = {"view": "gaussian_noise"} if probe.name == "sweep" else {}
         if not probe.needs_routing:
-            preflight(probe(), dense, data="digits", options=Options())
+            preflight(probe(), [dense], data="digits", options=Options())
             continue
         with pytest.raises(
             UserError,
             match=rf"^dense is dense: .* no routing for {probe.name}; eval or fewshot can measure it\.$",
         ):
-            preflight(probe.with_fields(named), dense, data="digits", options=Options(**probe.defaults))
+            preflight(probe.with_fields(named), [dense], data="digits", options=Options(**probe.defaults))
     refused("match-ratio", dense)
     refused("compare", dense, dense)
 

@@ -135,7 +135,7 @@ def measure_shard(
         example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. {option('out', example)}.")
     sources = check_some(models)
-    work = prepare(probe, models, data=data, options=options)
+    work = prepare(probe, sources, data=data, options=options)
     work.set_shard(shard)
     from moeprobe.results.folder import output_folder
     from moeprobe.results.provenance import provenance
@@ -252,7 +252,7 @@ def merge(
     if models is None:
         raise UserError("The shards are of models that were in memory; name them: models=[...].")
     merged = Options(**shards.options, **process_options)
-    work = prepare(shards.probe, models, data=shards.data, options=merged)
+    work = prepare(shards.probe, check_some(models), data=shards.data, options=merged)
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
     now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": merged.batch_size}))
     check_same(str(display_path(shards.paths[0])), was, "the same run now", now)

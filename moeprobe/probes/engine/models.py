@@ -3,21 +3,20 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.preflight import check_cut, check_some, distinct_names
+from moeprobe.probes.engine.preflight import check_cut, distinct_names
 
 
-def load_models(models: Models, options: Options) -> list[Checkpoint]:
+def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
     Raises:
-        UserError: there is none, something is no checkpoint, or two have one name.
+        UserError: something is no checkpoint, or two have one name.
     """
-    sources = check_some(models)
     loaded = [
         as_checkpoint(
             model,

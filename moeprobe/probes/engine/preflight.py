@@ -37,13 +37,12 @@ class _Subject:
     provenance: Mapping[str, Any]
 
 
-def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: Options) -> None:
+def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, options: Options) -> None:
     """Check a probe's arguments before any weights are read.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    sources = check_some(models)
     subjects = [subject for subject in map(_subject, sources) if subject is not None]
     _check_routing(probe, subjects)
     names = distinct_names([(subject.name, subject.provenance) for subject in subjects])

@@ -8,6 +8,7 @@ from moeprobe.adapters.base import Models
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.preflight import check_some
 from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.engine.shard import Shard, check_batches
 from moeprobe.probes.engine.work import ProbeWork
@@ -43,7 +44,7 @@ def run_together(
     options = dataclasses.replace(options, device=own_device(options.device))
     if ranks.rank and not probe.splits:
         return None
-    work = prepare(probe, models, data=data, options=options)
+    work = prepare(probe, check_some(models), data=data, options=options)
     if not probe.splits:
         return work.execute(watcher)
     scratch = Scratch() if options.out is None and ranks.rank == 0 else None

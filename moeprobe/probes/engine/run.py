@@ -5,11 +5,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.preflight import preflight
+from moeprobe.probes.engine.preflight import check_some, preflight
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.earlier_format import is_earlier
 from moeprobe.results.sidecars import read_sidecar
@@ -45,13 +45,14 @@ def run(
     options = options or Options(**probe.defaults)
     if probe.needs_folder and options.out is None:
         raise UserError(f"Name a folder for {probe.needs_folder}, e.g. {option('out', f'{probe.kind}s')}.")
-    work = prepare(probe, models, data=data, options=options)
+    sources = check_some(models)
+    work = prepare(probe, sources, data=data, options=options)
     while True:
         try:
             return work.execute(progress_of(watcher))
         except (RuntimeError, MemoryError) as error:
             options = _smaller(options, error)
-        work = prepare(probe, models, data=data, options=options)
+        work = prepare(probe, sources, data=data, options=options)
 
 
 def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], options: Options) -> R | None:
@@ -106,17 +107,19 @@ def plan(
     """Return what ``run``, or a shard of it, would cost, by running a few images and writing nothing."""
     if shard is not None:
         check_splits(probe)
-    work = prepare(probe, models, data=data, options=options or Options(**probe.defaults))
+    work = prepare(probe, check_some(models), data=data, options=options or Options(**probe.defaults))
     if shard is not None:
         work.set_shard(shard)
     return work.plan()
 
 
-def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> "ProbeWork[R]":
+def prepare(
+    probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options
+) -> "ProbeWork[R]":
     """Return the work that ``run`` does, checked."""
     probe.check_options(options)
-    preflight(probe, models, data=data, options=options)
+    preflight(probe, sources, data=data, options=options)
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
 
-    return probe.prepare(load_models(models, options), data, options)
+    return probe.prepare(load_models(sources, options), data, options)

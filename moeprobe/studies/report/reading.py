@@ -21,7 +21,6 @@ from moeprobe.probes.base import CLEAN
 from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
-from moeprobe.results.finished import check_no_shard
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.packed import find_run
@@ -32,6 +31,7 @@ from moeprobe.runtime.files import (
     PATCHES,
     PIXELS,
     REQUEST,
+    SHARD,
     TOKENS,
     is_file,
     is_folder,
@@ -210,8 +210,7 @@ def _read_sidecar(path: Path) -> Sidecar:
         raise UserError(f"{path} is packed into {out}; report {out}, or compare {path}.")
     if not is_folder(path):
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
-    if not is_there(sidecar):
-        check_no_shard(path)
+    if not is_there(sidecar) and not is_there(path / SHARD):
         if is_file(path / REQUEST):
             raise UserError(f"The run in {path} is not finished; give its command again to resume it.")
         if runs := _runs_below(path):
