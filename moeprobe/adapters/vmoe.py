@@ -206,4 +206,5 @@ class Vmoe:
             slot=slot,
             experts_choose=decision.top_k is None and choices[-1] > 0,
             places=slots_per_image,
+            group_images=self.group_images,
         )

@@ -139,6 +139,8 @@ def to_routing(block: Block) -> LayerRouting:
         experts_choose=layer.experts_choose,
         ordered=layer.ordered,
         every_gate=layer.gates_kept == "all",
+        has_scores=layer.ordered_by != "scores",
+        group_images=None if layer.experts_choose else 1,
     )
 
 

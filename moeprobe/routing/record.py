@@ -43,6 +43,8 @@ class LayerRouting:
             None where there is no limit, or it is not known.
         every_gate: the gates of all experts are the router's; else the other experts' gates may share
         the remainder of the token's sum.
+        has_scores: what the choice is read off is here: ``scores``, or the gates where that is None.
+        group_images: images whose tokens compete for the places of an expert; None = not known.
     """
 
     gates: Tensor
@@ -60,6 +62,8 @@ class LayerRouting:
     ordered: bool = True
     every_gate: bool = True
     places: Tensor | None = None
+    has_scores: bool = True
+    group_images: int | None = 1
 
     def __repr__(self) -> str:
         return f"LayerRouting({self.described()})"

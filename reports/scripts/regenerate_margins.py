@@ -28,7 +28,7 @@ from moeprobe import api
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.open import open_images
-from moeprobe.metrics.analyses.confidence import selection_margins
+from moeprobe.metrics.analyses.selection import selection_margins
 from moeprobe.metrics.stats.bootstrap import with_observations
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
@@ -189,12 +189,12 @@ def _routed(checkpoint: api.Checkpoint, data: str, limit: int | None) -> list[di
                 patches = slice(layer.num_prefix_tokens, None)
                 ordered = layer.gates[:, patches].sort(descending=True).values
                 last, next_best = ordered[..., layer.top_k - 1], ordered[..., layer.top_k]
-                selection = selection_margins(layer, patches)
+                selection = selection_margins(layer)
                 assert selection is not None, "softmax routers whose tokens choose"
                 kept.setdefault(name, []).append(
                     Routed(
                         gates=(ordered[..., 0] - ordered[..., 1]).double().numpy(),
-                        selection=selection.numpy(),
+                        selection=selection[:, patches].numpy(),
                         logits=(last.double() / next_best.double()).log().numpy(),
                         first=layer.selected[:, patches, 0].long().numpy(),
                         chosen=layer.selected_mask[:, patches].numpy(),

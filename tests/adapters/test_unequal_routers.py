@@ -139,7 +139,7 @@ def test_what_only_one_has_is_refused_before_anything_is_run(
 def test_experts_that_choose_alone(kinds: Trained) -> None:
     rows = json.loads(run("confidence", kinds["experts"], *IMAGES, "--json").stdout)["table"]
     assert {row["metric"] for row in rows} == {
-        "gate_highest", "gate_second", "gate_rest", "gate_margin", "gate_entropy", "unserved",
+        "gate_highest", "gate_second", "gate_rest", "gate_margin", "gate_entropy", "unserved", "selection_margin",
         "experts_per_token", *(f"experts_per_token_{number}" for number in ("0", "1", "2", "3_or_more")),
     }  # fmt: skip
 

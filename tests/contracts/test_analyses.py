@@ -308,12 +308,13 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
                 "unserved",
                 "dropped",
                 "disagreement",
+                "selection",
             }
             | {*USE, *GATES, *CONTAGION},
         ),
         (
             expert_choice(),
-            {"set_match", "weights", "churn", "coactivation", "unserved", "experts_per_token"}
+            {"set_match", "weights", "churn", "coactivation", "unserved", "experts_per_token", "selection"}
             | {*USE, *GATES, *CONTAGION},
         ),
         (soft(), {"slot_match", "weights", *USE, *GATES, "batch_contagion", "attention_contagion"}),

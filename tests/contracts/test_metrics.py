@@ -104,7 +104,8 @@ def test_where_metrics_apply() -> None:
     load = {"load_entropy", "dead_experts", "expert_share", "max_violation", "load_cv", "load_gini"}
     load |= {f"{name}_first" for name in load} | {"dropped"}
     assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "choice_differs"} | load | {
-        "selection_margin"
+        "selection_margin_logit",
+        "chosen_mass",
     }
     of_tokens = {f"experts_per_token{number}" for number in ("", "_0", "_1", "_2", "_3_or_more")}
     assert experts - tokens == {"unserved_both"} | of_tokens

@@ -78,7 +78,7 @@ def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> 
     assert {path.stem for path in (out / "figures").iterdir()} == {"match-ratio", "confidence"}
     alone = json.loads(run("trace", "analyze", files[0], "--layers", "blocks.1", "--json").stdout)
     assert {row["metric"] for row in alone["table"]} == {
-        "gate_highest", "gate_second", "gate_rest", "gate_margin", "unserved",
+        "gate_highest", "gate_second", "gate_rest", "gate_margin", "chosen_mass", "unserved",
         "load_entropy", "dead_experts", "expert_share", "load_entropy_first", "dead_experts_first",
         "expert_share_first", "dropped",
     }  # fmt: skip

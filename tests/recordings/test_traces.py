@@ -53,7 +53,7 @@ def assert_same(direct: pd.DataFrame, traced: pd.DataFrame, *, every_gate: bool 
     direct, traced = (table.astype({"severity": float}) for table in (direct, traced))
     direct = direct[(direct["layer"] != "") & ~direct["view"].isin(FLOORS)]
     # Without every gate neither the entropy is known nor what was just not chosen.
-    unknown = ["gate_entropy", "selection_margin"]
+    unknown = ["gate_entropy", "selection_margin", "selection_margin_logit"]
     assert traced["metric"].isin(unknown).any() == every_gate
     direct = direct[~direct["metric"].isin(unknown) | every_gate]
     assert len(direct) > 10
@@ -65,7 +65,7 @@ def assert_same(direct: pd.DataFrame, traced: pd.DataFrame, *, every_gate: bool 
     unseen = both["value"].isin([0, 1])
     for column in ("value", "ci_low", "ci_high"):
         one, two = both[column].astype(float), both[f"{column}_traced"].astype(float)
-        of_gates = both["metric"].str.startswith("gate_") | (both["metric"] == "selection_margin")
+        of_gates = both["metric"].str.match("gate_|selection_|chosen_mass")
         exact = ~of_gates & ~(unseen & (column != "value"))
         pd.testing.assert_series_equal(one[exact], two[exact], check_names=False, rtol=0, atol=0)
         pd.testing.assert_series_equal(one[of_gates], two[of_gates], check_names=False, rtol=0, atol=1e-6)

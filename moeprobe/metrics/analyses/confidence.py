@@ -5,9 +5,7 @@ over all tokens. Which tokens the paper averages is not published: here the patc
 entropy it gives no numbers, but says that routers trained for consistency by divergence (``jsd``) have a slightly
 higher one than routers trained with PRC (III-B).
 
-The margin between the first two gates says when the first choice changes. When the *set* of K experts changes
-is said by the selection margin: the K-th less the (K + 1)-th of the scores that the choice is read off. Softmax routers
-choose by their gates, so theirs are margins of gates.
+The margin between the first two gates says when the first choice changes; ``selection`` has that of the set.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Ratio, Share
+from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,18 +57,8 @@ GATE_ENTROPY = Metric(
 )
 
 
-SELECTION_MARGIN = Metric(
-    "selection_margin",
-    about="the K-th score of a token less the (K+1)-th, on average, of the scores that the choice is read off; "
-    "the gates where there are no others",
-    label="K-th − (K+1)-th score",
-    unit="other",
-)
-_MARGINS_COUNTED = "selection_margins_counted"
-
-
 class ConfidenceAnalysis(LayerAnalysis):
-    """Mean highest gate, second gate, sum of the rest, entropy, and the margins of the first choice and of the set."""
+    """Mean highest gate, second gate, sum of the rest, entropy, and the margin of the first choice."""
 
     measures = (
         GATE_HIGHEST,
@@ -78,7 +66,6 @@ class ConfidenceAnalysis(LayerAnalysis):
         GATE_REST,
         GATE_MARGIN,
         GATE_ENTROPY,
-        SELECTION_MARGIN,
     )
     signature = "tokens_counted"
 
@@ -96,17 +83,14 @@ class ConfidenceAnalysis(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over tokens."""
-        denominators = {SELECTION_MARGIN.name: _MARGINS_COUNTED}
-        metrics = []
-        for metric in self.measures:
-            # Without every gate there is no entropy and no selection margin, nor in runs from before they were summed.
-            if metric.name in columns:
-                trials = columns[denominators.get(metric.name, "tokens_counted")]
-                # Scores, unlike gates, may be above 1, and so may their margins.
-                mean = Ratio if metric is SELECTION_MARGIN else Share
-                sums = columns[metric.name].astype(np.float64)
-                metrics.append(metric.raw(mean(sums, trials.astype(np.float64)), trials))
-        return metrics
+        trials = columns[self.signature]
+        tokens = trials.astype(np.float64)
+        # Without every gate there is no entropy, nor in runs from before it was summed.
+        return [
+            metric.raw(Share(columns[metric.name].astype(np.float64), tokens), trials)
+            for metric in self.measures
+            if metric.name in columns
+        ]
 
 
 def _sums(layer: LayerRouting, part: slice) -> dict[str, Tensor]:
@@ -129,36 +113,4 @@ def _sums(layer: LayerRouting, part: slice) -> dict[str, Tensor]:
         values[GATE_ENTROPY.name] = entropy.clamp(0, 1)
     # Masked, not multiplied: padding may hold NaN.
     sums = {name: value.masked_fill(~valid, 0).sum(1) for name, value in values.items()}
-    return sums | {"tokens_counted": valid.sum(1)} | _selection_margins(layer, part)
-
-
-def selection_margins(layer: LayerRouting, part: slice) -> Tensor | None:
-    """Return how far the sets of some tokens are from changing ``(B, N)``; None where no token of the layer has that.
-
-    A token whose experts are not the K highest has none (NaN): its choice was not read off these scores alone (within
-    groups of experts, say).
-    """
-    if not layer.tokens_choose or layer.top_k >= layer.num_experts:
-        return None
-    if layer.scores is None and not layer.every_gate:
-        return None
-    scores = (layer.gates if layer.scores is None else layer.scores)[:, part]
-    selected = layer.selected_mask[:, part]
-    # In double precision: large scores may differ by little.
-    lowest = scores.double().masked_fill(~selected, math.inf).amin(-1)
-    next_best = scores.double().masked_fill(selected, -math.inf).amax(-1)
-    margin = lowest - next_best
-    has_margin = layer.valid[:, part] & margin.isfinite() & (margin >= 0) & (selected.sum(-1) == layer.top_k)
-    return margin.masked_fill(~has_margin, math.nan)
-
-
-def _selection_margins(layer: LayerRouting, part: slice) -> dict[str, Tensor]:
-    """Return the summed margins of the sets, and how many tokens have one."""
-    margin = selection_margins(layer, part)
-    if margin is None:
-        return {}
-    has_margin = margin.isfinite()
-    return {
-        SELECTION_MARGIN.name: margin.masked_fill(~has_margin, 0).sum(1),
-        _MARGINS_COUNTED: has_margin.sum(1),
-    }
+    return sums | {"tokens_counted": valid.sum(1)}

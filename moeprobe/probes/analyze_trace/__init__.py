@@ -17,6 +17,7 @@ class AnalyzeTrace(Kind):
     analyses: ClassVar[tuple[str, ...]] = (
         *AGREEMENT,
         "confidence",
+        "selection",
         "load",
         "unserved",
         "dropped",

@@ -54,7 +54,7 @@ _KIND = AnalyzeTrace.kind
 _ACROSS = ("touched", "first_layer", "unshared")
 _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
-_ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
+_ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits.
 _PART, _CHOICES = 1024, 2**24
 # Inputs of a block that is read, and gates of one layer of it (16 MiB); the smaller of the two limits.

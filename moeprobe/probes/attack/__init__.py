@@ -34,7 +34,7 @@ class Attack(Probe["Result"]):
     title: ClassVar[str] = "Routing under an attack on the answer"
     work: ClassVar[str] = "moeprobe.probes.attack.measure:AttackMeasurement"
     panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "output")
+    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "selection", "load", "output")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Agreement(at="strongest"),
         Headline("accuracy", at="weakest"),

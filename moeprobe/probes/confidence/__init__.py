@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Confidence(Probe["Result"]):
     """How confident are the routers on clean images?
 
-    Mean highest gate, second gate, sum of the rest, the margin between the first two, and the entropy of the gates; and
-    how evenly tokens choose experts.
+    Mean highest gate, second gate, sum of the rest, the margin between the first two, and the entropy of the gates; how
+    near a token's set of experts is to another set, and what share of its gates the set has; and how evenly tokens
+    choose experts.
 
     Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
     """
@@ -26,6 +27,7 @@ class Confidence(Probe["Result"]):
     title: ClassVar[str] = "Confidence of the routers"
     analyses: ClassVar[tuple[str, ...]] = (
         "confidence",
+        "selection",
         "load",
         "unserved",
         "dropped",

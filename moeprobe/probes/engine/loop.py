@@ -192,7 +192,8 @@ def _run_block(
     spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     accumulator, skipped = Accumulator(), list[str]()
-    loader = load_batches(spec, checkpoint, block, masks=spec.view is not None)
+    of_tokens = any(isinstance(analysis, LayerAnalysis) for analysis in spec.analyses)
+    loader = load_batches(spec, checkpoint, block, masks=of_tokens)
     for batch in readable_batches(loader, skipped, progress):
         _run_batch(spec, checkpoint, batch, accumulator)
     return accumulator, skipped

@@ -198,16 +198,18 @@ def _routing(
 
 def _choices(layer: "LayerRouting", position: int, size: int) -> TokenChoices:
     """Return what the router chose for the first ``size`` tokens of an input after its prefix."""
-    from moeprobe.metrics.analyses.confidence import selection_margins
+    from moeprobe.metrics.analyses.selection import selection_margins
 
     tokens = slice(layer.num_prefix_tokens, layer.num_prefix_tokens + size)
     selected = layer.selected[position, tokens].long()
     gates = layer.gates[position, tokens].gather(-1, selected.clamp_min(0))
-    margins = selection_margins(layer, tokens)
+    margins = selection_margins(layer)
     return TokenChoices(
         experts=selected.cpu().numpy(),
         gates=gates.double().cpu().numpy(),
-        margins=np.full(len(selected), np.nan) if margins is None else margins[position].cpu().numpy(),
+        margins=np.full(len(selected), np.nan)
+        if margins is None
+        else margins[position, tokens].cpu().numpy(),
     )
 
 

@@ -32,6 +32,7 @@ class AlongSeverity(Probe["Result"]):
     analyses: ClassVar[tuple[str, ...]] = (
         *AGREEMENT,
         "confidence",
+        "selection",
         "load",
         "unserved",
         "dropped",
