@@ -204,12 +204,11 @@ def _choices(layer: "LayerRouting", position: int, size: int) -> TokenChoices:
     selected = layer.selected[position, tokens].long()
     gates = layer.gates[position, tokens].gather(-1, selected.clamp_min(0))
     margins = selection_margins(layer)
+    no_margins = np.full(len(selected), np.nan)
     return TokenChoices(
         experts=selected.cpu().numpy(),
         gates=gates.double().cpu().numpy(),
-        margins=np.full(len(selected), np.nan)
-        if margins is None
-        else margins[position, tokens].cpu().numpy(),
+        margins=no_margins if margins is None else margins[position, tokens].cpu().numpy(),
     )
 
 
