@@ -82,18 +82,18 @@ class SelectionAnalysis(LayerAnalysis):
             for metric, value in values.items():
                 if value is not None:
                     of_kind = take_tokens(value, tokens.view)
-                    counted = tokens.present & of_kind.isfinite()
-                    columns[metric.name] = of_kind.masked_fill(~counted, 0).sum(1)
-                    columns[_COUNTED[metric]] = counted.sum(1)
+                    has_value = tokens.present & of_kind.isfinite()
+                    columns[metric.name] = of_kind.masked_fill(~has_value, 0).sum(1)
+                    columns[_COUNTED[metric]] = has_value.sum(1)
             sums[kind] = columns
         return sums
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over tokens."""
         estimators = []
-        for metric, counted in _COUNTED.items():
+        for metric, denominator in _COUNTED.items():
             if metric.name in columns:
-                trials = columns[counted]
+                trials = columns[denominator]
                 # Margins, unlike sums of gates, may be above 1.
                 mean = Share if metric is CHOSEN_MASS else Ratio
                 sums = columns[metric.name].astype(np.float64)
