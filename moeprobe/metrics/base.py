@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from moeprobe.metrics.declaration import Estimator, Metric, MetricFamily
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Tensor
 
     from moeprobe.routing.record import LayerPair, LayerRouting
@@ -70,6 +71,11 @@ class Analysis(ABC):
     def of_agreement(self) -> bool:
         """Whether it says how much two sides agree."""
         return any(isinstance(metric, Metric) and metric.agreement for metric in self.measures)
+
+    @classmethod
+    def facts(cls, table: DataFrame) -> dict[str, str]:
+        """Return what ``table.json`` says of how the values in a table were counted; mostly nothing."""
+        return {}
 
     @abstractmethod
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

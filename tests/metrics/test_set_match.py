@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeprobe.metrics.analyses.set_match import SetMatch, chance_of_sets, different
+from moeprobe.metrics.analyses.set_match import SetMatch, different
 from moeprobe.metrics.stats.chance.sampled import of_choices
 from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.routing.record import LayerPair, LayerRouting
@@ -205,5 +205,5 @@ def test_a_table_says_whether_its_chance_was_sampled(
     top_k: int | None, null: str, images: int, trials: int, expected: str
 ) -> None:
     row = {"metric": "set_jaccard_chance", "null": null, "top_k": top_k, "images": images, "trials": trials}
-    assert chance_of_sets(pd.DataFrame([row])) == expected
-    assert chance_of_sets(pd.DataFrame([row | {"metric": "top1_match_chance"}])) is None
+    assert SetMatch.facts(pd.DataFrame([row])) == {"chance": expected}
+    assert SetMatch.facts(pd.DataFrame([row | {"metric": "top1_match_chance"}])) == {}

@@ -169,17 +169,6 @@ UNSERVED_BOTH = Metric(
 )
 
 
-def chance_of_sets(table: DataFrame) -> str | None:
-    """Return whether the chance levels of sets in a table are "exact", or some "sampled"; None where there are none."""
-    levels = table[table["metric"] == f"{SET_JACCARD.name}{CHANCE}"]
-    if levels.empty:
-        return None
-    is_large = ~(levels["top_k"] <= _FEW)
-    of_image = levels["trials"] > sampled.ALL_WITHIN * levels["images"]
-    is_long = (levels["trials"] > _EXACT).where(levels["null"] != "image", of_image)
-    return "sampled" if (is_large & is_long).any() else "exact"
-
-
 class SetMatch(LayerAnalysis):
     """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa."""
 
@@ -192,6 +181,17 @@ class SetMatch(LayerAnalysis):
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null
+
+    @classmethod
+    def facts(cls, table: DataFrame) -> dict[str, str]:
+        """Return whether the chance levels in a table are "exact", or some "sampled"; nothing without any."""
+        levels = table[table["metric"] == f"{SET_JACCARD.name}{CHANCE}"]
+        if levels.empty:
+            return {}
+        is_large = ~(levels["top_k"] <= _FEW)
+        of_image = levels["trials"] > sampled.ALL_WITHIN * levels["images"]
+        is_long = (levels["trials"] > _EXACT).where(levels["null"] != "image", of_image)
+        return {"chance": "sampled" if (is_large & is_long).any() else "exact"}
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether tokens have some of the experts, and not always all."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.metrics.analyses.set_match import chance_of_sets
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.sidecars import Sidecar, make_sidecar
 from moeprobe.results.summaries import About
+from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
@@ -117,9 +117,11 @@ class TableWork(Work[T]):
     """Work whose result is a table of values, with sums per input and figures."""
 
     def sidecar_of(self, result: T) -> Sidecar:
-        """Return what ``table.json`` says of a result, with how its chance levels of sets were counted."""
-        chance = chance_of_sets(result.table)
-        return super().sidecar_of(result) | ({} if chance is None else {"chance": chance})
+        """Return what ``table.json`` says of a result, with how its analyses counted (``Analysis.facts``)."""
+        sidecar = super().sidecar_of(result)
+        for name in ANALYSES.names():
+            sidecar |= ANALYSES.get(name).facts(result.table)
+        return sidecar
 
     def write(self, result: T, folder: OutputFolder) -> T:
         """Write the tables and the sums; returns the result with the sums as they are in their file."""

@@ -89,7 +89,9 @@ def report(
     read = in_one_color(read_runs(folders, names=None if names is None else several(names)))
     stays = folder is not None and _check(folder, folders, overwrite=overwrite)
     parts = render.sections(read)
-    html, markdown = render.html(parts), render.markdown_text(parts)
+    concluded = conclusion.conclude(read)
+    content = render.content_of(parts, concluded)
+    html, markdown = render.html(content), render.markdown_text(content)
     files: list[Path] = []
     if folder is not None and stays:
         files = _same_files(folder, html, markdown, parts)
@@ -100,7 +102,7 @@ def report(
             if _check(folder, folders, overwrite=overwrite):
                 raise _another(folder)
             files = _write(run_folder, html, markdown, parts)
-    return Document(html, markdown, conclusion.conclusions(read), read, summary.headline_rows(read), files)
+    return Document(html, markdown, concluded.sentences, read, summary.headline_rows(read), files)
 
 
 def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:

@@ -93,7 +93,7 @@ class Verdict:
         return f"{self.label}, {self.circumstances}" if self.circumstances else self.label
 
 
-def verdicts_of(runs: Sequence[Run]) -> list[Verdict]:
+def _verdicts(runs: Sequence[Run]) -> list[Verdict]:
     """Return the verdict on each headline of each pair of checkpoints, theme by theme; the same number once."""
     names = Names(runs)
     collected = [
@@ -253,12 +253,25 @@ def _theme_of(form: registry.Form, headline: Headline) -> tuple[Theme | None, in
     return next(((theme, theme.scales[scale]) for theme in _THEMES if scale in theme.scales), (None, 0))
 
 
-def conclusions(runs: Sequence[Run]) -> list[str]:
+@dataclass(frozen=True)
+class Conclusion:
+    """What runs come to: sentences, and tables of verdicts."""
+
+    sentences: list[str]
+    tables: list[Table]
+
+
+def conclude(runs: Sequence[Run]) -> Conclusion:
+    """Judge all headlines of the runs of a report."""
+    judged = _verdicts(runs)
+    return Conclusion(_sentences(judged, runs), _tables(judged, runs))
+
+
+def _sentences(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[str]:
     """Return a sentence per theme and pair: with many pairs one in all, without a theme the first numbers.
 
     Without a comparison return the first sentences of the runs.
     """
-    judged = verdicts_of(runs)
     if not judged:
         return [lead for run in runs if (lead := lead_of(run))][:_MOST_NUMBERS]
     pairs = list(dict.fromkeys(verdict.pair for verdict in judged))
@@ -322,9 +335,8 @@ def _numbers(judged: Sequence[Verdict]) -> str:
     return (texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}") + where
 
 
-def verdict_tables(runs: Sequence[Run]) -> list[Table]:
+def _tables(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[Table]:
     """Return a line per property and pair, with its verdict; then the verdicts of comparisons."""
-    judged = verdicts_of(runs)
     overviews = [
         verdicts.overview(run.comparison, extra=run.gate)
         for run in runs

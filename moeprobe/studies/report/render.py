@@ -8,7 +8,7 @@ both: HTML is escaped by jinja2, and everything that goes into the Markdown by `
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -146,15 +146,15 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     return [Section(finding, number) for number, finding in enumerate(summary.findings(runs), start=1)]
 
 
-def html(parts: Sequence[Section]) -> str:
-    """Return the page."""
+def html(content: Mapping[str, object]) -> str:
+    """Return the page of some ``content_of`` runs."""
     style, script = (template_text(name) for name in ("report.css", "report.js"))
     templates = environment("moeprobe.studies.report", autoescape=True)
     templates.filters["unbroken"] = unbroken
     templates.filters["address"] = lambda picture: data_address(picture.content, picture.media)
     templates.filters["alternative"] = alternative
     return templates.get_template("report.html.jinja").render(
-        **_context(parts),
+        **content,
         style=style,
         script=script,
         style_hash=policy_hash(style),
@@ -162,11 +162,11 @@ def html(parts: Sequence[Section]) -> str:
     )
 
 
-def markdown_text(parts: Sequence[Section]) -> str:
+def markdown_text(content: Mapping[str, object]) -> str:
     """Return the report as Markdown; its pictures and tables are in ``report-files`` next to it."""
     templates = markdown_environment("moeprobe.studies.report")
     templates.filters["alternative"] = alternative
-    return templates.get_template("report.md.jinja").render(**_context(parts))
+    return templates.get_template("report.md.jinja").render(**content)
 
 
 def markdown_environment(package: str) -> Environment:
@@ -179,19 +179,19 @@ def markdown_environment(package: str) -> Environment:
     return templates
 
 
-def _context(parts: Sequence[Section]) -> dict[str, object]:
+def content_of(parts: Sequence[Section], concluded: conclusion.Conclusion) -> dict[str, object]:
+    """Return what the templates put in."""
     runs = [part.run for part in parts]
     names = about.checkpoint_names(runs)
     modalities = list(dict.fromkeys(run.modality for run in runs))
-    verdicts = conclusion.verdict_tables(runs)
     return {
         "title": f"Routing of {about.listing(names)}" if 0 < len(names) <= 3 else "Routing report",
         "version": __version__,
         "reading": about.reading(modalities),
         "scope": about.scope(runs),
-        "conclusions": conclusion.conclusions(runs),
+        "conclusions": concluded.sentences,
         "warnings": list(dict.fromkeys(text for part in parts for text in part.finding.warnings)),
-        "verdicts": verdicts,
+        "verdicts": concluded.tables,
         "headlines": summary.headline_table(runs),
         "sections": parts,
         "checkpoints": about.checkpoint_table(runs),

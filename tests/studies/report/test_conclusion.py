@@ -10,7 +10,7 @@ import pytest
 from moeprobe import api
 from moeprobe.results.figures import rendered
 from moeprobe.results.palette import colors
-from moeprobe.studies.report.conclusion import conclusions, lead_of, verdict_tables
+from moeprobe.studies.report.conclusion import conclude, lead_of
 from moeprobe.studies.report.reading import Run, read_runs
 from moeprobe.studies.report.render import sections
 from moeprobe.studies.report.summary import headline_table
@@ -45,7 +45,7 @@ def run_of(
 
 
 def lines(runs: Sequence[Run]) -> list[list[str]]:
-    return [[cell.line for cell in line] for table in verdict_tables(runs) for line in table.rows]
+    return [[cell.line for cell in line] for table in conclude(runs).tables for line in table.rows]
 
 
 def test_a_sentence_on_each_theme_names_both_models_and_every_interval(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_sentence_on_each_theme_names_both_models_and_every_interval(tmp_path:
         run_of(tmp_path / "match", "match-ratio", {("blocks.1", KAPPA): (0.1, 0.05, 0.15)}),
         run_of(tmp_path / "eval", "eval", {("", ("accuracy", "")): (0.01, -0.01, 0.03)}, request=CLEAN),
     ]  # fmt: skip
-    assert conclusions(runs) == [
+    assert conclude(runs).sentences == [
         "b routes more stably than a: κ +0.100 [+0.050, +0.150] under random crop in blocks.1.",
         "b and a show no significant difference in accuracy: accuracy +0.010 [-0.010, +0.030] on clean images.",
         "b loads its experts less evenly than a: load entropy -0.050 [-0.060, -0.040] and number of "
@@ -96,7 +96,7 @@ def test_a_verdict_speaks_of_all_layers(
     ((_, said, difference, place),) = lines([run])
     assert (said, place) == (word, layer)
     assert difference.startswith(f"{shown[0]:+.3f}")
-    (sentence,) = conclusions([run])
+    (sentence,) = conclude([run]).sentences
     assert ("stably than" in sentence) == (word.startswith(("better", "worse")) and "," not in word)
 
 
@@ -105,7 +105,7 @@ def test_a_collapsed_router_is_no_better_one(tmp_path: Path) -> None:
         tmp_path / "run", "match-ratio", {("blocks.1", KAPPA): (NAN, NAN, NAN)}, flags=("", "collapsed")
     )
     assert lines([run])[0][1] == "b collapsed"
-    assert conclusions([run]) == [
+    assert conclude([run]).sentences == [
         "b and a show no clear difference in routing stability: κ under random crop (b collapsed) in blocks.1."
     ]
 
@@ -118,20 +118,20 @@ def test_the_set_decides_where_tokens_have_two_experts(tmp_path: Path) -> None:
     assert lead_of(run).startswith(
         "κ of top-2 match, any order, under random crop: a 0.400 [0.300, 0.500], b 0.500 "
     )
-    assert len(conclusions([run])[0].split("κ")) == 2, "κ within the image stands in the table alone"
+    assert len(conclude([run]).sentences[0].split("κ")) == 2, "κ within the image stands in the table alone"
 
 
 def test_without_a_second_model_the_values_are_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", checkpoints=("a",))
     markdown = api.report([folder]).markdown
     assert "the κ is: a 0.354 [0.333, 0.375]" in markdown.split("**Headline numbers**")[0]
-    assert not verdict_tables(read_runs([folder]))
+    assert not conclude(read_runs([folder])).tables
 
 
 def test_many_pairs_are_left_to_the_table(tmp_path: Path) -> None:
     values = {key: [given[0]] * 4 for key, given in EVAL.items()}
     runs = read_runs([write_run(tmp_path / "run", "eval", checkpoints=("a", "b", "c", "d"), values=values)])
-    assert conclusions(runs) == ["3 pairs of checkpoints were compared; the table has their verdicts."]
+    assert conclude(runs).sentences == ["3 pairs of checkpoints were compared; the table has their verdicts."]
     assert [line[1] for line in lines(runs)] == ["b − a", "c − a", "d − a"]
 
 
