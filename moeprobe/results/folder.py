@@ -8,10 +8,10 @@ whose presence says that the run is finished.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -53,6 +53,7 @@ class Result:
         sums: the sums per image, as they are stored.
         sidecar: configuration and provenance.
         drawing: makes the figures of such a result.
+        leading: makes the sentences that it begins with.
     """
 
     table: pd.DataFrame
@@ -60,6 +61,7 @@ class Result:
     sums: SumsStore
     sidecar: Sidecar
     drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
+    leading: Callable[["Result"], Sequence[str]] = lambda _: ()
 
     def __post_init__(self) -> None:
         # A plug-in may hand over a plain dict.
@@ -75,6 +77,14 @@ class Result:
         """Return the leading metrics, a line per layer and metric; a notebook shows it for the result."""
         renamed = with_names(self)
         return showing.as_frame(summary(renamed.table, renamed.comparison))
+
+    def without_single_experts(self) -> Self:
+        """Return the result without the numbers about single experts, which are too many to be read."""
+        tables = [
+            None if table is None else table[table["expert"].isna()]
+            for table in (self.table, self.comparison)
+        ]
+        return dataclasses.replace(self, table=tables[0], comparison=tables[1])
 
     def plot(self) -> showing.Figures:
         """Return the figures of this result by name; nothing is written."""
@@ -93,7 +103,9 @@ class Result:
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
         renamed = with_names(self)
-        return fragment(caption, [summary(renamed.table, renamed.comparison)])
+        return fragment(
+            caption, [summary(renamed.table, renamed.comparison)], sentences=self.leading(renamed)
+        )
 
     def _checkpoints(self) -> str:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))

@@ -1,8 +1,10 @@
 """What a notebook shows of results: short tables and figures, and where long work is."""
 
+import html
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from moeprobe.results.layouts.page import fragment
 from moeprobe.results.numbers import interval
 from moeprobe.results.showing import Figures
 from moeprobe.runtime.progress import NotebookBar, Progress, progress_of
+from tests.commands import run
 
 Trained = dict[str, Path]
 
@@ -57,6 +60,43 @@ def test_a_sweep_shows_its_severities(trained: Trained) -> None:
     )
     assert {"output", "blocks.1", "blocks.3"} == set(short["layer"])
     assert set(swept.plot()) == {"routing", "output"}
+
+
+def sentences_on(page: str) -> list[str]:
+    return [html.unescape(item) for item in re.findall("<li>(.*?)</li>", page)]
+
+
+@pytest.mark.parametrize(
+    ("call", "command", "number"),
+    [
+        (lambda models: api.match_ratio(models, limit=25), "match-ratio --limit 25", 3),
+        (lambda models: api.noise_sweep(models, sigmas=[0, 0.2], limit=25), "noise-sweep --sigmas 0,0.2 --limit 25", 3),
+        (lambda models: api.contagion(models, limit=8), "contagion --limit 8", 2),
+        (lambda models: api.precision(models, formats=["int8"], limit=8), "precision --formats int8 --limit 8", 1),
+        (lambda models: api.evaluate(models, limit=25), "eval --limit 25", 0),
+    ],
+    ids=["side by side", "along severity", "with a conclusion", "by view", "tables alone"],
+)  # fmt: skip
+def test_it_begins_as_in_the_terminal(
+    call: Callable[[list[Path]], Result], command: str, number: int, trained: Trained
+) -> None:
+    models = list(trained.values())
+    sentences = sentences_on(call(models)._repr_html_())
+    assert len(sentences) == number
+    assert run(*command.split(), *models).output.startswith("".join(f"{line}\n" for line in sentences))
+
+
+@pytest.mark.parametrize("severities", [[0.1], [0.1, 0.3]], ids=["side by side", "along severity"])
+def test_recorded_routing_begins_as_in_the_terminal(
+    severities: list[float], trained: Trained, tmp_path: Path
+) -> None:
+    recorded = api.record(
+        trained["prc"], view="gaussian_noise", severities=severities, limit=20, out=tmp_path / "trace"
+    )
+    sentences = sentences_on(api.analyze_trace(recorded.files)._repr_html_())
+    assert "the first MoE layer" in sentences[0]
+    printed = run("trace", "analyze", *recorded.files).output
+    assert printed.startswith("".join(f"{line}\n" for line in sentences))
 
 
 def test_what_has_no_headline_shows_what_it_has(trained: Trained) -> None:

@@ -1,7 +1,6 @@
 """The result of a probe on the screen, as its layout says: the verdict in words, then the headline of each layer."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,15 +17,14 @@ from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of
 from moeprobe.metrics import registry
 from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.base import Layout, Probe
+from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
 from moeprobe.probes.engine.work import Plan
-from moeprobe.probes.registry import conclusions_of, headlines_of
 from moeprobe.results.headlines.collected import HeadlineValues
 from moeprobe.results.headlines.declared import Which
 from moeprobe.results.headlines.run_tables import RunTables
-from moeprobe.results.headlines.sentences import sentences_of
-from moeprobe.results.layouts import by_view as variants
-from moeprobe.results.layouts import few_shots as layouts
 from moeprobe.results.layouts.agreement import agreement_table
+from moeprobe.results.layouts.by_view import by_view_table
+from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.naming import names_in, with_names
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
@@ -172,14 +170,13 @@ Printed = list[Table | str]
 
 def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for checkpoints side by side; everything with ``full``."""
-    run = _run(result)
-    headlines = _headlines(run)
-    zero = _zeros(headlines)
-    sentences = [*_verdict(run, headlines, zero), *conclusions_of(run)]
+    run = run_tables(result)
+    headlines = measured_headlines(run)
+    sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
     if full or not headlines:
         return [*sentences, *tables.side_by_side(result, title=title)]
     agreeing = _agreeing(run, headlines)
-    metrics = {headline.which for headline in headlines if headline not in agreeing} - zero
+    metrics = {headline.which for headline in headlines if headline not in agreeing} - zeros(headlines)
     parts: Printed = [*sentences, *_agreement(run, agreeing, title=title)]
     if metrics:
         parts += tables.side_by_side(result, title=title, only=metrics)
@@ -214,21 +211,20 @@ def _agreement(run: RunTables, headlines: list[HeadlineValues], *, title: str) -
 
 def few_shots(result: "Result") -> Printed:
     """Return the output for few-shot accuracy: all of it."""
-    layout = layouts.few_shots(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
+    layout = few_shots_table(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
     if layout is None:
         return []
     stacked = console().width < _STACKED
-    run = _run(result)
-    verdict = _verdict(run, _headlines(run), set())
-    return [*verdict, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+    sentences = leading_sentences(result, Layout.FEW_SHOTS)
+    return [*sentences, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
 
 
 def by_view(result: "Result", *, title: str) -> Printed:
     """Return the output for variants of a run: sentences, and a line for each of them."""
-    layout = variants.by_view(result.table, caption=title)
+    layout = by_view_table(result.table, caption=title)
     stacked = console().width < _STACKED
     parts: Printed = [
-        *conclusions_of(_run(result)),
+        *leading_sentences(result, Layout.BY_VIEW),
         *on_screen(layout, title=layout.caption, stacked=stacked),
     ]
     return [*parts, layout.note] if layout.note else parts
@@ -236,17 +232,15 @@ def by_view(result: "Result", *, title: str) -> Printed:
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for a sweep; everything with ``full``."""
-    run = _run(result)
-    headlines = _headlines(run)
     kappas = {
         headline.which: None
-        for headline in headlines
+        for headline in measured_headlines(run_tables(result))
         if registry.find(headline.declared.metric).kind == "kappa"
     }
-    parts: Printed = [*_verdict(run, headlines, set())]
+    parts: Printed = [*leading_sentences(result, Layout.ALONG_SEVERITY)]
     if full or not kappas:
         return [*parts, *tables.along_severity(result, title=title)]
-    result = tables.of_all_experts(result)
+    result = result.without_single_experts()
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     for which in kappas:
         parts += _of_layers(result, which, f"{title}: {registry.find(which[0]).full_label(which[1])}")
@@ -292,32 +286,6 @@ def _attributed(output: "Result", title: str) -> list[Table]:
 
 def _of_metrics(table: pd.DataFrame, *, metrics: list[str]) -> pd.DataFrame:
     return table[table["metric"].isin(metrics)]
-
-
-def _run(result: "Result") -> RunTables:
-    result = tables.of_all_experts(result)
-    return RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
-
-
-def _headlines(run: RunTables) -> list[HeadlineValues]:
-    """Return the headlines of a run that it has numbers of."""
-    return [headline for headline in headlines_of(run) if headline.rows[headline.which]]
-
-
-def _zeros(headlines: list[HeadlineValues]) -> set[Which]:
-    """Return the headlines that are 0 exactly, wherever and however often they were measured."""
-    rows: dict[Which, list[float]] = {}
-    for headline in headlines:
-        # Not by the interval, which leaves open what other images may show, even where nothing can.
-        rows.setdefault(headline.which, []).extend(row["value"] for row in headline.rows[headline.which])
-    return {which for which, values in rows.items() if not any(values)}
-
-
-def _verdict(run: RunTables, headlines: list[HeadlineValues], zero: set[Which]) -> list[str]:
-    """Return the sentences of the first headline that is not 0 by construction, and of those read beside it."""
-    nonzero = [headline for headline in headlines if headline.which not in zero]
-    beside = itertools.takewhile(lambda headline: headline.declared.beside, nonzero[1:])
-    return [sentence for headline in (*nonzero[:1], *beside) for sentence in sentences_of(run, headline)]
 
 
 def _is(table: pd.DataFrame, which: Which) -> pd.Series:

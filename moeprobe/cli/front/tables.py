@@ -13,7 +13,6 @@ from moeprobe.cli.front.screen import console
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.results.layouts import cells
-from moeprobe.results.layouts import side_by_side as layouts
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
     REGION_COLUMNS,
@@ -21,6 +20,7 @@ from moeprobe.results.layouts.along_severity import (
     regional,
     severity_table,
 )
+from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 
@@ -36,7 +36,7 @@ def side_by_side(
     Numbers about single experts are too many for a screen. ``only`` are (metric, null), of patches, tokens of texts and
     the output; None = the leading metrics of all tokens.
     """
-    result = of_all_experts(result)
+    result = result.without_single_experts()
     table, comparison = result.table, result.comparison
     first, *other_models = dict.fromkeys(table["checkpoint"])
     agreement = agreement_of(table)
@@ -50,7 +50,7 @@ def side_by_side(
     )
     if only is not None:
         selected &= table["tokens"].isin([*ORDINARY, ""])
-    layout = layouts.side_by_side(
+    layout = side_by_side_table(
         table[selected],
         comparison,
         [(name, first) for name in other_models] if comparison is not None and len(comparison) else [],
@@ -63,18 +63,9 @@ def side_by_side(
     return [*rendered, layout.note] if layout.note else [*rendered]
 
 
-def of_all_experts(result: "Result") -> "Result":
-    """Return a result without the numbers about single experts."""
-    tables = [
-        None if table is None else table[table["expert"].isna()]
-        for table in (result.table, result.comparison)
-    ]
-    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
-
-
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
-    result = of_all_experts(result)
+    result = result.without_single_experts()
     floor = _floor_table(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]

@@ -6,7 +6,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from moeprobe.probes.analyze_trace.disagreement_figure import draw as draw_disagreement
+from moeprobe.probes.base import Layout
 from moeprobe.probes.confidence.figure import draw as draw_confidence
+from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
 from moeprobe.probes.sweep.figure import draw as draw_sweep
 from moeprobe.results.folder import Result
@@ -49,6 +51,13 @@ def steps_alone(result: Result) -> Result:
         for table in (result.table, result.comparison)
     ]
     return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
+def leading_sentences_of(result: Result) -> list[str]:
+    """Return what is said before the tables of recorded routing."""
+    if along_a_severity(result):
+        return leading_sentences(steps_alone(result), Layout.ALONG_SEVERITY)
+    return leading_sentences(labeled(result), Layout.SIDE_BY_SIDE)
 
 
 def figures_of(result: Result) -> dict[str, Figure]:

@@ -24,7 +24,7 @@ from moeprobe.probes.analyze_trace.describe import (
     request_of,
     sums_of_mapped,
 )
-from moeprobe.probes.analyze_trace.figure import figures_of
+from moeprobe.probes.analyze_trace.figure import figures_of, leading_sentences_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -131,7 +131,7 @@ class _TraceAnalysis(TableWork[Result]):
         table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
         notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
         sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of(traces))
-        return Result(table, comparison, sums, sidecar, figures_of)
+        return Result(table, comparison, sums, sidecar, figures_of, leading_sentences_of)
 
 
 class Measuring:

@@ -1,6 +1,7 @@
 """Measure the drift of recorded routing: each trace of a series against the first and against the last."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -13,6 +14,7 @@ from moeprobe.probes.drift import Drift
 from moeprobe.probes.drift.figure import draw
 from moeprobe.probes.drift.steps import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
@@ -96,7 +98,8 @@ class _Series(TableWork[Result]):
         table, comparison = summaries.summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
         notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
         sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of([*since, *until]))
-        return Result(table, comparison, sums, sidecar, self._figures)
+        leading = partial(leading_sentences, layout=Drift.layout)
+        return Result(table, comparison, sums, sidecar, self._figures, leading)
 
     def _figures(self, result: Result) -> dict[str, Figure]:
         return draw(result.table, steps=self.steps, numbered=self.numbered)

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.checks import make_spec
+from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.noise_floor import dtype_name
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
@@ -172,7 +174,8 @@ class Measurement(TableWork[M], ProbeWork[M]):
             device=str(choose_device(options.device)),
             **({"images_per_second": rates} | self._measured | self._names),
         )
-        return Result(table, comparison, sums, sidecar, self.probe.draw)  # type: ignore[return-value]
+        leading = partial(leading_sentences, layout=self.probe.layout)
+        return Result(table, comparison, sums, sidecar, self.probe.draw, leading)  # type: ignore[return-value]
 
     def _run_models(
         self, parts: Path | None, watcher: Progress

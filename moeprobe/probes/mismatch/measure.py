@@ -4,6 +4,7 @@ Axes: B requests of a batch, T tokens.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -18,6 +19,7 @@ from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
+from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
 from moeprobe.probes.mismatch import Mismatch
@@ -115,7 +117,8 @@ class _Scoring(TableWork[Result]):
             wall_seconds=self.seconds,
             device=str(choose_device(self.options.device)),
         )
-        return Result(table, comparison, sums, sidecar, draw)
+        leading = partial(leading_sentences, layout=Mismatch.layout)
+        return Result(table, comparison, sums, sidecar, draw, leading)
 
     def _sums(self, progress: Progress) -> SumsStore:
         accumulator, request_names = Accumulator(), self.served.names

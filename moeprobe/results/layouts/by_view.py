@@ -26,7 +26,7 @@ def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
     return rows.assign(value=1 - rows["value"], ci_low=low, ci_high=high)
 
 
-def by_view(table: pd.DataFrame, *, caption: str) -> Table:
+def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     """Return the table: shares of tokens that choose otherwise, κ of the first layer, then the output."""
     rows = flips(table)
     layers = list(dict.fromkeys(rows["layer"]))

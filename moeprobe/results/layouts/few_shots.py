@@ -20,7 +20,9 @@ _COLUMNS = (
 _NOTE = "Intervals are over the evaluated {plural}, with the same draws; single draws: lowest to highest."
 
 
-def few_shots(table: pd.DataFrame, comparison: pd.DataFrame | None, *, modality: Modality) -> Table | None:
+def few_shots_table(
+    table: pd.DataFrame, comparison: pd.DataFrame | None, *, modality: Modality
+) -> Table | None:
     """Return the table of all draws together, with the lowest and the highest accuracy of a single one.
 
     None where no accuracy was measured.

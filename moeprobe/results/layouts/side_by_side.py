@@ -19,7 +19,7 @@ Row = dict[str, Any]
 Pair = tuple[str, str]
 
 
-def side_by_side(
+def side_by_side_table(
     table: pd.DataFrame,
     comparison: pd.DataFrame | None,
     pairs: Sequence[Pair],

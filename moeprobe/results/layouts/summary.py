@@ -5,7 +5,7 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.registry import compared_first
 from moeprobe.results.layouts.cells import Table
-from moeprobe.results.layouts.side_by_side import side_by_side
+from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 
 
@@ -23,7 +23,7 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Tabl
     if not any(read):
         read = [null == "" for _, null in metrics]
     pairs = [] if compared is None else list(zip(compared["checkpoint"], compared["reference"], strict=True))
-    return side_by_side(
+    return side_by_side_table(
         values[read],
         compared,
         list(dict.fromkeys(pairs)),

@@ -22,10 +22,10 @@ from moeprobe.results.layouts.along_severity import (
     regional,
     severity_table,
 )
-from moeprobe.results.layouts.by_view import by_view
+from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity
-from moeprobe.results.layouts.few_shots import few_shots
-from moeprobe.results.layouts.side_by_side import side_by_side
+from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.phrases import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 from moeprobe.studies.report.reading import Run
@@ -106,12 +106,16 @@ def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None
     tables = []
     if not prefix.all():
         tables.append(
-            side_by_side(table[~prefix], comparison, pairs, modality=modality, caption="What was measured")
+            side_by_side_table(
+                table[~prefix], comparison, pairs, modality=modality, caption="What was measured"
+            )
         )
     if prefix.any():
         caption = f"The same for the prefix ({modality.prefix}) token"
         tables.append(
-            side_by_side(table[prefix], comparison, pairs, modality=modality, caption=caption, folded=True)
+            side_by_side_table(
+                table[prefix], comparison, pairs, modality=modality, caption=caption, folded=True
+            )
         )
     return tables
 
@@ -119,14 +123,14 @@ def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None
 def _few_shots(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return the table of few-shot accuracy, by all draws together and by single ones."""
     assert run.table is not None
-    table_of_shots = few_shots(run.table, run.comparison, modality=run.modality)
+    table_of_shots = few_shots_table(run.table, run.comparison, modality=run.modality)
     return _side_by_side(run, table, comparison) if table_of_shots is None else [table_of_shots]
 
 
 def _by_view(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return a line per checkpoint and variant of its run."""
     assert run.table is not None
-    return [by_view(run.table, caption="What was measured")]
+    return [by_view_table(run.table, caption="What was measured")]
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:

@@ -10,7 +10,7 @@ from rich.table import Table as Rich
 from moeprobe.cli.front import show
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.results.folder import Result
-from moeprobe.results.layouts.few_shots import few_shots
+from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.tables import frame
 from moeprobe.runtime.csv import write_csv
 from moeprobe.studies.report.reading import read_runs
@@ -62,7 +62,7 @@ def test_the_terminal_and_a_report_show_the_same(names: str, tmp_path: Path) -> 
 
 def test_single_draws_go_from_the_lowest_to_the_highest() -> None:
     found = measured("ab")
-    table = few_shots(found.table, found.comparison, modality=IMAGE)
+    table = few_shots_table(found.table, found.comparison, modality=IMAGE)
     assert table is not None
     assert list(table.columns) == ["checkpoint", "shots", "accuracy", "by chance", "κ", "single draws"]
     assert [line[0].text for line in table.rows] == ["a", "a", "b", "b", "b − a", "b − a"]

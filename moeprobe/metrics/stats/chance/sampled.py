@@ -205,7 +205,7 @@ class _ShuffledTrials:
 
 @dataclass(frozen=True)
 class _PairCounts:
-    """Pairs of trials between images: their number in each stratum, and the slopes of these numbers.
+    """How many pairs of trials between images a stratum has, and how much an image adds.
 
     A *slot* is an image in a stratum; there are only those that occur.
 

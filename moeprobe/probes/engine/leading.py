@@ -1,0 +1,56 @@
+"""The sentences that a result begins with, above its tables: in the terminal, and in a notebook."""
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from moeprobe.probes.base import Layout
+from moeprobe.probes.registry import conclusions_of, headlines_of
+from moeprobe.results.folder import Result
+from moeprobe.results.headlines.collected import HeadlineValues
+from moeprobe.results.headlines.declared import Which
+from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.sentences import sentences_of
+
+
+def leading_sentences(result: Result, layout: Layout) -> list[str]:
+    """Return what is said before the tables of a result, which ``layout`` prints; checkpoints are called as in them."""
+    run = run_tables(result)
+    match layout:
+        case Layout.SIDE_BY_SIDE:
+            headlines = measured_headlines(run)
+            return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(run)]
+        case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:
+            return _of_first(run, measured_headlines(run))
+        case Layout.BY_VIEW:
+            return conclusions_of(run)
+        case _:
+            return []
+
+
+def run_tables(result: Result) -> RunTables:
+    """Return the tables of a result, without the numbers about single experts."""
+    result = result.without_single_experts()
+    return RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
+
+
+def measured_headlines(run: RunTables) -> list[HeadlineValues]:
+    """Return the headlines of a run that it has numbers of."""
+    return [headline for headline in headlines_of(run) if headline.rows[headline.which]]
+
+
+def zeros(headlines: Sequence[HeadlineValues]) -> set[Which]:
+    """Return the headlines that are 0 exactly, wherever and however often they were measured."""
+    rows: dict[Which, list[float]] = {}
+    for headline in headlines:
+        # Not by the interval, which leaves open what other images may show, even where nothing can.
+        rows.setdefault(headline.which, []).extend(row["value"] for row in headline.rows[headline.which])
+    return {which for which, values in rows.items() if not any(values)}
+
+
+def _of_first(
+    run: RunTables, headlines: Sequence[HeadlineValues], *, without: Collection[Which] = ()
+) -> list[str]:
+    """Return the sentences of the first headline, and of those that nothing is concluded without."""
+    remaining = [headline for headline in headlines if headline.which not in without]
+    beside = itertools.takewhile(lambda headline: headline.declared.beside, remaining[1:])
+    return [sentence for headline in (*remaining[:1], *beside) for sentence in sentences_of(run, headline)]
