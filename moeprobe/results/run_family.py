@@ -6,6 +6,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.files import (
+    CLASSES,
     FINISHED,
     IMAGES,
     PACK,
@@ -27,7 +28,7 @@ RUN = Family(
     is_ours=lambda path: read_request(path) is not None,  # others too may call a file run.json
     known=(
         REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
-        "classes.csv", "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
+        CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
         PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "plan.json",
         "verdicts.csv", "audit.html", "audit.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",

@@ -34,6 +34,8 @@ DAMAGE = (
 REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
 # An overlay: a row per patch of its images, or per token of its texts; the images in gray, a row per image.
 PATCHES, TOKENS, PIXELS = "patches.csv", "tokens.csv", "pixels.png"
+# Of the tokens of each class the share that each expert has.
+CLASSES = "classes.csv"
 # The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.
 SHARD, SHARDS = "shard.json", "shards"
 # The cells of a trade-off: the folder of those in progress, and the two files that finished ones are packed into.

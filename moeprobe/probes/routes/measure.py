@@ -33,6 +33,7 @@ from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +108,7 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         by_place = place_table(self._tables)
         colors = color_table(self._tables)
         if folder is not None:
-            write_csv(folder.path / "classes.csv", classes)
+            write_csv(folder.path / CLASSES, classes)
             write_csv(folder.path / "places.csv", by_place)
             if len(colors):
                 write_csv(folder.path / "colors.csv", colors)

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import Modality
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.results.numbers import interval
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import is_there, read_bytes
 
@@ -20,6 +21,8 @@ _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 # With more a browser is slow, and a page large.
 _MOST_PATCHES = 20_000
+# Of an expert that is clicked.
+_MOST_CLASSES = 3
 _SIDES = ("perturbed_set", "perturbed_gates", "perturbed_margin", "clean_set", "clean_gates", "clean_margin")
 _COLUMNS = {
     "checkpoint", "layer", "image_id", "severity", "perturbed_expert", "clean_patch_expert", "compared", "changed",
@@ -121,6 +124,7 @@ class Explorer:
         steps: how many severities there are.
         unit: what the slider is called.
         modality: of the inputs.
+        class_shares: JSON: for each expert a sentence per checkpoint and layer, see ``class_shares``.
     """
 
     routing: str
@@ -128,10 +132,16 @@ class Explorer:
     steps: int
     unit: str
     modality: Modality
+    class_shares: str
 
 
 def explorer_of(
-    patches: pd.DataFrame | None, pixels: Picture | None, *, modality: Modality, unit: str
+    patches: pd.DataFrame | None,
+    pixels: Picture | None,
+    *,
+    modality: Modality,
+    unit: str,
+    classes: pd.DataFrame | None = None,
 ) -> Explorer | None:
     """Return what a page shows of an overlay; None without pixels or words, and for too many patches or tokens.
 
@@ -140,6 +150,7 @@ def explorer_of(
         pixels: the images.
         modality: of the inputs.
         unit: of the severity.
+        classes: the share of each class that each expert has, as ``routes`` writes it; None = no run has it.
     """
     if patches is None or not set(patches.columns) >= _COLUMNS:
         return None
@@ -161,7 +172,41 @@ def explorer_of(
         "grids": _nested(list(names.values()), grids),
     }
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return Explorer(text, pixels, len(names["severity"]), unit.split(",", maxsplit=1)[0], modality)
+    shares = {} if classes is None else class_shares(classes, names["checkpoint"], names["layer"])
+    return Explorer(
+        text,
+        pixels,
+        len(names["severity"]),
+        unit.split(",", maxsplit=1)[0],
+        modality,
+        json.dumps(shares, ensure_ascii=False),
+    )
+
+
+def class_shares(
+    classes: pd.DataFrame, checkpoints: Sequence[str], layers: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return by expert, for each checkpoint and layer, the classes of whose tokens it has the largest shares.
+
+    Args:
+        classes: ``classes.csv`` of ``routes``, as text.
+        checkpoints: those of the overlay.
+        layers: those of the overlay.
+    """
+    numbers = {key: pd.to_numeric(classes[key]) for key in ("value", "ci_low", "ci_high", "images", "trials")}
+    ordinary = classes.assign(flag="", **numbers)[classes["tokens"].isin(ORDINARY)]
+    sentences: dict[str, list[str]] = {}
+    for (checkpoint, layer, expert), rows in ordinary.groupby(["checkpoint", "layer", "expert"], sort=False):
+        of_class = rows[rows["class"] != ""].nlargest(_MOST_CLASSES, "value")
+        if checkpoint not in checkpoints or layer not in layers or of_class.empty:
+            continue
+        tokens = modality_of(rows["tokens"]).tokens
+        shares = [f"{interval(row)} of {row['class']}" for row in of_class.to_dict("records")]
+        overall = [f"{interval(row)} of all" for row in rows[rows["class"] == ""].to_dict("records")]
+        sentences.setdefault(expert, []).append(
+            f"{checkpoint}, {layer}: share of the {tokens} of a class: {', '.join(shares + overall)}."
+        )
+    return sentences
 
 
 def _grid(part: pd.DataFrame) -> dict[str, Any]:

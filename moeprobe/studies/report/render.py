@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib import resources
 from urllib.parse import quote
 
+import pandas as pd
 from jinja2 import Environment
 
 from moeprobe import __version__
@@ -22,6 +23,7 @@ from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
+from moeprobe.runtime.files import CLASSES
 from moeprobe.studies.report import about, conclusion, summary
 from moeprobe.studies.report.pictures import Explorer, Picture, explorer_of
 from moeprobe.studies.report.reading import Run
@@ -37,10 +39,12 @@ class Section:
     Attributes:
         finding: the run and all that it found, in words.
         number: its place in the report, from 1; part of its anchor and of the folder of its files.
+        classes: the share of each class that each expert has, of the runs of ``routes``; None where there is none.
     """
 
     finding: summary.Finding
     number: int
+    classes: pd.DataFrame | None = None
 
     @property
     def run(self) -> Run:
@@ -91,7 +95,9 @@ class Section:
     def explorer(self) -> Explorer | None:
         """The patches or tokens of an overlay; None where the run is none."""
         unit = self.run.sidecar.severity_unit or "severity"
-        return explorer_of(self.run.overlay, self.run.pixels, modality=self.run.modality, unit=unit)
+        return explorer_of(
+            self.run.overlay, self.run.pixels, modality=self.run.modality, unit=unit, classes=self.classes
+        )
 
     @property
     def leading_pictures(self) -> list[Picture]:
@@ -143,7 +149,13 @@ class Section:
 
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report, in the order of the runs."""
-    return [Section(finding, number) for number, finding in enumerate(summary.findings(runs), start=1)]
+    tables = [run.csvs[CLASSES] for run in runs if CLASSES in run.csvs]
+    # Of two runs about one layer of a checkpoint, the first: they may be of other data.
+    keys = ["checkpoint", "layer", "tokens", "class", "expert"]
+    classes = pd.concat(tables).drop_duplicates(keys) if tables else None
+    return [
+        Section(finding, number, classes) for number, finding in enumerate(summary.findings(runs), start=1)
+    ]
 
 
 def html(content: Mapping[str, object]) -> str:

@@ -172,6 +172,24 @@ def write_overlay(
     return folder
 
 
+def write_classes(folder: Path) -> Path:
+    """Write a run of ``routes``: in blocks.3 of b, expert 2 has much of two classes, and little of two."""
+    write_run(folder, "routes", pictures=())
+    shares = {"": 0.25, "cat": 0.5, HOSTILE: 0.375, "dog": 0.125, "owl": 0.0625}
+    lines = ["checkpoint,layer,tokens,class,expert,value,ci_low,ci_high,images,trials,majority"]
+    for layer, tokens, expert in (
+        ("blocks.3", "patch", 2),
+        ("blocks.3", "prefix", 2),
+        ("blocks.7", "patch", 2),
+    ):
+        lines += [
+            f"b,{layer},{tokens},{name},{expert},{share},{share - 0.01},{share + 0.01},20,80,0.1"
+            for name, share in shares.items()
+        ]
+    (folder / "classes.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
 def write_text_overlay(folder: Path) -> Path:
     """Write an overlay of one text: "a shop" becomes "a sh|op", whose second token changes from expert 1 to 3."""
     draw(folder / "figures" / "overlay-layers.0.png")

@@ -23,6 +23,7 @@ from tests.studies.report.making import (
     NAN,
     hostile,
     row,
+    write_classes,
     write_frames,
     write_overlay,
     write_rows,
@@ -149,7 +150,8 @@ def test_the_slider_moves_through_the_frames(browser: Any, page: Path) -> None:
 def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("explorer")
     return api.report(
-        [write_overlay(folder / "overlay"), write_run(folder / "match")], out=folder / "out"
+        [write_overlay(folder / "overlay"), write_classes(folder / "routes"), write_run(folder / "match")],
+        out=folder / "out",
     ).files[0]
 
 
@@ -224,7 +226,13 @@ def test_an_expert_shows_its_patches(browser: Any, overlay: Path) -> None:
     assert len(find(browser, ".grid button")) - len(find(browser, ".grid .other")) == 4
     captions = [caption.text for caption in find(browser, ".explorer .caption")]
     assert captions == ["image", "a: expert 2 has 0 of 4", "b: expert 2 has 1 of 4"] * 4
+    (shares,) = find(browser, ".explorer .shares li")
+    assert shares.text == (
+        "b, blocks.3: share of the patches of a class: 0.500 [0.490, 0.510] of cat, 0.375 [0.365, 0.385] of "
+        f"{HOSTILE}, 0.125 [0.115, 0.135] of dog, 0.250 [0.240, 0.260] of all."
+    )
     button.click()
+    assert find(browser, ".explorer .shares li") == []
     assert not find(browser, ".grid .other") and button.get_attribute("aria-pressed") == "false"
 
 

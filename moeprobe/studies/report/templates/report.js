@@ -191,7 +191,8 @@ function explore(root) {
     });
   });
 
-  const experts = root.querySelector(".experts");
+  const [experts, shares] = [".experts", ".shares"].map((part) => root.querySelector(part));
+  const sharesOf = JSON.parse(root.querySelector(".class-shares").textContent);
   for (const expert of Object.keys(routing.colors)) {
     const button = element("button", experts, expert);
     button.type = "button";
@@ -202,6 +203,8 @@ function explore(root) {
       for (const other of experts.children) {
         other.setAttribute("aria-pressed", String(shownExpert === other.textContent));
       }
+      shares.replaceChildren();
+      for (const sentence of sharesOf[shownExpert] ?? []) element("li", shares, sentence);
       draw();
     });
   }
