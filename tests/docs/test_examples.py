@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import moeprobe
 from moeprobe.adapters.hooks.factory import FileSettings
-from moeprobe.runtime.catalog import VIEWS
+from moeprobe.runtime.catalog import VIEWS, use_plugins
 from tests.commands import refused, run
 from tests.contracts import test_probes as probe_contract
 from tests.contracts import test_views as view_contract
 from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, text
+from tests.models.training import tiny
 from tests.recordings import serving
 from tests.routing.routings import aligned, routing
 
@@ -39,7 +41,7 @@ READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2, READER: 1,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
     }  # fmt: skip
 
 
@@ -169,8 +171,33 @@ def test_the_router_of_the_page_routes(my_models: Path) -> None:
     assert decision.gates.max(-1).values.mean() > 0.9
 
 
+def test_the_router_with_a_buffer_is_trained_saved_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEPROBE_PLUGINS", "")
+    file = tmp_path / "biased_token_choice.py"
+    file.write_text(blocks("python", PLUGINS)[2], encoding="utf-8")
+    use_plugins(file)
+    whole, stopped = tmp_path / "whole", tiny.trainer(tmp_path / "stopped", model__router=file.stem)
+    tiny.finish(whole, model__router=file.stem)
+    train_step = stopped.train_step
+
+    def seven_times(*inputs: Any) -> Any:
+        if stopped.step == 7:
+            raise KeyboardInterrupt
+        return train_step(*inputs)
+
+    monkeypatch.setattr(stopped, "train_step", seven_times)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    tiny.finish(stopped.folder, model__router=file.stem)
+    assert tiny.results(stopped.folder) == tiny.results(whole)
+    biases = [value for name, value in load_file(whole / "last.safetensors").items() if "router.bias" in name]
+    assert len(biases) == 2 and all(bias.abs().min() > 0 for bias in biases)
+
+
 def test_the_data_of_the_page_can_be_read(my_models: Path) -> None:
-    data = module(blocks("python", PLUGINS)[2], "colors", my_models).Colors(split="test")
+    data = module(blocks("python", PLUGINS)[3], "colors", my_models).Colors(split="test")
     assert data.labels().tolist() == [data.example(index).label for index in range(len(data))]
     assert data.example(1).image.getpixel((0, 0)) == (0, 255, 0)
 

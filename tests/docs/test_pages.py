@@ -87,7 +87,7 @@ def test_every_page_can_be_reached_from_the_first() -> None:
 def test_pictures_of_pages_are_the_reports(generate: ModuleType) -> None:
     copies = {path.name for path in (DOCS / "img").iterdir()}
     packed = read_manifest()
-    assert copies == generate.FIGURES.keys() | generate.DRAWN
+    assert copies == generate.FIGURES.keys() | generate.DRAWN.keys()
     assert all((DOCS / "img" / name).stat().st_size <= 300_000 for name in generate.DRAWN)
     for name, source in generate.FIGURES.items():
         known = packed.get(source)  # not in git, so by its hash
@@ -132,6 +132,17 @@ def test_every_report_has_its_command() -> None:
     commands = " ".join(command for _, command in rows)
     assert set(re.findall(r"`make ([\w-]+)", page)) <= targets
     assert set(re.findall(r"\b(regenerate\w*)", commands)) == scripts
+
+
+def test_every_drawn_picture_has_its_script(generate: ModuleType) -> None:
+    page = TEXT[DOCS / "contributing" / "reports.md"]
+    for name, script in generate.DRAWN.items():
+        if script.startswith("a "):
+            assert f"`{name}`" in page or f"`{name.partition('-')[0]}-*.png`" in page, name
+        else:
+            source = ROOT / "reports" / "scripts" / f"{script}.py"
+            assert name.removesuffix(".png") in source.read_text(encoding="utf-8"), name
+            assert f"`.venv/bin/python -m reports.scripts.{script}`" in page
 
 
 def tracked(folder: Path) -> bool:

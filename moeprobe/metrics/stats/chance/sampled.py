@@ -214,7 +214,7 @@ class _PairCounts:
         image: of each slot.
         in_slot: trials of each slot.
         trials: ``(s,)`` trials N of each stratum.
-        pairs: ``(s,)`` pairs P of each stratum: N² without those of an image with itself.
+        pairs: ``(s,)`` pairs P of each stratum: N² without the pairs within an image.
         draws: ``(s,)`` the pairs that count: those whose two sets are not both empty.
         pair_slopes: derivative of ``pairs`` by the weight of each slot.
         draw_slopes: derivative of ``draws`` likewise.
