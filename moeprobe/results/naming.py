@@ -1,7 +1,7 @@
 """What checkpoints are called on the screen, in figures and in reports; files keep the names of their folders."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeprobe.errors import UserError, option
@@ -66,13 +66,10 @@ def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> Side
 
 
 def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:
-    """Return what a figure draws besides tables, each with a ``checkpoint``, called as in a renamed sidecar."""
-    names: Mapping[str, str] = sidecar.get(_RENAMED, {})
-    return [_renamed_item(item, names) for item in items]
-
-
-def _renamed_item(item: Any, names: Mapping[str, str]) -> Any:
-    return dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint))
+    """Return what a figure draws besides tables, each with a ``checkpoint``, called as the sidecar says or has said."""
+    names = sidecar.get(_RENAMED) or names_in(sidecar)
+    called: list[Any] = [*items]
+    return [replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in called]
 
 
 def with_names(result: R) -> R:
@@ -86,5 +83,5 @@ def with_names(result: R) -> R:
         for name in ("table", "comparison")
         if (table := getattr(values, name, None)) is not None
     }
-    renamed: R = dataclasses.replace(values, sidecar=rename_sidecar(values.sidecar, names), **tables)
+    renamed: R = replace(values, sidecar=rename_sidecar(values.sidecar, names), **tables)
     return renamed

@@ -4,7 +4,7 @@ Wherever it says *patch*, a text has a *token*.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.naming import choose_names, names_in
+from moeprobe.results.naming import choose_names, names_in, rename_items
 from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar
@@ -246,7 +246,7 @@ class OverlayResult:
 
         Of an animation that is its strongest severity.
         """
-        overlays = with_other_names(self.overlays, names_in(self.sidecar))
+        overlays = rename_items(self.overlays, self.sidecar)
         return Figures(_figures(overlays, view=self.sidecar.request.view_name))
 
     def __repr__(self) -> str:
@@ -340,13 +340,6 @@ class Drawing(ProbeWork[OverlayResult]):
         return time_sample(self.spec, self.models, images=2, passes=self.spec.num_passes, run=_run)
 
 
-def with_other_names(overlays: Sequence[Shown], names: Mapping[str, str]) -> list[Shown]:
-    """Return overlays whose checkpoints are called as on the screen and in figures."""
-    return [
-        dataclasses.replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in overlays
-    ]
-
-
 def _run(spec: RunSpec, model: Checkpoint) -> list[InputOverlay]:
     return record_overlays(spec, [model])
 
@@ -385,7 +378,7 @@ def _animations(
     names = names_in(result.sidecar)
     colors = {names.get(name, name): color for name, color in result.sidecar.colors.items()}
     images = [item for item in result.overlays if isinstance(item, ImageOverlay)]
-    layers = _by_layer(with_other_names(images, names))
+    layers = _by_layer(rename_items(images, result.sidecar))
     progress.start("overlay: drawing", len(layers) * len(spec.severities))
     written: list[Path] = []
     for layer, items in layers.items():
