@@ -330,6 +330,6 @@ def _run(
     try:
         return trainer.run(report, draw=draw)
     except KeyboardInterrupt:
-        if trainer.stop_request.granted:
+        if trainer.stop_request.acknowledged:
             ranks.leave()
         raise

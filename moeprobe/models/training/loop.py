@@ -39,7 +39,7 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import STATE, absolute, display_path, is_there, write_json, write_text
 from moeprobe.runtime.seeds import generator
-from moeprobe.runtime.signals import Wish, uninterrupted
+from moeprobe.runtime.signals import Postponed, StopRequest
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -98,7 +98,7 @@ class Trainer:
         self.best_score: float | None = None
         task = Classification if config.mae is None else Reconstruction
         self.task = task(config, self.model, self.objective)
-        self.stop_request = Wish(waits=self.layout.sharded and self.ranks.size > 1)
+        self.stop_request = StopRequest(waits=self.layout.sharded and self.ranks.size > 1)
         self.share = SharedStep(self.task, self.normalise, self.layout, stop_request=self.stop_request)
         self.averages = Averages()
         self.clock = Clock(device)
@@ -132,7 +132,7 @@ class Trainer:
             with self.stop_request:
                 return self._run(board, reporter, draw)
         except KeyboardInterrupt as error:
-            with uninterrupted():
+            with Postponed():
                 self._leave(error)
             raise
         finally:
@@ -146,8 +146,8 @@ class Trainer:
         for batch in self.batches():
             with self.clock.step():
                 values = self.train_step(batch)
-            if self.share.end_is_wished():
-                self.stop_request.grant()
+            if self.share.must_stop():
+                self.stop_request.acknowledge()
             if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                 self._check(values["loss"])
                 self.clock.read()
@@ -155,14 +155,14 @@ class Trainer:
                 reporter.report(self.step, numbers)
             if self._evaluate_if_due(board):
                 reporter.report(self.step, self.history[-1], evaluated=True)
-        with uninterrupted():
+        with Postponed():
             return self._finish(reporter.rate(self.step), draw)
 
     def _leave(self, error: KeyboardInterrupt) -> None:
         """Leave a run that can be resumed, and say so; of parts of a state all processes write theirs, or none."""
         if self.writes and is_there(self.folder / "finished.json"):
             error.add_note(f"The run in {display_path(self.folder)} is finished.")
-        elif self.stop_request.granted or (self.writes and not self.stop_request.waits):
+        elif self.stop_request.acknowledged or (self.writes and not self.stop_request.waits):
             self._check(*self.averages.sums.values(), *self.model.parameters())
             self._save_state()
             if self.writes:
@@ -218,7 +218,7 @@ class Trainer:
         with self.ranks.watching():
             values = self.share(batch, step=self.step, device=self.device)
             clip(self.model, norm=self.config.optimizer.clip_norm, measure=self.layout.norm)
-        with uninterrupted():
+        with Postponed():
             self.optimizer.step()
             self.averages.add(values)
             self.step += 1
@@ -249,7 +249,7 @@ class Trainer:
         self._check(torch.tensor(validation["val_loss"]))
         train = {f"train_{name}": value for name, value in self.averages.means().items()}
         row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
-        with uninterrupted():
+        with Postponed():
             self.history.append(row | train | validation)
             self.averages = Averages()
             score = self.task.score(validation)

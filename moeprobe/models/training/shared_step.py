@@ -25,7 +25,7 @@ from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import seed_torch, torch_seed
-from moeprobe.runtime.signals import Wish
+from moeprobe.runtime.signals import StopRequest
 
 
 @dataclass
@@ -71,17 +71,22 @@ class SharedStep:
         stop_request: whether this process is asked to end, of which all learn with the values of a step.
 
     Attributes:
-        wished: the share of the processes that were asked to end before the last step, ``()``; None = there is one.
+        stop_share: the share of the processes that were asked to end before the last step, ``()``; None = there is one.
 
     Raises:
         UserError: a batch cannot be cut so.
     """
 
-    wished: Tensor | None = None
-    _wished_before: Tensor | None = None
+    stop_share: Tensor | None = None
+    _stop_share_before: Tensor | None = None
 
     def __init__(
-        self, task: Task, normalise: nn.Module, layout: ProcessLayout, *, stop_request: Wish | None = None
+        self,
+        task: Task,
+        normalise: nn.Module,
+        layout: ProcessLayout,
+        *,
+        stop_request: StopRequest | None = None,
     ) -> None:
         self.task, self.normalise, self.layout = task, normalise, layout
         self.ranks = ranks = layout.ranks
@@ -168,15 +173,15 @@ class SharedStep:
         self.layout.average(self.model)
         return self._mean(means)
 
-    def end_is_wished(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether some process was asked to end; after each step once, so that all find it after the same one.
 
         A device's values are read one step late: the current ones may not be computed yet.
         """
-        if self.stop_request is None or not self.stop_request.waits or self.wished is None:
+        if self.stop_request is None or not self.stop_request.waits or self.stop_share is None:
             return False
-        before, self._wished_before = self._wished_before, self.wished
-        readable = self.wished if self.wished.device.type == "cpu" else before
+        before, self._stop_share_before = self._stop_share_before, self.stop_share
+        readable = self.stop_share if self.stop_share.device.type == "cpu" else before
         return readable is not None and bool(readable > 0)
 
     def _rows(self, batch: Batch, step: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -210,5 +215,5 @@ class SharedStep:
         stop_flag = process_means.new_tensor(
             [self.stop_request is not None and self.stop_request.number is not None]
         )
-        *means, self.wished = self.ranks.total(torch.cat([process_means, stop_flag])) / self.ranks.size
+        *means, self.stop_share = self.ranks.total(torch.cat([process_means, stop_flag])) / self.ranks.size
         return {name: mean.to(values[name].dtype) for name, mean in zip(values, means, strict=True)}

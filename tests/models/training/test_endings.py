@@ -16,7 +16,7 @@ from moeprobe.models.training import loop
 from moeprobe.models.training.loop import Trainer
 from moeprobe.runtime.distributed import Alone
 from moeprobe.runtime.records import LOCK
-from moeprobe.runtime.signals import Ending, Terminated, uninterrupted
+from moeprobe.runtime.signals import Ending, Postponed, Terminated
 from moeprobe.studies import train as trainings
 from tests.commands import refused, run
 
@@ -167,17 +167,17 @@ def test_the_same_training_is_the_same_but_for_its_workers() -> None:
 def test_signals_wait_and_an_ignored_one_stays_ignored() -> None:
     done: list[str] = []
 
-    @uninterrupted()
     def work() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        done.append("to its end")
+        with Postponed():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("to its end")
 
     with Ending() as ending, pytest.raises(Terminated, match="SIGTERM"):
         work()
     assert done and ending.number == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Ending() as ending, uninterrupted():
+    with Ending() as ending, Postponed():
         signal.raise_signal(signal.SIGHUP)
     assert ending.number is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 

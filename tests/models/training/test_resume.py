@@ -14,7 +14,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.training import loop
 from moeprobe.models.training.loop import Trainer
-from moeprobe.runtime.signals import uninterrupted
+from moeprobe.runtime.signals import Postponed
 from tests.models.training.tiny import STEPS, finish, results, trainer
 
 
@@ -264,13 +264,13 @@ def test_a_state_of_something_else_is_refused(cut: Path) -> None:
 def test_ctrl_c_waits_and_then_arrives() -> None:
     done: list[str] = []
 
-    @uninterrupted()
     def work(error: Exception | None) -> None:
-        press_ctrl_c()
-        press_ctrl_c()
-        done.append("to its end")
-        if error is not None:
-            raise error
+        with Postponed():
+            press_ctrl_c()
+            press_ctrl_c()
+            done.append("to its end")
+            if error is not None:
+                raise error
 
     with pytest.raises(KeyboardInterrupt):
         work(None)

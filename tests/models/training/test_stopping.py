@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from moeprobe.runtime.signals import Wish, is_waited_for
+from moeprobe.runtime.signals import StopRequest, is_waited_for
 from tests.commands import PATIENCE
 from tests.models.training.starting import torchrun
 from tests.models.training.test_lost_ranks import ASKED, until
@@ -76,22 +76,22 @@ def test_torchrun_that_is_interrupted_leaves_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-def test_a_wish_waits_and_is_granted_as_the_signal() -> None:
+def test_a_request_to_stop_waits_and_does_what_the_signal_did() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        with Wish(waits=True) as wish:
-            for number in (signal.SIGTERM, signal.SIGINT):  # together: one wish
+        with StopRequest(waits=True) as request:
+            for number in (signal.SIGTERM, signal.SIGINT):  # together: one request
                 assert is_waited_for(number)
                 signal.raise_signal(number)
-            assert (wish.number, heard) == (signal.SIGTERM, [])
+            assert (request.number, heard) == (signal.SIGTERM, [])
             with pytest.raises(KeyboardInterrupt):
-                wish.grant()
+                request.acknowledge()
         assert heard == [signal.SIGTERM] and not is_waited_for(signal.SIGTERM)
-        with Wish(waits=True):
+        with StopRequest(waits=True):
             signal.raise_signal(signal.SIGTERM)
-        assert heard == [signal.SIGTERM] * 2  # nobody granted it
-        with Wish(waits=False):
+        assert heard == [signal.SIGTERM] * 2  # nobody acknowledged it
+        with StopRequest(waits=False):
             signal.raise_signal(signal.SIGTERM)
             assert len(heard) == 3
     finally:
@@ -101,21 +101,21 @@ def test_a_wish_waits_and_is_granted_as_the_signal() -> None:
 def test_a_signal_that_comes_again_later_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("moeprobe.runtime.signals.time.monotonic", lambda: now[0])
-    with Wish(waits=True) as wish:
+    with StopRequest(waits=True) as request:
         signal.raise_signal(signal.SIGINT)
         now[0] += 1
         signal.raise_signal(signal.SIGINT)
         now[0] += 10
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert not wish.granted
+        assert not request.acknowledged
 
 
 def test_the_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Wish(waits=True) as wish:
+        with StopRequest(waits=True) as request:
             signal.raise_signal(signal.SIGINT)
-            assert wish.number is None and not is_waited_for(signal.SIGINT)
+            assert request.number is None and not is_waited_for(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
