@@ -3,14 +3,26 @@
 Axes: B images, T tokens of an image (prefix tokens first), G groups, S = images per group · T, D width, E experts.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
+from moeprobe.models.nn.draws import normal
 from moeprobe.models.nn.experts import Experts
 from moeprobe.models.nn.plans import DispatchPlan, FullPlan, SoftPlan, rank_within
 from moeprobe.models.nn.routers.base import Decision, Router
-from moeprobe.models.nn.spread import RowExchange, SpreadExperts, keep_share, normal
+
+
+class SharedExperts(Protocol):
+    """All experts of a layer, of which this process has some (see ``training.parallel.experts``)."""
+
+    def prefer_sorted(self, rows: Tensor) -> bool:
+        """Whether rows are better sorted, as for ``Experts``."""
+
+    def __call__(self, rows: Tensor, loads: Tensor | None = None) -> Tensor:
+        """Run the experts, as ``Experts`` does."""
 
 
 class MoeLayer(nn.Module):
@@ -40,19 +52,15 @@ class MoeLayer(nn.Module):
         self.group_images = group_images
         self.bfloat16_dispatch = bfloat16_dispatch
         self.whole_expert_dropout = whole_expert_dropout
-        self._exchange: RowExchange | None = None
-
-    def spread(self, exchange: RowExchange) -> None:
-        """Leave to this process its share of the experts; tokens for the others travel from now on."""
-        keep_share(self.experts, exchange)
-        self._exchange = exchange
+        # What runs the experts in their place, where processes share them.
+        self.shared_experts: SharedExperts | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
         plan = self.route(tokens).plan
         if self.training and self.whole_expert_dropout:
             plan = plan.scaled(self._kept_experts(tokens))
-        experts = self.experts if self._exchange is None else SpreadExperts(self.experts, self._exchange)
+        experts = self.experts if self.shared_experts is None else self.shared_experts
         outputs = run_experts(experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
         return outputs.view_as(tokens)
 
@@ -96,7 +104,7 @@ class MoeLayer(nn.Module):
 #
 # Axes: G groups, S tokens per group, D width, E experts, C capacity per group and expert, N assignments.
 
-_Experts = Experts | SpreadExperts
+_Experts = Experts | SharedExperts
 # A padded batched product wastes the padding; past this ratio of the largest load to the mean load the grouped
 # product is quicker (measured with 3,152 tokens of width 384 on two CPU cores).
 _PADDING_LIMIT = 1.5

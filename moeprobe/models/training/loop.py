@@ -28,8 +28,8 @@ from moeprobe.inputs.views.base import PairView, Recipe
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import start, state
-from moeprobe.models.training.layouts import gathered, make_layout
 from moeprobe.models.training.optimize import clip, make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.parallel.layouts import gathered, make_layout
 from moeprobe.models.training.reporting import Board, Report, Reporter, start_record, training_record
 from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model

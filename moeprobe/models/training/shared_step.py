@@ -18,10 +18,10 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.draws import Portion, seeing
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.spread import Portion, seeing
-from moeprobe.models.training.layouts import ProcessLayout
 from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import seed_torch, torch_seed

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
-from moeprobe.models.training.layouts import ProcessLayout
+from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.runtime.files import STATE, is_file, remove
 from moeprobe.runtime.folders import remove_files
 
@@ -169,7 +169,7 @@ def save(
             save_state(path, model, optimizer, averages, description)
             remove_parts(path.parent)
         return
-    from moeprobe.runtime.distributed import sharded
+    from moeprobe.models.training.parallel import sharded
 
     subfolder = f"{_FOLDER}/{description['step']}"
     first = layout.ranks.rank == 0
@@ -218,7 +218,7 @@ def _read(
     subfolder = description.get("parts")
     if subfolder is None and not layout.sharded:
         return tensors, description
-    from moeprobe.runtime.distributed import sharded
+    from moeprobe.models.training.parallel import sharded
 
     if subfolder is not None and not re.fullmatch(rf"{_FOLDER}/\d+", str(subfolder)):
         raise UserError(f"{path} names {subfolder!r} as the folder of its parts, which is none of a run.")

@@ -28,9 +28,9 @@ from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.guided import ByClass, Teacher
-from moeprobe.models.training.layouts import ProcessLayout
 from moeprobe.models.training.objectives.base import Objective, Term, Views
 from moeprobe.models.training.optimize import supervised_loss, total_loss
+from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import generator
 

@@ -11,8 +11,8 @@ from tests.probes.test_ranks import environments
 
 
 def by_processes(module: str, *arguments: str, number: int = 2) -> None:
-    """Run a module of this folder by several processes, which all end well."""
-    command = [sys.executable, "-m", f"tests.models.training.{module}", *arguments]
+    """Run a module of ``parallel`` by several processes, which all end well."""
+    command = [sys.executable, "-m", f"tests.models.training.parallel.{module}", *arguments]
     processes = [
         subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(number)
     ]

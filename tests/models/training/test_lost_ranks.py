@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.commands import PATIENCE
+from tests.models.training.parallel.test_sharded_state import assert_close
 from tests.models.training.starting import torchrun
-from tests.models.training.test_sharded_state import assert_close
 from tests.probes.test_ranks import ended, ranks
 
 ASKED = ["train", "--config", "digits-prc", "steps=12", "epochs=null", "schedule.warmup_steps=1"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.models.training.layouts import ProcessLayout
+from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE
-from tests.models.training.sharing import CASES, COMMON, outcome
+from tests.models.training.parallel.sharing import CASES, COMMON, outcome
 from tests.models.training.starting import by_processes
 from tests.models.training.tiny import trainer
 

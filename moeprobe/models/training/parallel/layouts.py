@@ -17,6 +17,7 @@ from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.optimize import gradient_norm
+from moeprobe.models.training.parallel.experts import SpreadExperts, keep_share
 from moeprobe.runtime.distributed import Alone, Ranks
 
 # Those that treat every number of a parameter for itself, so that a share of it is updated as the whole would be.
@@ -71,13 +72,14 @@ class SpreadLayout(ProcessLayout):
     in_step = True
 
     def __init__(self, ranks: Ranks, model: nn.Module, *, row: int, device: torch.device) -> None:
-        from moeprobe.runtime.distributed.sharded import Mesh
+        from moeprobe.models.training.parallel.sharded import Mesh
 
         super().__init__(ranks, sharded=True)
         self._mesh = Mesh(ranks, row, device)
         self._names = set()
         for name, module in moe_layers(model).items():
-            module.spread(self._mesh)
+            keep_share(module.experts, self._mesh)
+            module.shared_experts = SpreadExperts(module.experts, self._mesh)
             self._names |= {
                 f"{name}.mlp.experts.{parameter}" for parameter, _ in module.experts.named_parameters()
             }
@@ -136,7 +138,7 @@ class FullyShardedLayout(ProcessLayout):
     in_step = True
 
     def __init__(self, ranks: Ranks, model: VisionTransformer, *, device: torch.device) -> None:
-        from moeprobe.runtime.distributed.sharded import shard
+        from moeprobe.models.training.parallel.sharded import shard
 
         super().__init__(ranks, sharded=True)
         shard(model.to(device), model.blocks, ranks, device)

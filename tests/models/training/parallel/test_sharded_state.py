@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from moeprobe.errors import UserError
+from tests.models.training.parallel.stopped import go_on
 from tests.models.training.starting import by_processes
-from tests.models.training.stopped import go_on
 
 # Of float32 after eight steps of which some are made by two processes: sums in another order.
 TOLERANCE = 2e-5

@@ -3,32 +3,19 @@
 Axes: E experts of a layer, P processes that share them, N rows, D width.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from moeprobe.models.nn.experts import ExpertLinear, Experts
 
-
-class RowExchange(Protocol):
-    """How rows get from process to process; see ``runtime.distributed.sharded.Mesh``."""
-
-    size: int
-    row_rank: int
-
-    def counts(self, row: Tensor) -> Tensor:
-        """Send a row of integers to each process, and return theirs."""
-
-    def rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send some rows to each process, and return theirs."""
+if TYPE_CHECKING:
+    from moeprobe.models.training.parallel.sharded import Mesh
 
 
-def keep_share(experts: Experts, exchange: RowExchange) -> None:
+def keep_share(experts: Experts, exchange: "Mesh") -> None:
     """Leave to this process its E / P experts, in place: those from row_rank · E / P on."""
     share = experts.num_experts // exchange.size
     share_slice = slice(exchange.row_rank * share, (exchange.row_rank + 1) * share)
@@ -54,7 +41,7 @@ class SpreadExperts:
     """
 
     local_experts: Experts
-    exchange: RowExchange
+    exchange: "Mesh"
 
     def prefer_sorted(self, rows: Tensor) -> bool:
         """Whether rows are better sorted: yes, so that only rows of tokens travel."""
@@ -90,38 +77,3 @@ class SpreadExperts:
         outputs = self.local_experts(torch.cat(parts, dim=1)).split(depth_list, dim=1)
         back = torch.cat([part.reshape(-1, width) for part in outputs])
         return self.exchange.rows(back, received, sent).view(len(rows), number, width)
-
-
-# Which part of a step's batch a forward pass sees, where processes, or passes one after the other, share a step.
-#
-# Random draws are made for the whole batch, of which each pass takes its own rows: so a step draws the same
-# however it is shared.
-
-
-@dataclass(frozen=True)
-class Portion:
-    """One of ``of`` equal parts of a batch, by its ``number`` from 0."""
-
-    number: int = 0
-    of: int = 1
-
-
-_WHOLE = Portion()
-_SEEN: ContextVar[Portion] = ContextVar("portion", default=_WHOLE)
-
-
-@contextmanager
-def seeing(portion: Portion) -> Iterator[None]:
-    """Say which part of a batch the passes inside the block see."""
-    token = _SEEN.set(portion)
-    try:
-        yield
-    finally:
-        _SEEN.reset(token)
-
-
-def normal(shape: tuple[int, ...], *, device: torch.device) -> Tensor:
-    """Return standard normal draws of ``shape``: this part's rows of the draws for the whole batch."""
-    portion = _SEEN.get()
-    draws = torch.randn((shape[0] * portion.of, *shape[1:]), device=device, dtype=torch.float32)
-    return draws[portion.number * shape[0] : (portion.number + 1) * shape[0]]

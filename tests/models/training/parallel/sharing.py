@@ -1,4 +1,4 @@
-"""Trainings of a few steps by several processes: ``python -m tests.models.training.sharing OUT CASE…``."""
+"""Trainings of a few steps by several processes: ``python -m tests.models.training.parallel.sharing OUT CASE…``."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moeprobe.models.training.layouts import gathered
+from moeprobe.models.training.parallel.layouts import gathered
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS
 from tests.models.training.tiny import trainer

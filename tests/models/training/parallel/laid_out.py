@@ -1,4 +1,4 @@
-"""Trainings whose processes hold parts of the model: ``python -m tests.models.training.laid_out OUT CASE…``."""
+"""Trainings whose processes hold parts of the model: ``python -m tests.models.training.parallel.laid_out``."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from moeprobe.runtime import distributed
-from tests.models.training.sharing import CASES as SHARED
-from tests.models.training.sharing import COMMON, PLAIN, outcome
+from tests.models.training.parallel.sharing import CASES as SHARED
+from tests.models.training.parallel.sharing import COMMON, PLAIN, outcome
 
 OPTIMIZERS = ("adam", "adamw", "momentum", "nadam", "nadamw", "rmsprop", "sgd")
 CASES: dict[str, dict[str, Any]] = {

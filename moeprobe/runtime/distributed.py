@@ -1,8 +1,8 @@
-"""Processes that work on one thing together, as ``torchrun`` starts them: the only user of ``torch.distributed``.
+"""Processes that work on one thing together, as ``torchrun`` starts them: what they say to one another.
 
 Processes are numbered by their rank, from 0. What they tell one another in words goes through the store that they meet
 at, so that one which fails, ends or hangs is named (``Ranks``); sums of tensors go through a process group (gloo on
-CPUs, NCCL on CUDA). ``sharded`` sends rows from process to process, and has parameters of which each holds a part.
+CPUs, NCCL on CUDA). Rows, and parameters of which each holds a part, are for ``models.training.parallel``.
 """
 
 import atexit

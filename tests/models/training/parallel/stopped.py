@@ -1,4 +1,4 @@
-"""One process of a training that stops after an evaluation, or goes on: ``python -m tests.models.training.stopped``."""
+"""A process of a training that stops after an evaluation: ``python -m tests.models.training.parallel.stopped``."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import torch
 
 from moeprobe.models.training.reporting import Report
 from moeprobe.runtime import distributed
-from tests.models.training.sharing import COMMON
+from tests.models.training.parallel.sharing import COMMON
 from tests.models.training.tiny import trainer
 
 # Eight steps with an evaluation every two: without what draws differently in parts, nor what magnifies rounding.

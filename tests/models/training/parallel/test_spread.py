@@ -12,10 +12,10 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE, run
-from tests.models.training.laid_out import CASES
-from tests.models.training.sharing import COMMON, outcome
+from tests.models.training.parallel.laid_out import CASES
+from tests.models.training.parallel.sharing import COMMON, outcome
+from tests.models.training.parallel.test_sharing import assert_alike
 from tests.models.training.starting import by_processes
-from tests.models.training.test_sharing import assert_alike
 from tests.models.training.tiny import tiny_config, trainer
 
 FIRST = ("experts: objective prc",)
