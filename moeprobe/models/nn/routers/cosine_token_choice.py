@@ -15,6 +15,7 @@ from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,
+    Limits,
     Logits,
     at_least_float32,
     choose_by_softmax,
@@ -57,9 +58,7 @@ class CosineTokenChoice(LimitedRouter):
         batch_priority: bool = False,
         renormalise: bool = False,
     ) -> None:
-        super().__init__(
-            num_experts, top_k=top_k, noise_std=noise_std, capacity=capacity, eval_capacity=eval_capacity
-        )
+        super().__init__(num_experts, Limits(top_k, capacity, eval_capacity, noise_std))
         self.projection = nn.Linear(width, projection_width)
         lecun_normal(self.projection)
         self.directions = nn.Parameter(torch.randn(projection_width, num_experts) * 0.01)

@@ -14,6 +14,7 @@ from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,
+    Limits,
     at_least_float32,
     top_choices,
     without_autocast,
@@ -46,9 +47,7 @@ class Hash(LimitedRouter):
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
     ) -> None:
-        super().__init__(
-            num_experts, top_k=top_k, noise_std=0.0, capacity=capacity, eval_capacity=eval_capacity
-        )
+        super().__init__(num_experts, Limits(top_k, capacity, eval_capacity))
         if not 1 <= bits <= 32:
             raise UserError(f"A hash has between 1 and 32 bits; got {bits}.")
         self.projections: Tensor

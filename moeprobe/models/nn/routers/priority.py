@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_choices, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, top_choices, without_autocast
 
 
 class Priority(LinearRouter):
@@ -44,14 +44,7 @@ class Priority(LinearRouter):
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
     ) -> None:
-        super().__init__(
-            width,
-            num_experts,
-            top_k=top_k,
-            noise_std=noise_std,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
-        )
+        super().__init__(width, num_experts, Limits(top_k, capacity, eval_capacity, noise_std))
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import choose_by_experts, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, choose_by_experts, without_autocast
 from moeprobe.models.nn.routers.rules.transport import Combine, SinkhornRouter
 
 
@@ -39,13 +39,10 @@ class SinkhornExpertChoice(SinkhornRouter):
         super().__init__(
             width,
             num_experts,
-            top_k=None,
-            noise_std=noise_std,
+            Limits(None, capacity, eval_capacity, noise_std),
             epsilon=epsilon,
             iterations=iterations,
             combine=combine,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
         )
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, top_choices, without_autocast
 from moeprobe.models.nn.routers.rules.transport import Combine, SinkhornRouter
 
 
@@ -37,13 +37,10 @@ class SinkhornTokenChoice(SinkhornRouter):
         super().__init__(
             width,
             num_experts,
-            top_k=top_k,
-            noise_std=noise_std,
+            Limits(top_k, capacity, eval_capacity, noise_std),
             epsilon=epsilon,
             iterations=iterations,
             combine=combine,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
         )
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_experts, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, choose_by_experts, without_autocast
 
 
 class SoftmaxExpertChoice(LinearRouter):
@@ -32,14 +32,7 @@ class SoftmaxExpertChoice(LinearRouter):
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
     ) -> None:
-        super().__init__(
-            width,
-            num_experts,
-            top_k=None,
-            noise_std=noise_std,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
-        )
+        super().__init__(width, num_experts, Limits(None, capacity, eval_capacity, noise_std))
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

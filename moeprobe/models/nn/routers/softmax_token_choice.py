@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_softmax, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, choose_by_softmax, without_autocast
 
 
 class SoftmaxTokenChoice(LinearRouter):
@@ -35,14 +35,7 @@ class SoftmaxTokenChoice(LinearRouter):
         batch_priority: bool = False,
         renormalise: bool = False,
     ) -> None:
-        super().__init__(
-            width,
-            num_experts,
-            top_k=top_k,
-            noise_std=noise_std,
-            capacity=capacity,
-            eval_capacity=eval_capacity,
-        )
+        super().__init__(width, num_experts, Limits(top_k, capacity, eval_capacity, noise_std))
         self.batch_priority = batch_priority
         self.renormalise = renormalise
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, choose_by_experts, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, choose_by_experts, without_autocast
 from moeprobe.models.nn.routers.rules.transport import SparseTransport
 
 
@@ -41,9 +41,7 @@ class SparseExpertChoice(LinearRouter):
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
     ) -> None:
-        super().__init__(
-            width, num_experts, top_k=None, noise_std=0.0, capacity=capacity, eval_capacity=eval_capacity
-        )
+        super().__init__(width, num_experts, Limits(None, capacity, eval_capacity))
         self.transport = SparseTransport(gamma, learning_rate, iterations)
         self.combine = combine
         # A token's row of the plan sums to one only where the steps have taken it there.

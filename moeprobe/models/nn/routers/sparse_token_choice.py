@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import LinearRouter, top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, top_choices, without_autocast
 from moeprobe.models.nn.routers.rules.transport import SparseTransport
 
 
@@ -39,9 +39,7 @@ class SparseTokenChoice(LinearRouter):
         eval_capacity: CapacityRule | None = None,
         batch_priority: bool = False,
     ) -> None:
-        super().__init__(
-            width, num_experts, top_k=top_k, noise_std=0.0, capacity=capacity, eval_capacity=eval_capacity
-        )
+        super().__init__(width, num_experts, Limits(top_k, capacity, eval_capacity))
         self.transport = SparseTransport(gamma, learning_rate, iterations)
         self.combine = combine
         self.batch_priority = batch_priority

@@ -7,7 +7,6 @@ Axes: G groups, S tokens per group, D width, E experts, K choices, C tokens that
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +26,21 @@ class Logits:
     noise_scale: float
 
 
-class Limits(TypedDict):
-    """What limits a sparse router: choices of a token, noise, and capacities in training and in evaluation."""
+@dataclass(frozen=True)
+class Limits:
+    """What limits a sparse router: choices of a token, capacities in training and in evaluation, and noise.
+
+    Attributes:
+        top_k: choices of a token; None where experts choose.
+        capacity: in training; None = the router's own.
+        eval_capacity: in evaluation; None = the router's own.
+        noise_std: standard deviation of the noise on the logits, times E.
+    """
 
     top_k: int | None
-    noise_std: float
     capacity: CapacityRule | None
     eval_capacity: CapacityRule | None
+    noise_std: float = 0.0
 
 
 class LimitedRouter(Router, ABC):
@@ -46,24 +53,15 @@ class LimitedRouter(Router, ABC):
 
     gates_sum_to_one = True
 
-    def __init__(
-        self,
-        num_experts: int,
-        *,
-        top_k: int | None,
-        noise_std: float,
-        capacity: CapacityRule | None,
-        eval_capacity: CapacityRule | None,
-    ) -> None:
+    def __init__(self, num_experts: int, limits: Limits) -> None:
         super().__init__()
+        top_k = limits.top_k
         if top_k is not None and not 1 <= top_k <= num_experts:
             raise UserError(f"top_k must be between 1 and the {num_experts} experts; got {top_k}.")
-        self.num_experts = num_experts
-        self.top_k = top_k
-        self.noise_std = noise_std
+        self.num_experts, self.top_k, self.noise_std = num_experts, top_k, limits.noise_std
         missing = self.default_capacity if self.fills_experts else CapacityRule()
-        self.capacity = capacity or missing
-        self.eval_capacity = eval_capacity or missing
+        self.capacity = limits.capacity or missing
+        self.eval_capacity = limits.eval_capacity or missing
         if top_k is None and None in (self.capacity.factor, self.eval_capacity.factor):
             raise UserError(
                 "Here the experts choose their tokens, so they need a capacity factor; it cannot be none."
@@ -73,8 +71,8 @@ class LimitedRouter(Router, ABC):
 class LinearRouter(LimitedRouter, ABC):
     """A router whose logits are x W, with noise of standard deviation noise_std / E in training."""
 
-    def __init__(self, width: int, num_experts: int, **limits: Unpack[Limits]) -> None:
-        super().__init__(num_experts, **limits)
+    def __init__(self, width: int, num_experts: int, limits: Limits) -> None:
+        super().__init__(num_experts, limits)
         self.gate = nn.Linear(width, num_experts, bias=False)
         lecun_normal(self.gate)
 

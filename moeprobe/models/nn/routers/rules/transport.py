@@ -15,7 +15,7 @@ optimal transport", where V-MoE's authors take 20 steps of Adam.
 import math
 from abc import ABC
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,13 +55,13 @@ class SinkhornRouter(LinearRouter, ABC):
         self,
         width: int,
         num_experts: int,
+        limits: Limits,
         *,
         epsilon: float,
         iterations: int,
         combine: Combine,
-        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(width, num_experts, **limits)
+        super().__init__(width, num_experts, limits)
         if not 0 < epsilon < math.inf:
             raise UserError(f"Sinkhorn's epsilon must be a number above 0; got {epsilon}.")
         if iterations < 1:
