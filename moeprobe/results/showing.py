@@ -10,32 +10,51 @@ import pandas as pd
 
 from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.results.layouts.cells import Table
+from moeprobe.runtime.progress import in_notebook
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Figures(dict[str, "Figure"]):
-    """Figures by name; a notebook shows them one below the other."""
+    """Figures by name; a notebook shows them one below the other, or the one that is taken out."""
+
+    def __init__(self, *args: Any, **figures: "Figure") -> None:
+        super().__init__(*args, **figures)
+        if in_notebook():
+            _let_notebook_show_figures()
 
     def __repr__(self) -> str:
         return f"Figures({', '.join(self)})"
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<div><img alt='{html.escape(name)}' src='{_png(figure)}'></div>"
+            f"<div><img alt='{html.escape(name)}' "
+            f"src='data:image/png;base64,{base64.b64encode(_png(figure)).decode()}'></div>"
             for name, figure in self.items()
         )
 
 
-def _png(figure: "Figure") -> str:
-    """Return a figure as a data URL."""
+def _let_notebook_show_figures() -> None:
+    """Let a notebook show a figure, which by itself it does only after ``%matplotlib``; what it was told stays."""
+    from IPython import get_ipython
+    from matplotlib.figure import Figure
+
+    formatter = get_ipython().display_formatter.formatters["image/png"]
+    try:
+        formatter.lookup_by_type(Figure)
+    except KeyError:
+        formatter.for_type(Figure, _png)
+
+
+def _png(figure: "Figure") -> bytes:
+    """Return a figure as a file of pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()
 
 
 def as_frame(table: Table) -> pd.DataFrame:

@@ -6,7 +6,7 @@ A block begins with ``<!-- printed by: moeprobe … -->`` and ends with ``<!-- e
 the output: ``; lines 1-3``, ``; sentences`` (before the first table), ``; table 1`` (with its title), ``; to table 1``,
 or ``; after table 1``. The commands run in one folder, page after page. There ``checkpoints/demo-baseline`` and
 ``checkpoints/demo-prc`` are the reference checkpoints, so no number depends on a training of today. It takes minutes,
-so no test repeats it. Named pages are the only ones that are written, but all commands are run.
+so no test repeats it. Of named pages only these are written; the commands of those before them are run, too.
 """
 
 import os
@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
-        for page in PAGES:
+        for page in PAGES[: 1 + max(map(PAGES.index, chosen))]:
             path = DOCS / page
             text = path.read_text(encoding="utf-8")
             for file, content in files(text):
@@ -109,6 +109,8 @@ def block(match: re.Match[str], folder: Path) -> str:
     printed = [line for part in (done.stdout + done.stderr).splitlines() for line in wrapped(part.rstrip())]
     if match["part"]:
         printed = chosen_part(printed, match["part"])
+    if not printed:
+        raise SystemExit(f"Nothing is left to print: {match[0].splitlines()[0]}")
     mark = match[0].split("\n", 1)[0]
     return "\n".join([mark, "```text", *printed, "```", "<!-- end -->"])
 

@@ -151,3 +151,12 @@ def tracked(folder: Path) -> bool:
         ["git", "ls-files", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return bool(listed.stdout)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- printed by: " in TEXT[page]], ids=name_of)
+def test_what_a_command_prints_is_on_its_page(page: Path) -> None:
+    blocks = re.findall(
+        r"<!-- printed by: [^\n]+ -->\n```text\n(.*?)```\n<!-- end -->", TEXT[page], re.DOTALL
+    )
+    assert len(blocks) == TEXT[page].count("<!-- printed by: ")
+    assert all(block.strip() for block in blocks), "run: python -m reports.scripts.printed"

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -183,3 +183,27 @@ def test_a_bar_in_notebooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # An ordinary terminal with IPython is no notebook.
     notebook.get_ipython = object
     assert type(progress_of(None)) is Progress
+
+
+def test_a_notebook_shows_a_figure_that_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it shows none before ``%matplotlib``."""
+
+    class Formatter:
+        printers: ClassVar[dict[type, Any]] = {}
+
+        def lookup_by_type(self, kind: type) -> Any:
+            return self.printers[kind]
+
+        def for_type(self, kind: type, printer: Any) -> None:
+            self.printers[kind] = printer
+
+    formatters = types.SimpleNamespace(formatters={"image/png": Formatter()})
+    notebook: Any = types.ModuleType("IPython")
+    notebook.get_ipython = lambda: types.SimpleNamespace(kernel=None, display_formatter=formatters)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    figure = Figures(one=Figure())["one"]
+    assert Formatter.printers[Figure](figure).startswith(b"\x89PNG")
+    # Whoever asked for vector graphics keeps them.
+    Formatter.printers[Figure] = str
+    Figures(one=Figure())
+    assert Formatter.printers == {Figure: str}
