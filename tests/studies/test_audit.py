@@ -226,6 +226,12 @@ def test_an_interval_decides_and_not_the_point(low: float, high: float, word: st
     assert (scale.word(bands), scale.grade(bands)) == (word, grade)
 
 
+@pytest.mark.parametrize(("low", "word"), [(0.071, "at chance"), (0.099, "at chance"), (0.1, "above chance")])
+def test_an_accuracy_that_may_be_chance_is_at_chance(low: float, word: str) -> None:
+    scale = scales.SCALES["accuracy"]
+    assert scale.word(scale.bands(low, 0.132, unit=1 / 10)) == word
+
+
 def test_scales_have_a_word_per_band() -> None:
     for name, scale in scales.SCALES.items():
         assert len(scale.words) == len(scale.edges) + 1, name

@@ -18,7 +18,8 @@ class Scale:
         edges: where one band ends and the next begins, growing.
         words: of each band, from the lowest values to the highest.
         best: which end is good: "highest", "lowest", or "" where neither is.
-        of_chance: whether edges are multiples of 1 / classes.
+        of_chance: whether edges are multiples of 1 / classes. Then the lower end decides: what may be chance is not
+            above it.
         unchanged: what a κ of exactly 1 is called, where nothing at all changed; empty = as its band.
     """
 
@@ -31,6 +32,7 @@ class Scale:
 
     def bands(self, low: float, high: float, *, unit: float = 1.0) -> list[int]:
         """Return the bands that an interval reaches into, the best of them first."""
+        high = low if self.of_chance else high
         ends = sorted((self._band(low, unit), self._band(high, unit)), reverse=self.best != "lowest")
         return list(dict.fromkeys(ends))
 
