@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -117,6 +118,46 @@ def test_nothing_is_left_to_fill_in() -> None:
     )
     for page in PAGES:
         assert "<!--" not in markers.sub("", TEXT[page]), page
+
+
+# Files that the pages for contributors have one write.
+EXAMPLES = {"contrast.py", "my_family.py", "paged.py", "sure.py", "tutorial.py"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted((DOCS / "contributing").glob("*.md")), ROOT / "CONTRIBUTING.md"],
+    ids=lambda page: page.name,
+)
+def test_files_and_names_of_the_code_exist(page: Path) -> None:
+    """Those in backticks: ``folder/file.py``, ``folder/``, ``name`` in ``file.py``, and ``_name``."""
+    prose = re.sub(r"```.*?```", "", TEXT[page], flags=re.DOTALL)
+    for place in set(re.findall(r"`([\w./-]+\.py|[\w/]+/)`", prose)):
+        assert Path(place).name in EXAMPLES or sources(place), place
+    for name, place in re.findall(r"`(\w+)` in `([\w./]+\.py)`", prose):
+        assert any(
+            re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")) for source in sources(place)
+        ), name
+    private = set(re.findall(r"`(_\w+)`", prose))
+    assert all(re.search(rf"\b{name}\b", code()) for name in private), private
+
+
+def sources(place: str) -> list[Path]:
+    """Return the files or folders whose path ends so."""
+    found = [
+        path for top in ("moeprobe", "tests", "docs", "reports", "benchmarks") for path in paths(ROOT / top)
+    ]
+    return [path for path in found if f"/{path.relative_to(ROOT)}".endswith(f"/{place.rstrip('/')}")]
+
+
+@cache
+def paths(folder: Path) -> list[Path]:
+    return [folder, *folder.rglob("*")]
+
+
+@cache
+def code() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "moeprobe").rglob("*.py")))
 
 
 def test_every_report_has_its_command() -> None:

@@ -3,7 +3,8 @@
 Axes: R resamples, n images, M trials, F codes of a token.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +30,12 @@ _EXACT_SINGLE = 2**24
 
 
 class ResampledChance:
-    """The counts of all images, to be multiplied with the weights of resamples."""
+    """A chance level under the weights of resamples, from counts of all images.
+
+    c(w) = Σ_s (N_s / P_s) Q_s / Σ_s N_s over strata s, each under image weights w: N_s trials, P_s pairs of trials of
+    two images, Q_s how alike the tokens of these pairs are. Q_s counts *cells*, which are codes in a stratum: a pair of
+    tokens agrees in a cell that both have.
+    """
 
     def __init__(self, *, image: Integers, similarity: Alike, stratum: Integers, num_images: int) -> None:
         num_strata, stratum = _renumber(stratum)
@@ -47,52 +53,118 @@ class ResampledChance:
         self._dtype, dtype_of_pairs = (
             np.float32 if count < _EXACT_SINGLE else np.float64 for count in (largest, of_pairs)
         )
-        # Pairs of an image with itself, and those of them that agree, per row of the trials and image.
-        self._own_pairs = self._trials.astype(np.float64) * self._trials
-        own_hits, self._codes = [], []
-        # Where a share is the same in all strata: how many cells each two images have in common, ``(n, n)``.
-        self._common: list[tuple[float, NDArray[np.floating]]] = []
+        self._cells: list[_Cells] = []
+        self._common: list[_CommonCells] = []
+        hits = []
         for codes in similarity:
-            wide = codes.reference.shape[1]
-            number, code = _renumber(np.stack([codes.reference, codes.view]))
-            cell = (stratum[:, None] * number + code).reshape(2, -1)
-            common_cells = _on_both_sides(cell, num_strata * number)
-            of_code = np.repeat(image, wide)
-            reference, view = (_counts(side, common_cells, of_code, num_images) for side in cell)
-            row = common_cells // max(number, 1) if num_rows > 1 else np.zeros_like(common_cells)
-            if num_rows == 1 and num_images**2 < _QUICKER * (_cost(reference) + _cost(view)):
-                common = _dense(reference.astype(dtype_of_pairs).T @ view.astype(dtype_of_pairs))
-                self._common.append((codes.weight, common))
-                hits = np.diagonal(common)[None].astype(np.float64)
+            cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
+            if num_rows == 1 and num_images**2 < _QUICKER * cells.cost:
+                common = cells.folded(dtype_of_pairs)
+                self._common.append(common)
+                hits.append(common.own_hits)
             else:
-                self._codes.append((codes.weight, reference, view, row))
-                hits = _sums_of_rows(reference.astype(np.float64) * view, row, num_rows)
-            own_hits.append(hits * codes.weight)
-        self._own_hits = sum(own_hits[1:], own_hits[0])
+                self._cells.append(cells)
+                hits.append(cells.own_hits(num_rows))
+        # Pairs of an image with itself, and how alike their tokens are, by row of the trials and image.
+        self._own_pairs = self._trials.astype(np.float64) * self._trials
+        self._own_hits = sum(hits[1:], hits[0])
 
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
-        exact, squared = weights, weights**2
-        weights = np.ascontiguousarray(weights, dtype=self._dtype)
-        trials = (self._trials @ weights).astype(np.float64)
-        # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
+        squared = weights**2
+        narrow: NDArray[np.floating] = np.ascontiguousarray(weights, dtype=self._dtype)
+        trials = (self._trials @ narrow).astype(np.float64)
+        # P_s is N_s² without the pairs of an image with itself (and with its own copies).
         share = divide(trials, trials**2 - self._own_pairs @ squared, empty=0.0)
         agreement = -(share * (self._own_hits @ squared)).sum(0)
-        rows = max(1, _BLOCK_NUMBERS // weights.shape[1])
-        for weight, reference, view, row in self._codes:
-            for start in range(0, len(row), rows):
-                block = slice(start, start + rows)
-                # Counts of cells by images, times contiguous rows of weights: scipy's fast way round.
-                products = (reference[block] @ weights).astype(np.float64)
-                products *= view[block] @ weights
-                products *= share[row[block]]
-                agreement += weight * products.sum(0)
-        for weight, common in self._common:
-            products = (common @ exact.astype(common.dtype)).astype(np.float64)
-            products *= exact
-            agreement += weight * share[0] * products.sum(0)
+        for cells in self._cells:
+            for part in cells.agreement(narrow, share):
+                agreement += part
+        for common in self._common:
+            agreement += common.agreement(weights, share[0])
         # Rounding may leave a collapsed router a hair above one.
         return np.clip(divide(agreement, self._times * (trials * (share > 0)).sum(0)), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """How often each cell occurs in each image; cells that one side lacks are left out, since no pair agrees in them.
+
+    Attributes:
+        weight: by how much a cell in common makes two tokens alike.
+        reference: ``(U, n)`` counts of the reference's tokens, dense or sparse.
+        view: ``(U, n)`` counts of the view's tokens.
+        row: ``(U,)`` row of the trials that each cell belongs to: its stratum, or 0 where one row stands for all.
+    """
+
+    weight: float
+    reference: Any
+    view: Any
+    row: Integers
+
+    @classmethod
+    def of(
+        cls, codes: Codes, image: Integers, stratum: Integers, *, num_images: int, one_row: bool
+    ) -> "_Cells":
+        """Count the cells of codes ``(M, F)`` in strata ``(M,)``, whose numbers begin with 0 and leave none out."""
+        number, code = _renumber(np.stack([codes.reference, codes.view]))
+        cell = (stratum[:, None] * number + code).reshape(2, -1)
+        on_both_sides = _on_both_sides(cell, (int(stratum.max(initial=-1)) + 1) * number)
+        of_code = np.repeat(image, codes.reference.shape[1])
+        reference, view = (_counts(side, on_both_sides, of_code, num_images) for side in cell)
+        row = np.zeros_like(on_both_sides) if one_row else on_both_sides // max(number, 1)
+        return cls(codes.weight, reference, view, row)
+
+    @property
+    def cost(self) -> float:
+        """What a product with the counts of both sides takes."""
+        return _cost(self.reference) + _cost(self.view)
+
+    def folded(self, dtype: type[np.floating]) -> "_CommonCells":
+        """Return what images have in common over all cells."""
+        common = _dense(self.reference.astype(dtype).T @ self.view.astype(dtype))
+        return _CommonCells(self.weight, common)
+
+    def own_hits(self, num_rows: int) -> Any:
+        """Return how alike the tokens of an image are to each other ``(num_rows, n)``."""
+        return _sums_of_rows(self.reference.astype(np.float64) * self.view, self.row, num_rows) * self.weight
+
+    def agreement(self, weights: NDArray[np.floating], share: Array) -> Iterator[Array]:
+        """Yield parts of Σ_s share_s Q_s ``(R,)``, which still hold the pairs of an image with itself."""
+        step = max(1, _BLOCK_NUMBERS // weights.shape[1])
+        for start in range(0, len(self.row), step):
+            block = slice(start, start + step)
+            # Counts of cells by images, times contiguous rows of weights: scipy's fast way round.
+            products = (self.reference[block] @ weights).astype(np.float64)
+            products *= self.view[block] @ weights
+            products *= share[self.row[block]]
+            yield self.weight * products.sum(0)
+
+
+@dataclass(frozen=True)
+class _CommonCells:
+    """The same, where the share is equal in all strata and images are fewer than cells: cells need not be told apart.
+
+    Attributes:
+        weight: as of ``_Cells``.
+        common: ``(n, n)`` how many cells the reference's tokens of one image share with the view's of another.
+    """
+
+    weight: float
+    common: NDArray[np.floating]
+
+    @property
+    def own_hits(self) -> Array:
+        """How alike the tokens of an image are to each other ``(1, n)``."""
+        own_hits: Array = np.diagonal(self.common)[None].astype(np.float64) * self.weight
+        return own_hits
+
+    def agreement(self, weights: Array, share: Array) -> Array:
+        """Return share · Q ``(R,)``, which still holds the pairs of an image with itself."""
+        products = (self.common @ weights.astype(self.common.dtype)).astype(np.float64)
+        products *= weights
+        agreement: Array = self.weight * share * products.sum(0)
+        return agreement
 
 
 def _renumber(values: Integers) -> tuple[int, Integers]:
@@ -225,7 +297,11 @@ class Chance:
 
     @remembered
     def _influence(self, totals: ChanceTotals) -> Array:
-        """Return it; c and κ ask for it one after the other."""
+        """Return it; c and κ ask for it one after the other.
+
+        It is the sum of the slopes of c by all that an image adds: its trials, the codes of their tokens on either
+        side, and its pairs of trials with one another, which are no draws.
+        """
         of_trial, of_own_pair, of_codes = totals.slopes
         trials, stratum = self.trials, self.strata.number
         if self.strata.single:
