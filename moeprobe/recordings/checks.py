@@ -1,6 +1,6 @@
 """What must hold in a routing trace (see ``format``); each fault is one sentence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _AGAIN = "record it again"
 _OPTIONAL_TEXT = (str, type(None))
 _METADATA: dict[str, tuple[type, ...]] = {
     "moeprobe": (str,), "checkpoint": (dict,), "layers": (list,), "skipped": (list,),
-    "missing": (list,), "data": _OPTIONAL_TEXT,
+    "missing": (list,), "misplaced": (int,), "clusters": (dict,), "data": _OPTIONAL_TEXT,
     "split": _OPTIONAL_TEXT, "view": _OPTIONAL_TEXT, "severity": (int, float, type(None)),
     "severity_unit": _OPTIONAL_TEXT, "seed": (int, type(None)), "inputs": (dict, type(None)),
     "reference": (dict, type(None)), "aligned": (bool, type(None)),
@@ -47,11 +47,16 @@ def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) 
     """Return a sentence on missing or mistyped entries; None where all is well."""
     for name, kind in kinds.items():
         value = metadata.get(name)
-        texts = not isinstance(value, list) or all(isinstance(entry, str) for entry in value)
+        entries = value.values() if name == "clusters" and isinstance(value, dict) else value
+        texts = isinstance(entries, str | dict) or not isinstance(entries, Iterable) or _are_texts(entries)
         finite = not isinstance(value, float) or np.isfinite(value)
         if not (isinstance(value, kind) and texts and finite):
             return name
     return None
+
+
+def _are_texts(entries: Iterable[Any]) -> bool:
+    return all(isinstance(entry, str) for entry in entries)
 
 
 def damaged(path: Path) -> UserError:
@@ -63,7 +68,7 @@ def damaged(path: Path) -> UserError:
 
 def metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     """Check the metadata."""
-    problem = _misfit({"missing": []} | dict(metadata), _METADATA)
+    problem = _misfit({"missing": [], "misplaced": 0, "clusters": {}} | dict(metadata), _METADATA)
     if problem is None:
         problem = _misfit(metadata["checkpoint"], _CHECKPOINT) or (
             "layers" if len(set(metadata["layers"])) < len(metadata["layers"]) else None

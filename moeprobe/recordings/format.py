@@ -17,7 +17,10 @@ not known;
 * ``reference``: the ``inputs`` of the trace that ``partner`` points into; null where the patches did not move;
 * ``aligned``: whether the view leaves the patches where they are; null where there is no view;
 * ``skipped``: inputs that were to be recorded and could not be read;
-* ``missing``: a sentence on each kind of rows that an import lacked; absent where it lacked none.
+* ``missing``: a sentence on each kind of rows that an import lacked; absent where it lacked none;
+* ``misplaced``: sequences that lack rows, so that nothing says which tokens theirs are of; absent where there are none;
+* ``clusters``: of inputs that are choices of one request and one prompt, the first one, by the others' names; absent
+  where there are none. Such inputs are no independent samples.
 
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
 a row for every layer. An unknown version is refused: later additions get another number. Version 1 has no
@@ -133,6 +136,8 @@ def metadata(
     layers: Sequence[str],
     skipped: Sequence[str] = (),
     missing: Sequence[str] = (),
+    misplaced: int = 0,
+    clusters: Mapping[str, str] | None = None,
     **about: Any,
 ) -> dict[str, Any]:
     """Return the metadata of a file; an absent entry is unknown."""
@@ -148,7 +153,13 @@ def metadata(
         "checkpoint": dict(checkpoint),
         "layers": list(layers),
         "skipped": list(skipped),
-    } | (empty | about | ({"missing": list(missing)} if missing else {}))
+    } | (
+        empty
+        | about
+        | ({"missing": list(missing)} if missing else {})
+        | ({"misplaced": misplaced} if misplaced else {})
+        | ({"clusters": dict(clusters)} if clusters else {})
+    )
 
 
 def lists(values: ArrayLike, length: int | NDArray[np.int64], *, rows: int, kind: pa.DataType) -> pa.Array:

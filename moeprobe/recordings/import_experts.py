@@ -6,6 +6,7 @@ all responses, and named.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
-from moeprobe.recordings.readers.base import Capture, Reader
+from moeprobe.recordings.readers.base import Capture, Reader, Stated
 from moeprobe.recordings.responses import GatheredResponse, grouped, identity, responses
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
 from moeprobe.recordings.validate_capture import Routed, decode_choices, improbable
@@ -33,6 +34,10 @@ from moeprobe.runtime.progress import Progress, progress_of
 
 # What a check of the trace says as well (``capture_check``), of rows that are counted here.
 COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
+
+
+# What a sample may be: the unit of intervals.
+CLUSTERS = ("request", "prompt")
 
 
 @dataclass
@@ -52,6 +57,8 @@ class Findings:
     longer: int = 0
     tokens: int = 0
     lower: int = 0
+    unscored: int = 0
+    ends_together: int = 0
     nonzero: bool = False
     # Choices of which no token is known.
     counted_choices: int = 0
@@ -108,8 +115,12 @@ class Findings:
             (self.unset, "tokens are -1 (or 255, the fill of uint8) in every layer: known as rows from the prefix "
              "cache, or padding, and no valid tokens"),
             (self.before, "tokens before the first row that was asked for (start) are no valid tokens"),
+            (self.ends_together, "sequences have fewer rows than tokens less one, and their last row is taken as the "
+             "last but one token's, as this server only leaves out leading rows; --start says how many"),
             (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "
-             "rows missing, or leading rows cut without a word"),
+             "rows missing, or leading rows cut without a word; --start says how many leading rows were cut"),
+            (self.unscored, "inputs have logits whose score function is not known, so they get no gates; put "
+             "router_state_rank0.pt beside the trace, or scoring_func into config.json"),
             (self.lower, "choices of a token do not have the highest scores (a bias or groups of experts that the "
             "file does not have, or dropped tokens)"),
             (self.longer, "sequences have more rows than stated tokens less one: known as one off, as nothing routes "
@@ -126,6 +137,7 @@ class ImportedExperts:
     capture in the remaining data. ``left_out``: requests
     without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
     ``counted``: choices of which no token is known: of such files there is the load alone.
+    ``dependent``: requests that are no samples by themselves, as they belong to another one's.
     """
 
     path: Path
@@ -139,6 +151,7 @@ class ImportedExperts:
     left_out: list[str]
     unordered: list[str]
     counted: int
+    dependent: int
 
 
 @checked
@@ -149,6 +162,8 @@ def import_routed_experts(
     model_config: str | Path,
     reader: str | None = None,
     ordered_by: str | None = None,
+    start: int | None = None,
+    cluster: str = "request",
     name: str | None = None,
     data: str = "requests",
     overwrite: bool = False,
@@ -163,6 +178,10 @@ def import_routed_experts(
         reader: the responses' dialect, one of ``moeprobe.recordings.readers``; None = by their keys.
         ordered_by: what the server orders a token's experts by, the best first, where that is known: one of
             ``format.ORDERS``; None = they are sets.
+        start: token of the first row of each sequence, where the server was asked to leave out leading rows; None = as
+            the responses say.
+        cluster: the unit of intervals: "request" = choices of one request and one prompt are one sample, or "prompt" =
+            so are all sequences of one prompt (groups of GRPO).
         name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
@@ -183,6 +202,10 @@ def import_routed_experts(
         check_regular(source)
     if ordered_by not in (None, *ORDERS):
         raise UserError(f"{option('ordered_by')} is one of {', '.join(ORDERS)}; got {ordered_by!r}.")
+    if start is not None and start < 0:
+        raise UserError(f"{option('start')} takes a whole number from 0 up; got {start}.")
+    if cluster not in CLUSTERS:
+        raise UserError(f"{option('cluster')} is one of {', '.join(CLUSTERS)}; got {cluster!r}.")
     shape = read_moe_shape(Path(model_config))
     readers = {
         dialect: READERS.get(dialect)() for dialect in ([reader] if reader is not None else READERS.names())
@@ -193,6 +216,8 @@ def import_routed_experts(
         readers,
         forced=reader is not None,
         ordered_by=ordered_by,
+        start=start,
+        cluster=cluster,
         watcher=progress_of(watcher),
     )
     check = CaptureCheck()
@@ -204,7 +229,13 @@ def import_routed_experts(
         left_out = [*reading.findings.nulls, *reading.findings.without]
         missing = reading.findings.sentences()
         info = metadata(
-            checkpoint=checkpoint, layers=shape.names, skipped=left_out, missing=missing, data=data
+            checkpoint=checkpoint,
+            layers=shape.names,
+            skipped=left_out,
+            missing=missing,
+            misplaced=reading.findings.short,
+            clusters=reading.clusters,
+            data=data,
         )
         file.close(info)
     return ImportedExperts(
@@ -219,6 +250,7 @@ def import_routed_experts(
         left_out,
         [] if is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"]) else shape.names,
         reading.findings.counted_choices,
+        len(reading.clusters),
     )
 
 
@@ -233,11 +265,17 @@ class _Reading:
         *,
         forced: bool,
         ordered_by: str | None,
+        start: int | None,
+        cluster: str,
         watcher: Progress,
     ) -> None:
-        self.watcher = watcher
+        self.watcher, self._start = watcher, start
+        self._by_prompt = cluster == "prompt"
+        self._first_of_prompt: dict[bytes | None, str] = {}
         self.findings = Findings()
         self.names: set[str] = set()
+        # Of sequences that are one sample, the first; by the name of each of the others.
+        self.clusters: dict[str, str] = {}
         self.used: set[str] = set()
         self._ordered_by, self._rows = ordered_by, False
         self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
@@ -284,12 +322,18 @@ class _Reading:
         if not captures:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
         name_of = identity(response, location)
-        sequences = [] if isinstance(response, GatheredResponse) else tokens_of(response)
+        gathered = isinstance(response, GatheredResponse)
+        sequences = [] if gathered else tokens_of(response)
+        if not self._by_prompt:
+            self._first_of_prompt = {}
         for number, capture in enumerate(captures):
             name = capture.name or (name_of if len(captures) == 1 else f"{name_of}/{number}")
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
+            tokens = capture.tokens or (sequences[number] if len(sequences) == len(captures) else None)
+            if self._by_prompt or not gathered:
+                self._cluster(name, tokens)
             if capture.counts is not None:
                 yield from self._of_counts(name, capture.counts, dialect)
                 continue
@@ -297,8 +341,10 @@ class _Reading:
                 self.findings.nulls.append(name)
                 continue
             self.used.add(dialect)
+            self.findings.unscored += capture.unscored
             try:
-                routing = decode_choices(capture, self._shape, ordered=self._ordered_by is not None)
+                placed = self._placed(capture, tokens)
+                routing = decode_choices(placed, self._shape, ordered=self._ordered_by is not None)
             except Fault as fault:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, routing)
@@ -308,8 +354,42 @@ class _Reading:
                         "it holds choices, and what came before counts; import these files separately"
                     )
                 self.load_only = False
-                tokens = sequences[number] if len(sequences) == len(captures) else None
-                yield from self._rows_of(name, routing, capture, capture.tokens or tokens)
+                yield from self._rows_of(name, routing, placed, tokens)
+
+    def _cluster(self, name: str, tokens: Tokens | None) -> None:
+        """Note whether a sequence has the prompt of an earlier one."""
+        if tokens is None and self._by_prompt:
+            raise Fault(f"{name} has no token ids, so its prompt is not known; leave {option('cluster')} out")
+        prompt = None if tokens is None else sha256(tokens.ids[: tokens.prompt].tobytes()).digest()
+        if (first := self._first_of_prompt.setdefault(prompt, name)) != name:
+            self.clusters[name] = first
+
+    def _placed(self, capture: Capture, tokens: Tokens | None) -> Capture:
+        """Return a capture with the place of its first row in the sequence.
+
+        Raises:
+            Fault: from the token that ``--start`` says, there are more or fewer rows than tokens.
+        """
+        assert capture.ids is not None
+        stated, rows = capture.stated, len(capture.ids)
+        if tokens is not None and capture.tokens is None and stated.generated is None:
+            stated = Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
+        capture = replace(capture, stated=stated)
+        if stated.prompt is None or stated.generated is None:
+            return capture if self._start is None else replace(capture, start=self._start)
+        first = stated.prompt + stated.generated - 1 - rows
+        if self._start is not None:
+            if first != self._start and not (capture.last and first == self._start - 1):
+                raise Fault(
+                    f"it has {rows} rows for {stated.prompt + stated.generated} tokens, which is not all but the last "
+                    f"from {option('start', self._start)} on"
+                )
+            return replace(capture, start=self._start)
+        # No server leaves out rows of generated tokens alone.
+        if capture.ends_together and not capture.start and rows and 0 < first <= stated.prompt:
+            self.findings.ends_together += 1
+            return replace(capture, start=first)
+        return capture
 
     def _of_counts(self, name: str, counts: NDArray[np.int64], dialect: str) -> Iterator[tuple[Row, int]]:
         """Yield the rows of an input of which nothing is known but how often each expert was chosen."""

@@ -44,6 +44,8 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
                 if values is None or tokens is None:
                     continue
                 generated = len(tokens.ids) - tokens.prompt
+                if len(values) == len(tokens.ids) and np.isnan(values[0]):
+                    values = values[tokens.prompt :]  # noqa: PLW2901 (echo: the prompt comes first)
                 if len(values) != generated:
                     raise Fault(
                         f"{name} has {generated} generated tokens, and {len(values)} log-probabilities"
@@ -176,11 +178,12 @@ def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
     Raises:
         Fault: ids are no list of whole numbers.
     """
-    meta = response.get("meta_info")
-    shared = [response, *([meta] if isinstance(meta, dict) else [])]
+    shared = [response, *(value for value in [response.get("meta_info")] if isinstance(value, dict))]
+    # Of the first choice alone.
+    extension = [value for value in [response.get("sglext")] if isinstance(value, dict)]
     return [
-        _sequence([choice, *shared])
-        for choice in choices(response) or listed(response, "outputs") or [response]
+        _sequence([choice, *shared, *([] if number else extension)])
+        for number, choice in enumerate(choices(response) or listed(response, "outputs") or [response])
     ]
 
 

@@ -33,14 +33,14 @@ class MoeShape:
         num_experts: E, routed experts of a layer.
         top_k: K, experts per token.
         hashed: numbers of the sparse layers that choose by the token's id alone.
-        scoring: turns logits into gates, softmax or sigmoid.
+        scoring: turns logits into gates, softmax or sigmoid; None where it is not said.
     """
 
     num_layers: int
     sparse: tuple[int, ...]
     num_experts: int
     top_k: int
-    scoring: str = "softmax"
+    scoring: str | None = None
     hashed: tuple[int, ...] = ()
 
     @property
@@ -79,8 +79,8 @@ def read_moe_shape(path: Path) -> MoeShape:
     sparse = _sparse(path, config, layers)
     if not sparse:
         raise UserError(f"{path}: none of the {layers} layers has experts.")
-    scoring = config.get("scoring_func") or "softmax"
-    if scoring not in ("softmax", "sigmoid"):
+    scoring = config.get("scoring_func")
+    if scoring not in (None, "softmax", "sigmoid"):
         raise UserError(f"{path}: scoring_func is softmax or sigmoid; got {str(scoring)[:40]!r}.")
     kinds = config.get("mlp_layer_types") or []
     by_id = _whole_number(path, config, "num_hash_layers", least=0, highest=layers, default=0)

@@ -170,6 +170,9 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     Raises:
         UserError: there is none, or an image has another number of tokens in another trace.
     """
+    if len(traces) > 1:
+        for trace in traces:
+            check_placed(trace)
     first = traces[0]
     shared = set(first.ids).intersection(*(trace.ids for trace in traces))
     ids = [name for name in first.ids if name in shared]
@@ -190,6 +193,20 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
                     "only the same tokens can be compared."
                 )
     return ids
+
+
+def clusters_of(traces: Sequence[TraceFile]) -> dict[str, str]:
+    """Return the cluster of each input that is no sample by itself, as any of the traces says."""
+    return {name: first for trace in traces for name, first in (trace.about.get("clusters") or {}).items()}
+
+
+def check_placed(trace: TraceFile) -> None:
+    """Raise ``UserError`` where nothing says which tokens some rows of a trace are of."""
+    if count := trace.about.get("misplaced"):
+        raise UserError(
+            f"{trace.path}: {count:,} sequences lack rows, so nothing says which tokens theirs are of, and they cannot "
+            f"be compared; if the server left out leading rows, import them with {option('start')}."
+        )
 
 
 def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ that ``torch.save`` wrote holds plain containers, tensors and NumPy arrays alone
 """
 
 import json
+import pickle
 import re
 import warnings
 import zipfile
@@ -19,6 +20,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
+from moeprobe.recordings.event_stream import is_event_stream, responses_of_events
 from moeprobe.recordings.format import COLUMNS, batch, lists
 from moeprobe.recordings.log_rows import Fault, Row
 from moeprobe.runtime.characters import is_unicode
@@ -42,9 +44,9 @@ def unpacked(path: Path) -> dict[str, Any]:
     return _mapping(path, str)
 
 
-def unpacked_layers(path: Path) -> dict[int, Any]:
-    """Return the mapping by number of layer in a file; raises as ``unpacked``."""
-    return _mapping(path, int)
+def unpacked_routers(path: Path) -> dict[tuple[Any, ...], Any]:
+    """Return the mapping by router, e.g. ``("decoder", None, 1)``, in a file; raises as ``unpacked``."""
+    return _mapping(path, tuple)
 
 
 def _mapping(path: Path, key: type) -> dict[Any, Any]:
@@ -59,7 +61,7 @@ def _mapping(path: Path, key: type) -> dict[Any, Any]:
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise UserError(f"{path} is compressed, which torch.save never does.")
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content = _loaded(path)
     except DAMAGE as error:
         refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
         if refused is not None:
@@ -71,13 +73,33 @@ def _mapping(path: Path, key: type) -> dict[Any, Any]:
             f"{path} is damaged, or torch.save wrote more into it than containers, tensors and arrays."
         ) from None
     if not isinstance(content, dict) or not all(isinstance(name, key) for name in content):
-        raise UserError(f"{path} holds no dictionary with {'names' if key is str else 'numbers'} as keys.")
+        raise UserError(f"{path} holds no dictionary with {'names' if key is str else 'routers'} as keys.")
     return content
+
+
+def _loaded(path: Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        if "nested jagged tensors" not in str(error):
+            raise
+    # Slow to import, and only needed for nested tensors.
+    import torch._dynamo
+    import torch.nested
+
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _reconstruct() -> Any:
     """Return the constructor of an empty array, which a pickle then fills."""
     return np.empty(0).__reduce__()[0]
+
+
+def is_nested(value: Any) -> bool:
+    """Whether it is a tensor of sequences of different lengths."""
+    return bool(getattr(value, "is_nested", False))
 
 
 def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[Any]:
@@ -224,6 +246,8 @@ def expert_counts(
     }
 
 
+# The first bytes of pickles, which torch.save does not write any more.
+_PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
 _MOST = 2**29
 
@@ -246,12 +270,22 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
         with open_regular(path) as file:
             if file.peek(2).startswith(b"\x1f\x8b"):
                 raise UserError(f"{path} is compressed; gunzip it first.")
+            if file.peek(2).startswith(_PICKLE):
+                raise UserError(
+                    f"{path} is a pickle, which is never read, as it can run programs. In a program that you trust, "
+                    "load it (verl: DataProto.load_from_disk) and save its tensors: "
+                    "torch.save(dict(data.batch.items()), path)."
+                )
             if is_packed(file.peek(4)):
                 yield "the file", GatheredResponse(unpacked(path))
                 progress(path.stat().st_size)
                 return
             if is_csv(beginning := file.peek(64)[:64]):
                 yield "the file", GatheredResponse(expert_counts(path, file, beginning, progress=progress))
+                return
+            if is_event_stream(beginning):
+                yield from _of_events(path, file.read(_MOST + 1))
+                progress(path.stat().st_size)
                 return
             number = 0
             while line := file.readline(_MOST + 1):
@@ -273,17 +307,30 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def _parsed(path: Path, where: str, text: bytes) -> Any:
+def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
+    _check_size(path, "the event stream", content)
+    try:
+        for number, response in enumerate(responses_of_events(content), start=1):
+            yield f"response {number}", response
+    except Fault as fault:
+        raise UserError(f"{path}: {fault}.") from None
+
+
+def _check_size(path: Path, where: str, text: bytes) -> None:
     if len(text) > _MOST:
         raise UserError(f"{path}, {where}: a response has more than {_MOST:,} bytes; split it.")
+
+
+def _parsed(path: Path, where: str, text: bytes) -> Any:
+    _check_size(path, where, text)
     try:
         return json.loads(text)
     except RecursionError:
         raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
     except ValueError as error:
         hint = "; in a .jsonl file every line is a document" if path.suffix == ".jsonl" else ""
-        if text.startswith(b"data:"):
-            hint = "; it is an event stream, so ask the server without stream"
+        if is_event_stream(text):
+            hint = "; it is an event stream, which is read from a file of its own"
         raise UserError(f"{path}, {where}: this is not JSON ({error}){hint}.") from None
 
 

@@ -7,12 +7,20 @@ from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import SCORE
 
 _ROUNDING = 1e-9
+# More decimals are as hard to count as they are to compare: 4.5e-07.
+_MOST = 6
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
-    """Return a value with three decimals, or as many as are said; a dash where there is none."""
+    """Return a value with three decimals, or as many as are said; a dash where there is none.
+
+    A value that takes more than six decimals is written with an exponent and two digits.
+    """
     if value != value:
         return "–"
+    if decimals > _MOST and abs(value) >= _ROUNDING:
+        return f"{value:{'+' if signed else ''}.1e}"
+    decimals = min(decimals, _MOST)
     value = round(value, decimals) + 0.0  # no minus before a zero
     return f"{value:{'+' if signed else ''},.{decimals}f}"
 
@@ -29,7 +37,7 @@ def end(value: float, *, signed: bool = False, decimals: int = 3) -> str:
 def decimals_of(row: Mapping[str, Any]) -> int:
     """Return how many decimals a table's row is shown with.
 
-    Two more where all of it is small, none of thousands and of whole numbers.
+    Two more where all of it is small, an exponent where it is tiny, none of thousands and of whole numbers.
     """
     if find(row.get("metric", "")).metric.unit == "whole":
         return 0
@@ -37,6 +45,8 @@ def decimals_of(row: Mapping[str, Any]) -> int:
     largest = max(ends, default=0)
     if largest >= 1000:
         return 0
+    if _ROUNDING <= largest < 1e-4:
+        return _MOST + 1
     return 5 if 0 < largest < 0.01 else 3
 
 

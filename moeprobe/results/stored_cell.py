@@ -10,8 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
-from moeprobe.metrics.token_kinds import EXPERTS
-from moeprobe.results.sums import Cell
+from moeprobe.results.sums import CONSTANT, Cell
 from moeprobe.results.tables import CELL_COLUMNS
 from moeprobe.runtime.files import Version, open_parquet
 
@@ -21,8 +20,6 @@ Arrays = dict[str, NDArray[np.generic]]
 _BLOCK = 1024
 # What says of which cell a row is.
 KEYS = ("checkpoint", *CELL_COLUMNS)
-# Columns of an image that are the same in all its draws.
-_CONSTANT = ("label", EXPERTS)
 # Sums of how often experts are chosen.
 _LOADS = {"load", "balance"}
 # Ends the name of a column that says: a load is of first choices alone.
@@ -203,7 +200,7 @@ class StoredCell:
                 )
 
     def _together(self, name: str, columns: list[NDArray[np.generic]]) -> NDArray[np.generic]:
-        if name in _CONSTANT:
+        if name in CONSTANT:
             return columns[0]
         return np.concatenate(columns, axis=1) if name.startswith(self.lists) else np.sum(columns, axis=0)
 

@@ -4,14 +4,19 @@ A cell is what one line of a table is about: (layer, view, severity, draw, token
 nothing divided, so that shards, batches and interrupted runs add up to the same bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
+
 # Of the sums and tables of a run. 1 (or none): metrics of load count first choices; 2: they count all K choices.
 FORMAT = 2
+# Columns of an image that are no sums: they are the same in all its draws, and in a cluster.
+CONSTANT = ("label", EXPERTS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +113,50 @@ class Accumulator:
                     merged.add(sums.cell, names.tolist(), columns)
         return merged
 
+    def by_cluster(self, clusters: Mapping[str, str], *, lists: tuple[str, ...] = ()) -> "Accumulator":
+        """Return the sums of whole clusters, each in place of its members, which are no independent samples.
+
+        Args:
+            clusters: the cluster's name by the member's; a name that is absent is a cluster by itself.
+            lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
+        """
+        if not clusters:
+            return self
+        merged = Accumulator()
+        # A list has as many places in every part of a run.
+        size = max(Counter(clusters.values()).values()) + 1
+        for sums in self.cells():
+            names, columns = sums.joined()
+            of_clusters, row = np.unique([clusters.get(name, name) for name in names], return_inverse=True)
+            merged.add(
+                sums.cell,
+                of_clusters.tolist(),
+                {
+                    name: _joined(column, row, size) if name.startswith(lists) else _summed(name, column, row)
+                    for name, column in columns.items()
+                },
+            )
+        return merged
+
     def cells(self) -> list[CellSums]:
         """Return the cells in the order in which they first came."""
         return list(self._cells.values())
+
+
+def _summed(name: str, column: NDArray[np.generic], row: NDArray[np.intp]) -> NDArray[np.generic]:
+    """Return the sums over the members of each cluster; ``row``: the cluster of each."""
+    totals = np.zeros((row.max() + 1, *column.shape[1:]), column.dtype)
+    if name in CONSTANT:
+        totals[row] = column
+    else:
+        np.add.at(totals, row, column)
+    return totals
+
+
+def _joined(column: NDArray[np.generic], row: NDArray[np.intp], size: int) -> NDArray[np.generic]:
+    """Return the trials of a cluster's members, one member after the other, with places for ``size`` of them."""
+    order = np.argsort(row, kind="stable")
+    number = np.arange(len(row)) - np.searchsorted(row[order], row[order])
+    lists = np.full((row.max() + 1, size, *column.shape[1:]), NO_PAIR, column.dtype)
+    lists[row[order], number] = column[order]
+    return lists.reshape(len(lists), -1, *column.shape[2:])

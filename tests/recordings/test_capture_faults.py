@@ -70,7 +70,8 @@ NAMED = {
         ["1 sequences are zero for every token of the prompt: known as prompt rows zero", f"{PROMPT} tokens are zero"],
     ),
     "rows missing": (
-        serving.vllm(IDS[:-3]), None, ["1 sequences have fewer rows than stated tokens less one, 3 in all: known as"],
+        {"choices": [{"routed_experts": serving.shaped(IDS[:-3])}], "usage": serving.usage()}, None,
+        ["1 sequences have fewer rows than stated tokens less one, 3 in all: known as"],
     ),
     "one off": (
         serving.vllm(routing(rows=ROWS + 1)), None, ["1 sequences have more rows than stated tokens less one: known"],

@@ -131,10 +131,18 @@ def test_the_recorder_of_sglang(start: int, tmp_path: Path) -> None:
             assert (read.generated[0] == (1 if name.endswith("21") else 0)).all()
 
 
+def routers(path: Path, router: dict[str, Any]) -> None:
+    """Write what all routers of a trace are, and another one of the multi-token prediction."""
+    state = {("decoder", None, layer): router for layer in dumps.SHAPE}
+    other = {("mtp", 0, 0): {"score_function": "sigmoid"}}
+    torch.save(state | other, path.parent / "router_state_rank0.pt")
+
+
 def test_logits_of_megatron_are_gates_and_an_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     steps = [rng.normal(size=(tokens, 4, 8)).astype(np.float32) for tokens in (9, 5)]
     path = dumps.megatron(tmp_path / "trace", steps)
+    routers(path, {"score_function": "softmax", "expert_bias": None})
     found = imported(tmp_path, path)
     assert found.readers == ["megatron"] and found.unordered == [] and found.missing == []
     assert (found.requests, found.tokens) == (2, 14)
@@ -171,7 +179,7 @@ def test_a_bias_of_the_choice_orders_by_scores(tmp_path: Path) -> None:
     bias = np.zeros(8, np.float32)
     bias[5] = 2.0  # above any sigmoid: everybody chooses expert 5 first
     router = {"weight": torch.zeros(1), "expert_bias": torch.from_numpy(bias), "score_function": "sigmoid"}
-    torch.save(dict.fromkeys(dumps.SHAPE, router), path.parent / "router_state_rank0.pt")
+    routers(path, router)
     found = imported(tmp_path, path)
     without = sum(
         (np.argsort(-dumps.bfloat16(values[:, place]))[:, :2] != 5).all(-1).sum() for place in range(4)
@@ -349,6 +357,7 @@ def test_odd_records_of_sglang_are_a_sentence(change: dict[str, Any], words: str
 def test_odd_lines_of_megatron_are_a_sentence(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     values = np.random.default_rng(4).normal(size=(9, 4, 8)).astype(np.float32)
     path = dumps.megatron(tmp_path / "trace", [values])
+    routers(path, {"score_function": "softmax"})
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps(json.loads(first) | change), *rest]) + "\n")
     said = refusal(tmp_path, path)
@@ -359,9 +368,9 @@ def test_files_beside_a_trace_of_megatron(tmp_path: Path) -> None:
     values = np.random.default_rng(4).normal(size=(9, 4, 8)).astype(np.float32)
     path = dumps.megatron(tmp_path / "trace", [values])
     state = path.parent / "router_state_rank0.pt"
-    torch.save({1: {"score_function": Harm()}}, state)
+    torch.save({("decoder", None, 1): {"score_function": Harm()}}, state)
     assert "which would have to be run" in refusal(tmp_path, path)
-    state.unlink()
+    routers(path, {"score_function": "softmax"})
     (path.parent / "logits_rank0.bin").unlink()
     assert "logits_rank0.bin, which is not beside it" in refusal(tmp_path, path)
     # One file with logits, and one without them.

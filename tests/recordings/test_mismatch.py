@@ -102,6 +102,24 @@ def test_what_is_no_routing_is_the_rest(tmp_path: Path) -> None:
     assert value["mismatch_k3"] == pytest.approx((np.exp(moved) - 1 - moved).mean(), abs=1e-6)
 
 
+def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
+    once = measured(folder)
+    lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["choices"] = [line["choices"][0], line["choices"][0] | {"index": 1}]
+        del line["usage"]
+    (folder / "responses.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    api.import_routed_experts(
+        folder / "responses.jsonl", folder / "served.parquet", model_config=folder / "model" / "config.json",
+        overwrite=True,
+    )  # fmt: skip
+    twice = measured(folder)
+    assert (twice["trials"] == 2 * once["trials"]).all() and (twice["images"] == REQUESTS).all()
+    columns = ["value", "ci_low", "ci_high"]
+    np.testing.assert_allclose(twice[columns], once[columns], atol=1e-6)
+
+
 def test_both_are_split(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
     table = measured(folder, batch_size=5)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
-from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
+from moeprobe.adapters.huggingface.files import digest_of, load
 from moeprobe.adapters.huggingface.outputs import (
     RouterLayer,
     Stop,
@@ -285,7 +285,7 @@ class HuggingfaceAdapter(Adapter):
             name=(folder.resolve() if is_folder(folder) else folder).name,
             model=traceable,
             framing=TextFraming(
-                FastTokenizer(tokenizer),
+                tokenizer,
                 traceable.width,
                 min(MAX_LENGTH, longest or MAX_LENGTH),
                 longest,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import check_regular_files, expanded, is_folder, is_there, read_json
@@ -23,6 +23,8 @@ _TOP_K = "num_experts_per_tok"
 _ADAPTER = "adapter_config.json"
 # What weights, and an index of weights, are called; the hash of a folder is of these among others.
 _HASHED = (".safetensors", ".json")
+# Files of a tokenizer.
+_TOKENIZERS = ("*token*", "vocab.*", "*.model")
 
 
 def check_folder(folder: Path) -> None:
@@ -118,7 +120,25 @@ class FastTokenizer:
         return np.array(encoding["input_ids"], dtype=np.int64), spans, special
 
 
-def load(reference: str) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class NoTokenizer:
+    """What a folder without a tokenizer has in its place: token ids can be read, and texts cannot."""
+
+    reference: str
+
+    def __call__(self, text: str, *, max_length: int) -> Any:
+        """Refuse a text.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            f"hf:{self.reference} has no tokenizer, so it reads only token ids ({option('tokens')}); for texts, put "
+            "the files of the model's tokenizer into its folder."
+        )
+
+
+def load(reference: str) -> tuple[Any, FastTokenizer | NoTokenizer]:
     """Return a model and its tokenizer.
 
     Raises:
@@ -155,7 +175,11 @@ def load(reference: str) -> tuple[Any, Any]:
                 experts_implementation=None,
                 **keywords,
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
+            tokenizer = (
+                None
+                if local and not _has_tokenizer(folder)
+                else transformers.AutoTokenizer.from_pretrained(source, **keywords)
+            )
     except UserError as error:
         raise UserError(f"{quoted(f'hf:{reference}')} cannot be loaded. {error}") from None
     except Exception as error:  # files, network, hub and formats: each has errors of its own
@@ -170,11 +194,18 @@ def load(reference: str) -> tuple[Any, Any]:
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
+    if tokenizer is None:
+        return model, NoTokenizer(reference)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
             f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
         )
-    return model, tokenizer
+    return model, FastTokenizer(tokenizer)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether any file in a folder is of a tokenizer."""
+    return any(is_there(path) for pattern in _TOKENIZERS for path in folder.glob(pattern))
 
 
 def kind_of(transformers: Any, config: Any) -> Any:

@@ -45,6 +45,19 @@ def import_routing(
             "bias). Default: they are taken as sets."
         ),
     ] = None,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            help="Token of the first row of each sequence, if the server was asked to leave out leading rows."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="What was sampled: request (its choices are one sample), or prompt (so are all sequences of one "
+            "prompt, as in groups of GRPO)."
+        ),
+    ] = "request",
     name: Annotated[
         str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
@@ -62,7 +75,15 @@ def import_routing(
     Example: `moeprobe trace import responses.jsonl traces/served.parquet --model-config config.json`
     """
     if model_config is None:
-        _check_log(files, reader=reader, ordered_by=ordered_by)
+        _check_log(
+            files,
+            {
+                "--reader": reader,
+                "--ordered-by": ordered_by,
+                "--start": start,
+                "--cluster": None if cluster == "request" else cluster,
+            },
+        )
     elif num_experts is not None:
         raise UserError("--num-experts is for logs; --model-config says it for responses: leave one out.")
     from moeprobe.cli.front.json_output import print_json
@@ -92,6 +113,8 @@ def import_routing(
                 model_config=model_config,
                 reader=reader,
                 ordered_by=ordered_by,
+                start=start,
+                cluster=cluster,
                 name=name,
                 data=data,
                 overwrite=overwrite,
@@ -106,9 +129,8 @@ def import_routing(
         console().print(line, soft_wrap=True)
 
 
-def _check_log(files: list[Path], *, reader: str | None, ordered_by: str | None) -> None:
+def _check_log(files: list[Path], options: dict[str, object]) -> None:
     """Refuse options that only responses take."""
-    options = {"--reader": reader, "--ordered-by": ordered_by}
     for flag in (flag for flag, value in options.items() if value is not None):
         raise UserError(f"{flag} is for a server's responses, which need --model-config config.json too.")
     if len(files) > 1:
@@ -161,6 +183,11 @@ def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
         *imported.missing,
         *finding_lines(imported.findings),
     ]
+    if imported.dependent:
+        samples = imported.requests - imported.dependent
+        lines.append(
+            f"These are {samples:,} samples for intervals, since sequences of one prompt are not independent."
+        )
     if imported.counted:
         lines.append(
             "Which token made a choice is not in the file: there is the load of the experts alone, and no match."

@@ -4,7 +4,7 @@ The analyses are shared with the probes and fed with the same records, so the nu
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
-from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.metrics.base import LayerAnalysis, trial_lists
 from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
 from moeprobe.probes.analyze_trace.describe import (
     Across,
@@ -32,6 +32,7 @@ from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
 from moeprobe.recordings.pairs import (
     NamedTrace,
+    clusters_of,
     common_ids,
     common_layers,
     common_prefix,
@@ -150,7 +151,9 @@ class Measuring:
         expert_map: ExpertMap | None = None,
         alone: bool = True,
     ) -> None:
-        self._traces, self._ids, self._expert_map, self._alone = traces, ids, expert_map, alone
+        self._traces, self._expert_map, self._alone = traces, expert_map, alone
+        self._clusters = clusters_of([trace_view.trace for trace_view in traces])
+        self._ids = self._with_clusters_together(ids)
         # Of each layer as many tokens as the longest of all inputs has.
         self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
         self._marked = {
@@ -159,6 +162,7 @@ class Measuring:
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self.left_out: dict[str, tuple[int, int]] = {}
+        self._lists = trial_lists(make_analyses(_OF_PAIRS))
         self._analyses = {names: make_analyses(names) for names in (_OF_PAIRS, _ALONE, ())}
 
     def sums(self, watcher: Progress) -> SumsStore:
@@ -168,14 +172,33 @@ class Measuring:
         of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
         size = max(min(_PART, _CHOICES // max(of_input, 1)), 1)
         scratch = Scratch() if len(self._ids) > size else None
-        for start in range(0, len(self._ids), size):
-            part = self._part(self._ids[start : start + size], watcher)
+        for ids in self._parts(size):
+            part = self._part(ids, watcher)
             if scratch is not None:
                 path = scratch.path / f"{len(parts):05d}.parquet"
                 write(path, part)
                 part = of_file(path)
             parts.append(part)
         return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
+
+    def _with_clusters_together(self, ids: Sequence[str]) -> list[str]:
+        order: dict[str, int] = {}
+        for name in ids:
+            order.setdefault(self._cluster(name), len(order))
+        return sorted(ids, key=lambda name: order[self._cluster(name)])
+
+    def _cluster(self, name: str) -> str:
+        return self._clusters.get(name, name)
+
+    def _parts(self, size: int) -> Iterator[Sequence[str]]:
+        """Yield the inputs in parts of about a size, none of which ends inside a cluster."""
+        start = 0
+        while start < len(self._ids):
+            end = min(start + size, len(self._ids))
+            while end < len(self._ids) and self._cluster(self._ids[end]) == self._cluster(self._ids[end - 1]):
+                end += 1
+            yield self._ids[start:end]
+            start = end
 
     def _part(self, ids: Sequence[str], watcher: Progress) -> SumsStore:
         accumulators: dict[str, Accumulator] = {}
@@ -194,7 +217,7 @@ class Measuring:
                     )
             watcher.advance(len(block))
         return concat(
-            of_table(image_table(sums, checkpoint=name))
+            of_table(image_table(sums.by_cluster(self._clusters, lists=self._lists), checkpoint=name))
             for name, sums in accumulators.items()
             if sums.cells()
         )

@@ -55,7 +55,7 @@ def _cut_one(model: Checkpoint, max_length: int, *, explicit: bool = False) -> C
     framing = model.framing
     if explicit:
         check_cut(model.name, framing.modality)
-    if not isinstance(framing, TextFraming):
+    if not isinstance(framing, TextFraming) or (not explicit and framing.max_length == max_length):
         return model
     shortest = framing.blank().ids.shape[1]
     if max_length < shortest:

@@ -27,6 +27,7 @@ from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
 from moeprobe.recordings.log_rows import Tokens
+from moeprobe.recordings.pairs import check_placed, clusters_of
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
@@ -129,7 +130,8 @@ class _Scoring(TableWork[Result]):
             columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
             accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
             progress.advance(len(names))
-        return of_table(image_table(accumulator, checkpoint=self.checkpoint.name))
+        clustered = accumulator.by_cluster(clusters_of([self.served.trace]))
+        return of_table(image_table(clustered, checkpoint=self.checkpoint.name))
 
 
 class _Served:
@@ -137,6 +139,7 @@ class _Served:
 
     def __init__(self, path: Path, trace: TraceFile, *, limit: int | None) -> None:
         self.path, self.trace = path, trace
+        check_placed(trace)
         self.sequences, self.scores = read_sequences(path), read_log_probabilities(path)
         routed_ids = set(trace.ids)
         scored_names = [name for name in self.sequences if name in self.scores]
@@ -187,11 +190,14 @@ class _Served:
         """
         layers_routing = {}
         for layer in layers:
-            longest = int(self.trace.num_tokens(layer, names).max())
-            if longest > num_tokens:
-                raise UserError(
-                    f"{self.trace.path} has {longest} tokens of a request of {num_tokens} in {self.path}."
-                )
+            for name, rows in zip(names, self.trace.num_tokens(layer, names), strict=True):
+                length = len(self.sequences[name].ids)
+                # Nothing routes the last token.
+                if not length - 1 <= rows <= length:
+                    raise UserError(
+                        f"{name} has {rows} rows in {self.trace.path} and {length} tokens in {self.path}: rows are "
+                        "missing, or the two are of different runs."
+                    )
             block = self.trace.read(layer, names, num_tokens=num_tokens)
             if block.token_ids is not None:
                 self._check_tokens(names, block.token_ids)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from moeprobe.metrics.stats.statistic import PartOf
 from moeprobe.results.numbers import interval
 
 
@@ -13,10 +14,14 @@ def sentences(table: pd.DataFrame) -> list[str]:
         total, replayed, routing, share = (
             rows[f"mismatch{part}"] for part in ("", "_rest", "_routing", "_routing_share")
         )
-        lines.append(
+        sentence = (
             f"{name}: log-probabilities differ by {interval(total)} from the server's, and by "
-            f"{interval(replayed)} where "
-            f"the model repeats the server's routing: {interval(routing)} of the mismatch is routing, a share of "
-            f"{interval(share)}."
+            f"{interval(replayed)} where the model repeats the server's routing"
         )
+        if share["flag"] == PartOf.undefined:
+            lines.append(f"{sentence}. This is rounding, so no share of it is routing.")
+        else:
+            lines.append(
+                f"{sentence}: {interval(routing)} of the mismatch is routing, a share of {interval(share)}."
+            )
     return lines

@@ -72,6 +72,8 @@ class Capture:
             None = it is not known.
         counts: ``(L, E)`` how often each expert was chosen, where that is all that the server says, with ``ids`` None;
             L all hidden layers, or those with experts.
+        unscored: whether logits are there, and nothing says how they became gates.
+        ends_together: whether missing rows are leading ones, because the server leaves out no others.
     """
 
     ids: NDArray[Any] | None
@@ -83,6 +85,8 @@ class Capture:
     generated: NDArray[np.bool_] | None = None
     weights: Callable[[int, NDArray[np.int16]], Weights] | None = None
     counts: NDArray[np.int64] | None = None
+    unscored: bool = False
+    ends_together: bool = False
 
 
 class Reader(ABC):

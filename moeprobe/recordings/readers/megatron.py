@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, Weights, count
-from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked_layers
+from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked_routers
 from moeprobe.runtime.files import is_file, open_regular
 
 
@@ -29,13 +29,13 @@ class RankLogits:
         self._state = folder / f"router_state_rank{rank}.pt"
 
     def weights(self, line: Mapping[str, Any], experts: NDArray[np.int16], shape: MoeShape) -> Weights:
-        """Return gates of a line's ``(T, K)`` experts and of all; the softmax, unless sigmoid is said.
+        """Return gates of a line's ``(T, K)`` experts and of all, by the layer's score function.
 
         Raises:
             Fault: the logits are missing, or do not fit the line.
         """
         logits = self._read(line, (len(experts), shape.num_experts))
-        function, bias = self._router(line["layer"], shape)
+        function, bias = self.router(line["layer"], shape)
         if function == "sigmoid":
             gates = 1 / (1 + np.exp(-logits))
         else:
@@ -83,8 +83,8 @@ class RankLogits:
             raise Fault(f"{self._path.name} holds logits that are no finite numbers")
         return values
 
-    def _router(self, layer: Any, shape: MoeShape) -> tuple[str, NDArray[np.float32] | None]:
-        """Return the function from logits to gates, and the bias added to them before the choice."""
+    def router(self, layer: Any, shape: MoeShape) -> tuple[str | None, NDArray[np.float32] | None]:
+        """Return the function from logits to gates, None if unknown, and the bias added to them before the choice."""
         state = self._states.get(layer)
         if not isinstance(state, dict):
             return shape.scoring, None
@@ -102,14 +102,15 @@ class RankLogits:
 
     @cached_property
     def _states(self) -> Mapping[Any, Any]:
-        """What routers are, by layer; nothing where it was not saved."""
+        """What the decoder's routers are, by layer; nothing where it was not saved."""
         if not is_file(self._state):
             return {}
         with open_regular(self._state) as file:
             packed = is_packed(file.peek(4))
         if not packed:
             raise UserError(f"{self._state} is no file that torch.save wrote.")
-        return unpacked_layers(self._state)
+        # Keys are block, number of the multi-token prediction (None in the decoder), and layer.
+        return {key[-1]: state for key, state in unpacked_routers(self._state).items() if key[0] == "decoder"}
 
 
 _KEYS = {"step", "stage", "layer", "top_indices"}
@@ -118,8 +119,8 @@ _KEYS = {"step", "stage", "layer", "top_indices"}
 class Megatron(Reader):
     """Megatron-LM: ``router_trace_rank0.jsonl``, a line for each step and layer, with ``logits_rank0.bin`` beside it.
 
-    No sequence is named: a step (or micro-batch, where layers come again) is one input. Where logits are there, all
-    gates are; what else the routers weighed is in ``router_state_rank0.pt``.
+    No sequence is named: a step (or micro-batch, where layers come again) is one input. Logits are made gates by the
+    score function in ``router_state_rank0.pt``, or in ``config.json``; where neither says it, there are none.
     """
 
     def reads(self, response: Mapping[str, Any]) -> bool:
@@ -167,11 +168,15 @@ class Megatron(Reader):
             assert logits is not None
             return logits.weights(layers[index], experts, shape)
 
+        unscored = logits is not None and any(
+            logits.router(line["layer"], shape)[0] is None for line in layers
+        )
         return [
             Capture(
                 np.stack(ids, axis=1),
                 name=response["name"],
-                weights=None if logits is None else weights,
+                weights=None if logits is None or unscored else weights,
+                unscored=unscored,
             )
         ]
 

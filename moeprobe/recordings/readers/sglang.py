@@ -17,10 +17,10 @@ from moeprobe.recordings.readers.base import (
 
 
 class Sglang(Reader):
-    """SGLang: flat base64 in ``meta_info.routed_experts``, or in ``choices[].sgl_ext.routed_experts``."""
+    """SGLang: flat base64 of ``routed_experts`` in ``meta_info``, in ``sglext``, or in ``choices[].sgl_ext``."""
 
     def reads(self, response: Mapping[str, Any]) -> bool:
-        """Whether one of the two places has the key."""
+        """Whether one of the places has the key."""
         return any(KEY in extension for extension in _extensions(response) if extension is not None)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
@@ -39,13 +39,19 @@ class Sglang(Reader):
                 ),
                 start=start_of(extension, f"{KEY}_start_len"),
                 stated=stated(extension if native else response.get("usage"), several=len(extensions) > 1),
+                ends_together=True,
             )
             for extension in extensions
         ]
 
 
 def _extensions(response: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
-    """Return for each choice the object that may have the key; None where there is none."""
+    """Return for each choice the object that may have the key; None where there is none.
+
+    ``sglext`` of a response is of its first choice alone.
+    """
+    if isinstance(response.get("sglext"), dict):
+        return [response["sglext"], *[None] * (len(choices(response)) - 1)]
     keys = (
         [("sgl_ext", choice) for choice in choices(response)]
         if "choices" in response

@@ -9,13 +9,19 @@ from numpy.typing import NDArray
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated
-from moeprobe.recordings.responses import array_of
+from moeprobe.recordings.responses import array_of, is_nested
 
+# What newer trainers call the parts of a sequence, each a tensor of sequences of different lengths.
+_PROMPTS, _RESPONSES = ("prompts", "prompt_ids"), ("responses", "response_ids")
+_SCORES = ("rollout_log_probs", "response_logprobs")
 _MASK, _LOGPROBS, _WRITTEN = "attention_mask", "rollout_log_probs", "response_mask"
 
 
 class Verl(Reader):
-    """verl: tensors ``routed_experts`` (sequences, tokens, layers, k) and ``attention_mask`` of a batch (torch)."""
+    """verl: tensors ``routed_experts`` (sequences, tokens, layers, k) and ``attention_mask`` of a batch (torch).
+
+    A nested tensor of sequences of different lengths has no padding, and needs no mask.
+    """
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether it has both tensors, or one of them that is known by its axes."""
@@ -24,6 +30,8 @@ class Verl(Reader):
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each sequence without its padding, which is zeros and looks like expert 0."""
+        if is_nested(_batch(response)[KEY]):
+            return self._unpadded(response)
         ids = array_of(_batch(response)[KEY], KEY, dims=4)
         mask = self._mask(response)
         if ids.shape[:2] != mask.shape:
@@ -43,6 +51,8 @@ class Verl(Reader):
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
         """Return the tokens of each sequence; ``responses`` says how many places at the end may be generated."""
+        if is_nested(_batch(response)[KEY]):
+            return self._unpadded_sequences(response)
         batch, mask = _batch(response), self._mask(response)
         if "input_ids" not in batch or "responses" not in batch:
             return [(str(row), None) for row in range(len(mask))]
@@ -60,6 +70,8 @@ class Verl(Reader):
 
         Where there is a ``response_mask``, tokens that it leaves out (answers of tools) were not generated.
         """
+        if is_nested(_batch(response)[KEY]):
+            return next((part for part in (_parts(response, name) for name in _SCORES) if part), [])
         batch, mask = _batch(response), self._mask(response)
         if _LOGPROBS not in batch or "responses" not in batch:
             return []
@@ -81,6 +93,37 @@ class Verl(Reader):
             for row in range(len(values))
         ]
 
+    def _unpadded(self, response: Mapping[str, Any]) -> Sequence[Capture]:
+        """Return the routing of sequences that are kept one by one."""
+        captures = []
+        for ids, (name, tokens) in zip(
+            _parts(response, KEY), self._unpadded_sequences(response), strict=True
+        ):
+            stated = Stated() if tokens is None else Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
+            captures.append(
+                Capture(array_of(ids, KEY, dims=3), stated=stated, last=True, name=name, tokens=tokens)
+            )
+        return captures
+
+    def _unpadded_sequences(self, response: Mapping[str, Any]) -> list[tuple[str, Tokens | None]]:
+        prompts, generated = (
+            next((part for part in (_parts(response, name) for name in names) if part), None)
+            for names in (_PROMPTS, _RESPONSES)
+        )
+        count = len(_parts(response, KEY))
+        if prompts is None or generated is None:
+            return [(str(row), None) for row in range(count)]
+        if not len(prompts) == len(generated) == count:
+            raise Fault(f"{KEY}, prompts and responses differ in sequences")
+        sides = [
+            [array_of(part, name, dims=1) for part in parts]
+            for parts, name in ((prompts, "prompts"), (generated, "responses"))
+        ]
+        return [
+            (str(row), Tokens(token_array(np.concatenate([first, second]), "responses"), len(first)))
+            for row, (first, second) in enumerate(zip(*sides, strict=True))
+        ]
+
     def _mask(self, response: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return which places are tokens ``(sequences, tokens)``."""
         batch = _batch(response)
@@ -92,6 +135,12 @@ class Verl(Reader):
         if not np.isin(mask, (0, 1)).all():
             raise Fault(f"{_MASK} takes 0 and 1")
         return mask.astype(bool)
+
+
+def _parts(response: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the sequences of a nested tensor of a batch; none where it has no such tensor."""
+    value: Any = _batch(response).get(name)
+    return list(value.unbind()) if is_nested(value) else []
 
 
 def _batch(response: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -46,7 +46,7 @@ class Vllm(Reader):
         if value is None:
             return Capture(None)
         if isinstance(value, str):
-            return Capture(_npy(decoded(value, KEY)), stated=tokens)
+            return Capture(_npy(decoded(value, KEY)), stated=tokens, ends_together=True)
         experts = nested(value, KEY)
         if _PROMPT not in response:
             return Capture(experts, last=True, stated=tokens)
