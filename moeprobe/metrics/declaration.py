@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,15 @@ NULLS = {
 }
 
 
+class NumberName(NamedTuple):
+    """What tells the numbers of one cell apart: metric, null, and the experts that a number is about."""
+
+    metric: str
+    null: str
+    expert: int | None = None
+    expert_b: int | None = None
+
+
 @dataclass(frozen=True)
 class Estimator:
     """How one number of a table follows from sums per image.
@@ -75,9 +84,9 @@ class Estimator:
     expert_b: int | None = None
 
     @property
-    def key(self) -> tuple[str, str, int | None, int | None]:
-        """What tells the numbers of one cell apart."""
-        return self.name, self.null, self.expert, self.expert_b
+    def key(self) -> NumberName:
+        """Which number of a cell it estimates."""
+        return NumberName(self.name, self.null, self.expert, self.expert_b)
 
     @property
     def between_images(self) -> bool:

@@ -15,11 +15,11 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Judged, difference_error, judge
-from moeprobe.metrics.stats.linearized import Name, multiplied
+from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.results import verdicts
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row
@@ -40,7 +40,7 @@ class Compared:
 
     pair: Pair
     cell: Cell
-    name: Name
+    name: NumberName
     difference: Difference
     values: tuple[float, float]
     collapsed: str
@@ -158,7 +158,7 @@ def _judged(comparisons: Sequence[Compared], together: str | None) -> dict[int, 
     families: dict[tuple[object, ...], list[Compared]] = {}
     for item in comparisons:
         if not item.collapsed and not item.not_finite:
-            family = (together,) if item.name[0] == together else item.family
+            family = (together,) if item.name.metric == together else item.family
             families.setdefault(family, []).append(item)
     return {
         id(item): result
@@ -210,12 +210,12 @@ def _compare(pair: Pair, values: CellValues, reference: CellValues, *, seed: int
     return comparisons
 
 
-def _collapsed(values: CellValues, name: Name) -> bool:
+def _collapsed(values: CellValues, name: NumberName) -> bool:
     """Whether what the metric is about has collapsed: everything goes to one choice."""
     number = values.numbers[name]
     if values.not_finite:
         return False
-    if find(name[0]).metric.collapsed_at_zero:
+    if find(name.metric).metric.collapsed_at_zero:
         return number.point < _EVEN
     kappa = _kappa(values, name) or number
     # Without a value a share of a mismatch has not collapsed: the mismatch is rounding.
@@ -225,26 +225,26 @@ def _collapsed(values: CellValues, name: Name) -> bool:
     )
 
 
-def _has_interval(values: CellValues, name: Name) -> bool:
+def _has_interval(values: CellValues, name: NumberName) -> bool:
     """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
     kappa = _kappa(values, name)
     return kappa is None or not kappa.interval().flag
 
 
-def _comparable(values: CellValues, reference: CellValues, name: Name) -> bool:
+def _comparable(values: CellValues, reference: CellValues, name: NumberName) -> bool:
     """Whether raw matches are comparable: with fewer experts chance alone is higher."""
-    raw = _kappa(values, name) is not None and find(name[0]).kind != "kappa"
+    raw = _kappa(values, name) is not None and find(name.metric).kind != "kappa"
     return values.num_experts == reference.num_experts or not raw
 
 
-def _kappa(values: CellValues, name: Name) -> Replicates | None:
-    metric = find(name[0]).metric
-    return values.numbers.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
+def _kappa(values: CellValues, name: NumberName) -> Replicates | None:
+    metric = find(name.metric).metric
+    return values.numbers.get(NumberName(f"{metric.collapse_of or metric.name}{KAPPA}", "pooled"))
 
 
 def _row(run_info: About, item: Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
-    margin = margin if find(item.name[0]).has_margin else np.nan
+    margin = margin if find(item.name.metric).has_margin else np.nan
     word = (
         verdicts.NOT_FINITE if item.not_finite else verdicts.verdict(item.difference, judged, margin=margin)
     )
@@ -259,7 +259,7 @@ def _row(run_info: About, item: Compared, judged: Judged | None, margin: float) 
         "se": item.difference.standard_error,
         **dataclasses.asdict(judged or nothing),
         "verdict": word,
-        "judgement": verdicts.judgement(item.name[0], word) if item.has_interval else "",
+        "judgement": verdicts.judgement(item.name.metric, word) if item.has_interval else "",
         "collapsed": item.collapsed,
         "margin": margin,
     }

@@ -9,9 +9,8 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import trial_lists
-from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.stats.bootstrap import SCORE, Replicates, with_observations
-from moeprobe.metrics.stats.linearized import Name
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
@@ -161,7 +160,7 @@ def _from(reference: CellValues, values: CellValues, run_info: About) -> list[di
         | {"reference": reference.checkpoint}
         for name, replicates in values.numbers.items()
         # Expert e of one model is no relative of expert e of another.
-        if name in reference.numbers and name[2] is None
+        if name in reference.numbers and name.expert is None
     ]
 
 
@@ -169,7 +168,7 @@ def row(
     run_info: About,
     checkpoint: str,
     cell: Cell,
-    name: Name,
+    name: NumberName,
     replicates: Replicates,
     *,
     not_finite: bool = False,
@@ -190,10 +189,10 @@ def row(
         "severity": None if np.isnan(cell.severity) else cell.severity,
         "draw": cell.draw or None,
         "tokens": cell.tokens,
-        "metric": name[0],
-        "null": name[1],
-        "expert": name[2],
-        "expert_b": name[3],
+        "metric": name.metric,
+        "null": name.null,
+        "expert": name.expert,
+        "expert_b": name.expert_b,
         "value": interval.value,
         "ci_low": interval.low,
         "ci_high": interval.high,

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Analysis, Columns
-from moeprobe.metrics.declaration import Estimator
+from moeprobe.metrics.declaration import Estimator, NumberName
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.chance.levels import share_equal
-from moeprobe.metrics.stats.linearized import Name
 from moeprobe.metrics.stats.statistic import is_linear
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
@@ -46,8 +45,8 @@ class CellValues:
     checkpoint: str
     cell: Cell
     image_ids: list[str]
-    numbers: Mapping[Name, Replicates]
-    influences: Mapping[Name, NDArray[np.float64]]
+    numbers: Mapping[NumberName, Replicates]
+    influences: Mapping[NumberName, NDArray[np.float64]]
     not_finite: bool
     num_experts: int | None
 
@@ -150,8 +149,8 @@ class Evaluator:
         )
 
     def _of_sample(
-        self, stored: StoredCell, order: NDArray[np.int64], names: set[Name]
-    ) -> dict[Name, Replicates]:
+        self, stored: StoredCell, order: NDArray[np.int64], names: set[NumberName]
+    ) -> dict[NumberName, Replicates]:
         """Return numbers of the largest number of images that is resampled, chosen among the names in ``order``."""
         size = len(order)
         sampled = np.sort(generator(self._seed, "some").choice(size, self._largest, replace=False))

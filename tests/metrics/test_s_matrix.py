@@ -14,6 +14,7 @@ from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
 from moeprobe.metrics.base import Estimator
+from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.models.training.objectives.base import Views, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation, paired_tokens
@@ -74,7 +75,7 @@ def values(found: list[Estimator]) -> tuple[Array, dict[str, float]]:
     ones = np.ones((len(found[0].trials), 1))
     value = {metric.key: float(metric.statistic.evaluate(ones)[0]) for metric in found}
     num_experts = 1 + max(metric.expert or 0 for metric in found)
-    matrix = [[value["s", "", i, j] for j in range(num_experts)] for i in range(num_experts)]
+    matrix = [[value[NumberName("s", "", i, j)] for j in range(num_experts)] for i in range(num_experts)]
     return np.array(matrix), {name: number for (name, _, i, _), number in value.items() if i is None}
 
 

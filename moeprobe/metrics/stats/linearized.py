@@ -35,14 +35,13 @@ from moeprobe.runtime.seeds import generator
 
 if TYPE_CHECKING:
     from moeprobe.metrics.base import Columns
-    from moeprobe.metrics.declaration import Estimator
+    from moeprobe.metrics.declaration import Estimator, NumberName
 
 # Images up to which intervals are those of resamples.
 LARGEST = 2000
 # Images whose multipliers are drawn at a time.
 _DRAWN = 1000
 
-Name = tuple[str, str, int | None, int | None]
 Estimators = Callable[["Columns"], Sequence["Estimator"]]
 
 
@@ -61,7 +60,7 @@ def linearize(
     estimators: Estimators,
     *,
     keep: bool = True,
-) -> tuple[dict[Name, Replicates], set[Name]]:
+) -> tuple[dict[NumberName, Replicates], set[NumberName]]:
     """Return what each number of some images comes to, and the names of those that cannot be added up block by block.
 
     Args:
@@ -72,7 +71,7 @@ def linearize(
     """
     sums, not_additive = _add_up(blocks, estimators)
     points = {name: _value(number_sum) for name, number_sum in sums.items()}
-    influences = {name: np.zeros(num_images) for name in sums if keep and name[2] is None}
+    influences = {name: np.zeros(num_images) for name in sums if keep and name.expert is None}
     squares = dict.fromkeys(sums, 0.0)
     images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
     for rows, columns in blocks():
@@ -168,9 +167,9 @@ def multiplied(
 
 def _add_up(
     blocks: Callable[[], Iterable[tuple[slice, Columns]]], estimators: Estimators
-) -> tuple[dict[Name, _Sum], set[Name]]:
-    sums: dict[Name, _Sum] = {}
-    not_additive: set[Name] = set()
+) -> tuple[dict[NumberName, _Sum], set[NumberName]]:
+    sums: dict[NumberName, _Sum] = {}
+    not_additive: set[NumberName] = set()
     for _, columns in blocks():
         cached_sums: dict[tuple[int, int], Totals] = {}
         # Their ids are keys of ``cached_sums``, so none of them may be freed.

@@ -54,7 +54,7 @@ def steps_alone(result: Result) -> Result:
 
 
 def leading_sentences_of(result: Result) -> list[str]:
-    """Return what is said before the tables of recorded routing."""
+    """Return the sentences before the tables of recorded routing."""
     if along_a_severity(result):
         return leading_sentences(steps_alone(result), Layout.ALONG_SEVERITY)
     return leading_sentences(labeled(result), Layout.SIDE_BY_SIDE)

@@ -13,7 +13,7 @@ from moeprobe.results.headlines.sentences import sentences_of
 
 
 def leading_sentences(result: Result, layout: Layout) -> list[str]:
-    """Return what is said before the tables of a result, which ``layout`` prints; checkpoints are called as in them."""
+    """Return the sentences before the tables of a result that ``layout`` prints; they name checkpoints as these do."""
     run = run_tables(result)
     match layout:
         case Layout.SIDE_BY_SIDE:

@@ -15,7 +15,7 @@ from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.inputs.open import pick_images
 from moeprobe.metrics.analyses.color_bias import ColorBias
 from moeprobe.metrics.analyses.information import Information
-from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.probes.engine.applicability import routing_of_blank_input
@@ -164,7 +164,7 @@ def _rows(routes: KeyRoutes, cell: Cell, info: About) -> list[dict[str, Any]]:
 
     def line(name: str, value: float, **more: object) -> dict[str, Any]:
         number = Replicates(value, np.empty(0), images=routes.images, trials=len(routes.names))
-        return row(info, routes.checkpoint, all_layers, (name, "", None, None), number) | {"flag": ""} | more
+        return row(info, routes.checkpoint, all_layers, NumberName(name, ""), number) | {"flag": ""} | more
 
     numbers: list[tuple[tuple[Metric, ...], float, Any, bool]] = [
         (DISTINCT, routes.distinct, routes.permuted[:, 0], False),
