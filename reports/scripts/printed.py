@@ -106,7 +106,8 @@ def block(match: re.Match[str], folder: Path) -> str:
         text=True,
         check=False,
     )
-    printed = [line for part in (done.stdout + done.stderr).splitlines() for line in wrapped(part.rstrip())]
+    output = (done.stdout + done.stderr).replace(f"{folder.resolve()}/", "")
+    printed = [line for part in output.splitlines() for line in wrapped(part.rstrip())]
     if match["part"]:
         printed = chosen_part(printed, match["part"])
     if not printed:

@@ -68,6 +68,18 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
     assert "holds no images.parquet" in refused("compare", recorded)
 
 
+def test_traces_are_called_as_the_user_does(recorded: Path, tmp_path: Path) -> None:
+    traces = [recorded / name / "clean.parquet" for name in ("baseline", "prc")]
+    command = ("trace", "analyze", *traces, "--layers", "blocks.3", "--out", tmp_path / "out")
+    first = run(*command, "--names", "rollout,trainer").stdout
+    assert "trainer" in first and "prc" not in first.split("Written")[0]
+    # Files keep the names, so a finished run can be called otherwise.
+    assert set(pd.read_csv(tmp_path / "out" / "table.csv")["checkpoint"]) == {"baseline", "prc"}
+    again = run(*command, "--names", "before,after").stdout
+    assert "after" in again and "trainer" not in again
+    assert "a name for each of the 2 checkpoints" in refused(*command[:-2], "--names", "one")
+
+
 def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
     files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
     out = tmp_path / "two"

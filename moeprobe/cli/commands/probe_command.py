@@ -1,7 +1,6 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,14 +135,7 @@ def _result_of(probe: Probe[Any], compute: Callable[[], Any], *, names: Sequence
     """Return what a probe finds, or what it found where it is finished, if that is a table of values."""
     if probe.layout in _FILES:
         return compute()
-    result = result_of(compute)
-    if names is None:
-        return result
-    # A finished run may have had other names, or none.
-    from moeprobe.results.naming import choose_names
-
-    entry = choose_names(names, [*result.sidecar["checkpoints"]])
-    return dataclasses.replace(result, sidecar=result.sidecar | entry)
+    return result_of(compute, names=names)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
 from moeprobe.cli.front.finished import result_of
-from moeprobe.cli.front.options import AsJson, Full, IntervalSeed, Overwrite, Svg, command_line, names
+from moeprobe.cli.front.options import AsJson, Full, IntervalSeed, Names, Overwrite, Svg, command_line, names
 
 if TYPE_CHECKING:
     from moeprobe.recordings.faults import Finding
@@ -33,6 +33,7 @@ def analyze_trace(
             "or merged model."
         ),
     ] = None,
+    called: Names = None,
     seed: IntervalSeed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
@@ -61,6 +62,7 @@ def analyze_trace(
                 traces,
                 expert_map=expert_map,
                 layers=tuple(names(layers)) or None,
+                names=tuple(names(called)) or None,
                 seed=seed,
                 out=out,
                 overwrite=overwrite,
@@ -70,7 +72,7 @@ def analyze_trace(
             )
 
     print_result(
-        result_of(compute),
+        result_of(compute, names=names(called) or None),
         out=out,
         as_json=json,
         show=lambda compared: (

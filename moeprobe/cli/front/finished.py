@@ -1,7 +1,8 @@
 """A folder that holds the run that was asked for: what it found is printed, and nothing is computed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,21 @@ if TYPE_CHECKING:
 _TEXT, _LONGEST = "tables.md", 2**22
 
 
-def result_of(compute: Callable[[], "Result"]) -> "Result":
-    """Return the result of a run, or, where its folder holds it already, the result as its files have it."""
+def result_of(compute: Callable[[], "Result"], *, names: Sequence[str] | None = None) -> "Result":
+    """Return the result of a run, or, where its folder holds it already, the result as its files have it.
+
+    ``names`` are what its checkpoints are called now: a finished run may have had others, or none.
+    """
     try:
         return compute()
     except FinishedError as error:
         from moeprobe.results.finished import read_result
+        from moeprobe.results.naming import choose_names
 
         result = read_result(error.folder)
+        chosen = choose_names(names, [*result.sidecar["checkpoints"]])
         _say(error.folder)  # now that its files are read: an error is one sentence
-        return result
+        return replace(result, sidecar=result.sidecar | chosen)
 
 
 def print_finished(folder: Path, *, as_json: bool) -> None:

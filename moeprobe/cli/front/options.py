@@ -68,6 +68,7 @@ ShardOption = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
+Names = Annotated[str | None, typer.Option("--names", help=arg_of(Options, "names").help)]
 IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]

@@ -43,6 +43,7 @@ from moeprobe.recordings.pairs import (
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.naming import choose_names
 from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -80,8 +81,8 @@ def analyze_trace(
         paths: trace files; the first is the reference.
         expert_map: JSON file that says which experts of the first trace became which of the others
             (``recordings.expert_map``); None = they have the same numbers.
-        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
-            ``changes`` are applied to them by name.
+        options: only ``layers``, ``names``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and
+            ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
 
     Raises:
@@ -103,6 +104,7 @@ class _TraceAnalysis(TableWork[Result]):
         if not paths:
             raise UserError("Name at least one trace.")
         self.traces = name_all([TraceFile(path) for path in paths])
+        self.names = choose_names(options.names, list(dict.fromkeys(named.name for named in self.traces)))
         files = [trace_view.trace for trace_view in self.traces]
         self.layers = common_layers(files, options.layers, mapped=expert_map is not None)
         self.ids = common_ids(files, self.layers)
@@ -131,7 +133,7 @@ class _TraceAnalysis(TableWork[Result]):
         analyses = make_analyses(AnalyzeTrace.analyses)
         table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
         notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
-        sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of(traces))
+        sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **self.names, **facts_of(traces))
         return Result(table, comparison, sums, sidecar, figures_of, leading_sentences_of)
 
 
