@@ -124,7 +124,7 @@ class Kind:
     audit: ClassVar[AuditEntry | None] = None
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return sentences that combine several rows of a table, to be read after the headlines."""
         return []
 

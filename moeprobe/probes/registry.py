@@ -55,9 +55,9 @@ def headlines_of(run: "RunTables") -> "list[HeadlineValues]":
 
 
 def conclusions_of(run: "RunTables") -> list[str]:
-    """Return the sentences that the kind of a run has on several of its numbers together (``Kind.says``)."""
+    """Return the sentences that the kind of a run has on several of its numbers together (``Kind.conclusions``)."""
     kind = of_kind(run.kind)
-    return [] if kind is None or run.table is None else kind.says(run.table)
+    return [] if kind is None or run.table is None else kind.conclusions(run.table)
 
 
 def probe_named(name: str) -> type[Probe[Any]]:

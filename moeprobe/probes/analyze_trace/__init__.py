@@ -69,7 +69,7 @@ class AnalyzeTrace(Kind):
     )
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return how much of the routing of sequences differs, and where it begins."""
         from moeprobe.probes.analyze_trace.sentences import sentences
 

@@ -55,7 +55,7 @@ class Contagion(Probe["Result"]):
         return f"Tokens that change experts: groups of {groups}, {self.share:.0%} of the patches exchanged"
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return which exchanges change nothing at all."""
         from moeprobe.probes.contagion.sentences import sentences
 

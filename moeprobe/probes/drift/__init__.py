@@ -24,7 +24,7 @@ class Drift(Kind):
         return "Routing of each checkpoint, against the first and against the last"
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return how far routing moved from the first to the last, and when half of it was done."""
         from moeprobe.probes.drift.sentences import sentences
 

@@ -19,7 +19,7 @@ class Mismatch(Kind):
     joinable: ClassVar[bool] = False
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return how large the mismatch is, and how much of it goes with the server's routing."""
         from moeprobe.probes.mismatch.sentences import sentences
 

@@ -109,7 +109,7 @@ class Precision(Probe["Result"]):
         return "Weights rounded to a format, against the model as it is"
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return for each checkpoint and format which part moves most choices."""
         from moeprobe.probes.precision.sentences import sentences
 

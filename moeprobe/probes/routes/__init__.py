@@ -86,7 +86,7 @@ class Routes(Probe["RoutesResult"]):
         return "Specialization of the experts"
 
     @classmethod
-    def says(cls, table: "DataFrame") -> list[str]:
+    def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return what the experts say most about, and how many key routes the classes have."""
         from moeprobe.probes.routes.tables import sentences
 
