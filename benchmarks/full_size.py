@@ -24,8 +24,7 @@ from benchmarks.speed.made_up import ABOUT, ANALYSES, NAMES, Size, write
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
 from moeprobe.runtime.csv import write_csv

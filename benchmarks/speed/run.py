@@ -13,7 +13,7 @@ from benchmarks.speed.measure import Clock, cpu_seconds, measure
 from benchmarks.speed.parts.base import Settings
 from benchmarks.speed.table import frame, rows
 from moeprobe.results.folder import output_folder
-from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import provenance
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Progress

@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.torture.faults import Finding
 from benchmarks.torture.jobs import JOBS
-from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import provenance
 
 COLUMNS = ("fault", "command", "times", "exit", "partial", "left", "tracebacks", "runs", "same", "again")
 

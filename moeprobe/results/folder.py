@@ -20,27 +20,73 @@ from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
 from moeprobe.results.naming import with_names
-from moeprobe.results.run_family import RUN, family_of, read_request
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import (
+    CLASSES,
     FINISHED,
     IMAGES,
     LAST,
+    PACK,
+    PACKED_IMAGES,
     PARTS,
+    PATCHES,
+    PIXELS,
     REQUEST,
     SHARD,
     SHARDS,
+    TOKENS,
     absolute,
     display_path,
     is_there,
+    read_json,
     remove,
     write_json,
 )  # fmt: skip
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
-from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, scan
+from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
+
+# A run inside a run: that of a comparison, those of a trade-off's cells.
+RUN = Family(
+    "probe",
+    is_ours=lambda path: read_request(path) is not None,  # others too may call a file run.json
+    known=(
+        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
+        CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
+        PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "plan.json",
+        "verdicts.csv", "audit.html", "audit.md", "parts/*.parquet",
+        "parts/*/*.parquet", "figures/*.png",
+        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",
+        "cells/*/*/", f"{SHARDS}/*/",
+    ),
+)  # fmt: skip
+# Traces are called by their checkpoints and views.
+_TRACES = dataclasses.replace(RUN, known=(*RUN.known, "*/*.parquet", "*/*/*.parquet"))
+
+
+def family_of(path: Path) -> Family:
+    """Return the kind of a run's folder: the files of traces have names of their own."""
+    earlier = read_request(path)
+    return _TRACES if earlier is not None and earlier["kind"] == "trace" else RUN
+
+
+def read_request(path: Path) -> Any:
+    """Return what an earlier run was asked; None where there was none.
+
+    Raises:
+        UserError: its file cannot be read, so that nobody knows.
+    """
+    if not is_there(path / REQUEST):
+        return None
+    try:
+        request = read_json(path / REQUEST)
+    except UserError as error:
+        if isinstance(error.__cause__, OSError):  # the disk, and not what the file holds
+            raise
+        return None
+    return request if isinstance(request, dict) and isinstance(request.get("kind"), str) else None
 
 
 @dataclass(frozen=True)

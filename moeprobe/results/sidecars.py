@@ -5,15 +5,19 @@ is read within bounds and checked.
 """
 
 import copy
+import platform
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from moeprobe import __version__
 from moeprobe.errors import UserError, option
 from moeprobe.results.packed import Place, find_run
-from moeprobe.results.provenance import provenance
+from moeprobe.results.sums import FORMAT
 from moeprobe.runtime.files import FINISHED, REQUEST, SHARD, is_file, is_there, read_json
 
 if TYPE_CHECKING:
@@ -276,3 +280,31 @@ def check_names(path: Path, table: "DataFrame", sidecar: Mapping[str, Any]) -> N
             f"{path} is about {unknown!r}, which {FINISHED} does not name; restore the file, or run the probe again "
             f"with {option('overwrite')}."
         )
+
+
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
+
+
+def provenance() -> dict[str, Any]:
+    """Return versions of what computes, the format of sums and tables, the platform, and the commit of a checkout."""
+    versions = {"moeprobe": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = metadata.version(package)
+    return {
+        "versions": versions,
+        "format": FORMAT,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the checkout that contains the package; None outside of one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -9,7 +9,7 @@ import torch
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TokenBatch
-from moeprobe.probes.determinism.ways import padded, run, ways
+from moeprobe.probes.determinism.measure import padded, run, ways
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import refused
 from tests.commands import run as command

@@ -255,7 +255,7 @@ def test_what_is_dropped_belongs_to_the_routing() -> None:
     """The same choices of which other ones find room are another routing."""
     import dataclasses
 
-    from moeprobe.probes.engine.replay import _same_routing
+    from moeprobe.probes.engine.batch_sums import _same_routing
     from moeprobe.routing.record import RoutingTrace
     from tests.routing.routings import routing
 

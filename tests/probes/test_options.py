@@ -18,7 +18,7 @@ from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.suggestions import nearest
+from moeprobe.runtime.catalog import nearest
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",

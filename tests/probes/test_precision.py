@@ -11,7 +11,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.models.nn.quantize import quantized
 from moeprobe.probes.precision import Precision
-from moeprobe.probes.precision.rounded import Rounding
+from moeprobe.probes.precision.measure import Rounding
 from moeprobe.routing.parts import PARTS, weights_of
 from tests.adapters import zoo
 from tests.commands import refused, run

@@ -10,8 +10,7 @@ from moeprobe.errors import FinishedError
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Work
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.runtime.files import write_text
 from moeprobe.runtime.progress import Progress
 

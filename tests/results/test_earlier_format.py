@@ -8,7 +8,7 @@ import pytest
 
 from moeprobe.results.earlier_format import is_earlier, with_present_names
 from moeprobe.results.finished import read_result
-from moeprobe.results.provenance import provenance
+from moeprobe.results.sidecars import provenance
 from moeprobe.results.stored import concat, of_table
 from moeprobe.results.stored_cell import DamagedSumsError, StoredCell
 from moeprobe.results.sums import Accumulator, Cell

@@ -12,8 +12,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.results import folder as runs
 from moeprobe.results.folder import FinishedError, OutputFolder, Result
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import frame, image_table

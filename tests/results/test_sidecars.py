@@ -3,8 +3,7 @@
 import json
 
 from moeprobe.results.folder import Result
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Request, Sidecar, make_sidecar
+from moeprobe.results.sidecars import Request, Sidecar, make_sidecar, provenance
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
 

@@ -25,7 +25,7 @@ from moeprobe.results.stored import of_table, write
 from moeprobe.results.tables import COLUMNS
 from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
-from moeprobe.studies.tradeoff import TradeoffProgress, questions
+from moeprobe.studies.tradeoff import TradeoffProgress, trainings
 from moeprobe.studies.tradeoff.run import _Work
 from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.studies.tradeoff.trainings import find_cells
@@ -277,7 +277,7 @@ def test_resumed_ends_with_the_same_table(
     monkeypatch.chdir(tmp_path)
     sweep_file(tmp_path)
     pressed: list[str] = []
-    step, ask = Trainer.train_step, questions.run
+    step, ask = Trainer.train_step, trainings.run
 
     def press(name: str, wanted: str) -> None:
         if name == wanted and name not in pressed:
@@ -293,7 +293,7 @@ def test_resumed_ends_with_the_same_table(
         return ask(probe, models, **named)
 
     monkeypatch.setattr(Trainer, "train_step", pressed_step)
-    monkeypatch.setattr(questions, "run", pressed_probe)
+    monkeypatch.setattr(trainings, "run", pressed_probe)
     command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
     for number in (1, 2):
         assert run(*command).exit_code == 130

@@ -12,8 +12,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.probes.attack import LEVELS, UNIT, VIEWS, Attack
-from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.batch_sums import labels_of, layer_sums, output_sums
+from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell

@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.probes.contagion import Contagion, exchange
 from moeprobe.probes.contagion.exchange import Exchange
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.applicability import check_images
+from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes

@@ -23,7 +23,7 @@ from moeprobe.inputs.open import content_of, open_images, open_view, parse_view,
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
-from moeprobe.probes.engine.applicability import check_images
+from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe

@@ -1,20 +1,116 @@
-"""The work of ``determinism``: each batch is run once, then in other ways."""
+"""The work of ``determinism``: each batch is run once, then in other ways: in parts, in another order, padded.
 
+Results keep the batch's own order. Axes: B inputs, T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.texts import TokenBatch
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
-from moeprobe.probes.determinism.ways import Way, run, ways
-from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
+from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.routing.record import PER_INPUT, RoutingTrace, joined
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a batch.
+
+    Attributes:
+        name: in the column ``view``.
+        size: inputs of a part; None = all at once.
+        reversed: whether the last input comes first.
+        padding: tokens of padding added to texts.
+    """
+
+    name: str
+    size: int | None = None
+    reversed: bool = False
+    padding: int = 0
+
+
+def ways(*, sizes: Sequence[int], padding: int, repeats: int) -> list[Way]:
+    """Return all ways: repeats, then every size of batches, place in the batch, and padding."""
+    ways_of_running = [Way(f"again {number}") for number in range(1, repeats + 1)]
+    for size in (None, *sizes):
+        for turned in (False, True) if size != 1 else (False,):
+            for added in dict.fromkeys((0, padding)):
+                words = [
+                    "batch as run" if size is None else f"batch {size}",
+                    *(["reversed"] if turned else []),
+                    *([f"padding {added}"] if added else []),
+                ]
+                if (size, turned, added) != (None, False, 0):
+                    ways_of_running.append(Way(" ".join(words), size, turned, added))
+    return ways_of_running
+
+
+def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, logits: bool) -> ForwardResult:
+    """Return the scores and the routing of inputs, each in its place, run in a way."""
+    number, length = len(inputs), inputs.ids.shape[1] if isinstance(inputs, TokenBatch) else None
+    arranged = padded(inputs, way.padding) if way.padding else inputs
+    arranged = _turned(arranged) if way.reversed else arranged
+    size = way.size or number
+    passes = [
+        model.trace(arranged[start : start + size], layers=layers, logits=logits)
+        for start in range(0, number, size)
+    ]
+    parts = [scores for scores, _ in passes if scores is not None]
+    scores = torch.cat(parts) if parts else None
+    routing = joined([part for _, part in passes])
+    if way.reversed:
+        scores = None if scores is None else scores.flip(0)
+    return scores, _in_batch_order(routing, turned=way.reversed, length=length)
+
+
+def padded(texts: TokenBatch, number: int) -> TokenBatch:
+    """Return texts with so many tokens of padding more."""
+    padding_right = (0, number)
+    pad = torch.nn.functional.pad
+    noise = None if texts.noise is None else pad(texts.noise, (0, 0, *padding_right))
+    marks: dict[str, Any] = {
+        name: pad(getattr(texts, name), padding_right) for name in ("ids", "present", "ordinary")
+    }
+    return replace(texts, noise=noise, **marks)
+
+
+def _turned(inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.flip(0)
+    marks: dict[str, Any] = {
+        name: value.flip(0) for name, value in vars(inputs).items() if isinstance(value, Tensor)
+    }
+    return replace(inputs, **marks)
+
+
+def _in_batch_order(routing: RoutingTrace, *, turned: bool, length: int | None) -> RoutingTrace:
+    """Return a routing in the order of the batch, without tokens that were added."""
+
+    def settle(name: str, value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
+        value = value.flip(0) if turned else value
+        return value if length is None or value.ndim < 2 else value[:, :length]
+
+    layers = {}
+    for layer, layer_routing in routing.layers.items():
+        fields: dict[str, Any] = {name: settle(name, getattr(layer_routing, name)) for name in PER_INPUT}
+        layers[layer] = replace(layer_routing, **fields)
+    return RoutingTrace(layers)
 
 
 class DeterminismMeasurement(VariantsMeasurement):

@@ -16,7 +16,7 @@ from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity, follow
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.applicability import check_choices
+from moeprobe.probes.engine.checks import check_choices
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes

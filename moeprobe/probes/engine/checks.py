@@ -1,4 +1,4 @@
-"""Checks of checkpoints, images and a perturbation, before anything is run."""
+"""Checks of checkpoints, their routing, images and a perturbation, before anything is run."""
 
 import inspect
 from collections.abc import Sequence
@@ -9,19 +9,20 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_view, parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.metrics.base import Analysis
+from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe
-from moeprobe.probes.engine.applicability import check_applies, check_choices, gives_scores
-from moeprobe.probes.engine.layers import check_layers
+from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
 from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
+from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import ANALYSES
 
 # Clean images that are run again unchanged: arithmetic does not need more.
@@ -140,3 +141,55 @@ def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, sp
         f"{data} {split} has other classes than the model {mismatched.name}, so there is nothing to evaluate"
         f"{default}."
     )
+
+
+def check_choices(
+    models: Sequence[Checkpoint], consequence: str, *, layers: tuple[str, ...] | None = None
+) -> None:
+    """Raise ``UserError`` if a selected layer routes softly (nothing is chosen); ``consequence`` ends the sentence."""
+    for model in models:
+        for routing in routing_of_blank_input(model, layers):
+            if routing.top_k == 0:
+                raise UserError(
+                    f"In {model.name} ({routing.router}) every expert gets a share of every token, so "
+                    f"{consequence}; leave it out."
+                )
+
+
+def check_applies(
+    kind: str, analyses: Sequence[Analysis], models: Sequence[Checkpoint], *, layers: tuple[str, ...] | None
+) -> None:
+    """Raise ``UserError`` if nothing that ``kind`` measures by its ``analyses`` exists in any of the models."""
+    layer_analyses = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
+    if len(layer_analyses) < len(analyses):
+        return  # a model's output always exists
+    routings = [routing for model in models for routing in routing_of_blank_input(model, layers)]
+    if not any(analysis.applies(routing) for analysis in layer_analyses for routing in routings):
+        routers = " and ".join(
+            dict.fromkeys(f"{routing.router} with {routing.num_experts} experts" for routing in routings)
+        )
+        names = ", ".join(model.name for model in models)
+        raise UserError(
+            f"Nothing that {kind} measures exists in {names} ({routers}); choose another command."
+        )
+
+
+def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
+    """Raise ``UserError`` if a model does not read images; ``consequence`` ends the sentence."""
+    for model in models:
+        if model.framing.modality is not IMAGE:
+            raise UserError(
+                f"{model.name} reads {model.framing.modality.plural}, which have no patches, so {consequence}."
+            )
+
+
+def gives_scores(model: Checkpoint) -> bool:
+    """Whether a model returns class scores, and not only its routing."""
+    return model.model.trace(model.framing.blank())[0] is not None
+
+
+def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
+    """Return the routing of one black image, or short text: its kind does not depend on the input."""
+    model = checkpoint.model
+    layer_names = chosen_layers(model.layer_names, layers)
+    return list(model.trace(checkpoint.framing.blank(), layers=layer_names, logits=False)[1].layers.values())

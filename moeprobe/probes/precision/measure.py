@@ -1,6 +1,8 @@
 """The work of ``precision``: each batch is run as it is, then with each rounding of the weights."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,14 +12,53 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
+from moeprobe.models.nn.quantize import quantized
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.precision import Precision
-from moeprobe.probes.precision.rounded import Rounding
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Scored, Weighed
+from moeprobe.routing.parts import Weight
+
+# Bytes of rounded weights that are kept, so that each batch does not round them again.
+_KEPT = 2**30
+
+
+class Rounding:
+    """Rounds the weights of one model.
+
+    Args:
+        model: whose; it is as before after every ``of``.
+    """
+
+    def __init__(self, model: Weighed) -> None:
+        self._weights: list[Weight] = model.weights()
+        self._kept: dict[tuple[int, str], Tensor] = {}
+        self._bytes = 0
+
+    @contextmanager
+    def of(self, parts: Sequence[str], name: str) -> Iterator[None]:
+        """Let the weights of these parts be as a format holds them."""
+        selected = [(index, weight) for index, weight in enumerate(self._weights) if weight.part in parts]
+        originals = [(weight.parameter, weight.parameter.data) for _, weight in selected]
+        try:
+            for index, weight in selected:
+                weight.parameter.data = self._rounded(index, weight, name)
+            yield
+        finally:
+            for parameter, before in originals:
+                parameter.data = before
+
+    def _rounded(self, index: int, weight: Weight, name: str) -> Tensor:
+        cached = self._kept.get((index, name))
+        if cached is None:
+            cached = quantized(weight.parameter.data, name, inputs=weight.inputs)
+            size = cached.numel() * cached.element_size()
+            if self._bytes + size <= _KEPT:
+                self._kept[index, name], self._bytes = cached, self._bytes + size
+        return cached
 
 
 class PrecisionMeasurement(VariantsMeasurement):

@@ -18,7 +18,7 @@ from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.bootstrap import Replicates
-from moeprobe.probes.engine.applicability import routing_of_blank_input
+from moeprobe.probes.engine.checks import routing_of_blank_input
 from moeprobe.probes.engine.layers import chosen_layers
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec

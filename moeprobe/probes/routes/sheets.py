@@ -19,7 +19,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.metrics.token_experts import entries, experts, knows_experts
 from moeprobe.metrics.token_kinds import patches
-from moeprobe.probes.engine.applicability import routing_of_blank_input
+from moeprobe.probes.engine.checks import routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.probes.routes.key_routes import PERMUTATIONS
 from moeprobe.routing import finite

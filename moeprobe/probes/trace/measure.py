@@ -9,8 +9,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
-from moeprobe.probes.engine.applicability import routing_of_blank_input
-from moeprobe.probes.engine.checks import make_spec
+from moeprobe.probes.engine.checks import make_spec, routing_of_blank_input
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request

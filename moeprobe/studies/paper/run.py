@@ -16,7 +16,7 @@ from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond.measure import correspond
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described

@@ -17,8 +17,7 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.provenance import provenance
-from moeprobe.results.sidecars import Sidecar, make_sidecar
+from moeprobe.results.sidecars import Sidecar, make_sidecar, provenance
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.csv import write_csv

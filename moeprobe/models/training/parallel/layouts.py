@@ -3,11 +3,15 @@
 ``replicas``: all of it. ``experts``: all but the experts, of which it has a share. ``fsdp``: a share of every
 parameter, put together block by block while a pass runs through it (torch's ``fully_shard``). Beside it, a process
 holds gradients and what the optimizer remembers of the same parameters.
+
+Experts that are spread over processes get their tokens from all of them, and send back what they make of them. Axes: E
+experts of a layer, P processes that share them, N rows, D width.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +19,13 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.experts import ExpertLinear, Experts
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.optimize import gradient_norm
-from moeprobe.models.training.parallel.experts import SpreadExperts, keep_share
 from moeprobe.runtime.distributed import Alone, Ranks
+
+if TYPE_CHECKING:
+    from moeprobe.models.training.parallel.sharded import Mesh
 
 # Those that treat every number of a parameter for itself, so that a share of it is updated as the whole would be.
 _ELEMENTWISE = ("adam", "adamw", "momentum", "nadam", "nadamw", "rmsprop", "sgd")
@@ -212,3 +219,67 @@ def _row(config: TrainConfig, model: nn.Module, number: int) -> int:
             "expert_ranks a divisor of both, or leave it out."
         )
     return row
+
+
+def keep_share(experts: Experts, exchange: "Mesh") -> None:
+    """Leave to this process its E / P experts, in place: those from row_rank · E / P on."""
+    share = experts.num_experts // exchange.size
+    share_slice = slice(exchange.row_rank * share, (exchange.row_rank + 1) * share)
+    for layer in experts.modules():
+        if isinstance(layer, ExpertLinear):
+            for name, parameter in list(layer.named_parameters()):
+                share_parameter = nn.Parameter(
+                    parameter.detach()[share_slice].clone(), requires_grad=parameter.requires_grad
+                )
+                setattr(layer, name, share_parameter)
+    experts.num_experts = share
+
+
+@dataclass(frozen=True)
+class SpreadExperts:
+    """All E experts of a layer, as a dispatcher sees them, of which this process has some.
+
+    All processes of the exchange run it at the same time, each with tokens of its own, as many as it has.
+
+    Attributes:
+        local_experts: the experts of this process.
+        exchange: the way to the others.
+    """
+
+    local_experts: Experts
+    exchange: "Mesh"
+
+    def prefer_sorted(self, rows: Tensor) -> bool:
+        """Whether rows are better sorted: yes, so that only rows of tokens travel."""
+        return True
+
+    def __call__(self, rows: Tensor, loads: Tensor | None = None) -> Tensor:
+        """Run expert e on ``rows[e]`` of ``(E, N, D)``, or, with ``loads``, on its part of sorted rows ``(N, D)``."""
+        return self._padded(rows) if loads is None else self._ragged(rows, loads)
+
+    def _ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+        mine = loads.view(self.exchange.size, -1)
+        theirs = self.exchange.counts(mine)
+        sent, received = mine.sum(1).tolist(), theirs.sum(1).tolist()
+        arrived = self.exchange.rows(rows, sent, received)
+        if len(arrived):
+            # From (process, expert) to (expert, process), and back.
+            expert = torch.arange(theirs.shape[1], device=rows.device).repeat(len(theirs))
+            order = expert.repeat_interleave(theirs.flatten()).argsort(stable=True)
+            outputs = self.local_experts(arrived.index_select(0, order), theirs.sum(0))
+            arrived = torch.empty_like(outputs).index_copy(0, order, outputs)
+        return self.exchange.rows(arrived, received, sent)
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        number, width = rows.shape[1:]
+        share = self.local_experts.num_experts
+        depths = self.exchange.counts(
+            torch.full((self.exchange.size, 1), number, dtype=torch.int64, device=rows.device)
+        )
+        depth_list = depths.flatten().tolist()
+        sent, received = [share * number] * self.exchange.size, [share * depth for depth in depth_list]
+        arrived = self.exchange.rows(rows.reshape(-1, width), sent, received).split(received)
+        parts = [part.view(share, depth, width) for part, depth in zip(arrived, depth_list, strict=True)]
+        outputs = self.local_experts(torch.cat(parts, dim=1)).split(depth_list, dim=1)
+        back = torch.cat([part.reshape(-1, width) for part in outputs])
+        return self.exchange.rows(back, received, sent).view(len(rows), number, width)
