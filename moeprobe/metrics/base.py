@@ -9,9 +9,9 @@ Axes: B images, P patches, K choices, n images of a whole run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,25 @@ if TYPE_CHECKING:
 Subject = TypeVar("Subject")
 # Per image: sums and counts (n,), or a short list (n, ...) where a statistic needs more than a sum.
 Columns = Mapping[str, NDArray[np.generic]]
+Computed = TypeVar("Computed")
+
+
+class SharedColumns(dict[str, NDArray[np.generic]]):
+    """Columns of some images, with what several analyses compute from them."""
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__(columns)
+        self.computed: dict[Hashable, Any] = {}
+
+
+def compute_once(columns: Columns, key: Hashable, compute: Callable[[], Computed]) -> Computed:
+    """Return what ``compute`` returns; of ``SharedColumns`` it is computed once for each key."""
+    if not isinstance(columns, SharedColumns):
+        return compute()
+    if key not in columns.computed:
+        columns.computed[key] = compute()
+    computed: Computed = columns.computed[key]
+    return computed
 
 
 @dataclass(frozen=True)

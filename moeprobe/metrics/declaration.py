@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class Estimator:
         name: its ``metric`` column.
         null: which null it is about (pooled, position, image, class, token), empty where it is about none.
         statistic: how it follows from the sums.
-        trials: its denominator, per image ``(n,)``.
+        denominator: per image ``(n,)``; None = the statistic counts its trials, on request.
         expert: the expert it is about; None where it is about none.
         expert_b: the second expert, where it is about two.
     """
@@ -79,7 +80,7 @@ class Estimator:
     name: str
     null: str
     statistic: Statistic
-    trials: NDArray[np.generic]
+    denominator: NDArray[np.generic] | None
     expert: int | None = None
     expert_b: int | None = None
 
@@ -87,6 +88,15 @@ class Estimator:
     def key(self) -> NumberName:
         """Which number of a cell it estimates."""
         return NumberName(self.name, self.null, self.expert, self.expert_b)
+
+    @cached_property
+    def trials(self) -> NDArray[np.generic]:
+        """Its denominator, per image ``(n,)``."""
+        if self.denominator is not None:
+            return self.denominator
+        statistic: Any = self.statistic
+        trials: NDArray[np.generic] = statistic.counted_trials()
+        return trials
 
     @property
     def between_images(self) -> bool:
@@ -174,13 +184,13 @@ class Metric:
         return Estimator(self.name, "", statistic, trials, expert, expert_b)
 
     def chance_and_kappa(
-        self, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic]
+        self, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic] | None
     ) -> list[Estimator]:
-        """Return a chance level, and kappa of the match of the same trials ``(n,)``."""
+        """Return a chance level, and kappa of the match of the same trials ``(n,)``; None = they count these."""
         return self.against(null, chance, Kappa(match, chance), trials)
 
     def against(
-        self, null: str, chance: Statistic, kappa: Statistic, trials: NDArray[np.generic]
+        self, null: str, chance: Statistic, kappa: Statistic, trials: NDArray[np.generic] | None
     ) -> list[Estimator]:
         """Return a chance level and a kappa of the same trials ``(n,)``, each by its own statistic."""
         return [

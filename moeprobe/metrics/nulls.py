@@ -3,14 +3,19 @@
 Axes: M trials (pairs of tokens), n images of a whole run.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Columns
+from moeprobe.metrics.base import Columns, compute_once
 from moeprobe.metrics.declaration import Estimator, Metric
+from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance, Matched
 from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, undivided, within_image
-from moeprobe.metrics.stats.statistic import Integers, Share
+from moeprobe.metrics.stats.statistic import Integers, Share, Statistic
+from moeprobe.metrics.token_kinds import TOKEN_ID, num_experts
 
 
 def strata(
@@ -62,29 +67,107 @@ def tokens_of(columns: Columns, image: Integers, position: Integers, *, aligned:
     return (position, position) if aligned or "unmoved" in columns else None
 
 
-def against_chance(
-    metric: Metric, trials: Trials, nulls: dict[str, Strata], *, tokens: Tokens | None
-) -> list[Estimator]:
-    """Return chance and kappa of how alike two sides are, for each null and within images.
+@dataclass(frozen=True)
+class Level:
+    """A chance level between images or within them, and the match over the same trials."""
+
+    null: str
+    chance: Statistic
+    match: Statistic
+    # ``(n,)``; None = the level counts them.
+    trials: NDArray[np.generic] | None
+
+
+def levels(trials: Trials, nulls: dict[str, Strata], *, tokens: Tokens | None) -> list[Level]:
+    """Return how alike two sides would be by chance, for each null and within images.
 
     Args:
-        metric: what that is called.
         trials: pairs of tokens.
         nulls: between images, as from ``strata``.
         tokens: of the trials; None = there is no null within images.
     """
-    estimators: list[Estimator] = []
+    of_nulls = []
     for null, divided in nulls.items():
         chance = Chance(trials, divided)
-        matched = Matched(chance)
-        estimators += metric.chance_and_kappa(null, chance, matched, matched.counted_trials())
+        of_nulls.append(Level(null, chance, Matched(chance), None))
     if tokens is not None:
         inside = within_image(trials, tokens)
         several = inside.denominator > 0
         number = trials.number * several
         match = Share(trials.hits_of_image * several, number.astype(np.float64))
-        estimators += metric.chance_and_kappa("image", inside, match, number)
-    return estimators
+        of_nulls.append(Level("image", inside, match, number))
+    return of_nulls
+
+
+def against_chance(metric: Metric, of_nulls: list[Level]) -> list[Estimator]:
+    """Return chance and kappa of a metric at each level."""
+    return [
+        estimator
+        for level in of_nulls
+        for estimator in metric.chance_and_kappa(level.null, level.chance, level.match, level.trials)
+    ]
+
+
+@dataclass(frozen=True)
+class ChosenPairs:
+    """The pairs of tokens of some images that have a first expert on both sides, M of them.
+
+    Attributes:
+        image: ``(M,)`` image of each pair, ascending.
+        sides: ``(M, K)`` what the reference's token chose and what the view's did.
+        nulls: between images, as from ``strata``.
+        tokens: as from ``tokens_of``; None = there is no null within images.
+        num_images: n.
+    """
+
+    image: Integers
+    sides: tuple[NDArray[np.generic], NDArray[np.generic]]
+    nulls: dict[str, Strata]
+    tokens: Tokens | None
+    num_images: int
+
+    @classmethod
+    def of(cls, columns: Columns, *, aligned: bool, class_null: bool) -> "ChosenPairs":
+        """Return the pairs of columns as from ``token_kinds.choices``."""
+        choices: list[NDArray[Any]] = [columns[f"{side}_selected"] for side in ("reference", "view")]
+        reference, view = choices
+        num_images, num_places, top_k = reference.shape
+        present = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
+        if present.all():
+            image = np.repeat(np.arange(num_images), num_places)
+            position = np.tile(np.arange(num_places), num_images)
+            sides = reference.reshape(-1, top_k), view.reshape(-1, top_k)
+        else:
+            image, position = np.nonzero(present)
+            sides = reference[present], view[present]
+        label = columns["label"] if class_null else None
+        nulls = strata(
+            image, position, num_places=num_places, aligned=aligned, label=label, token=columns.get(TOKEN_ID)
+        )
+        # A prefix token has no other in its image.
+        tokens = tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None
+        return cls(image, sides, nulls, tokens, num_images)
+
+
+def choices_of(columns: Columns, *, aligned: bool, class_null: bool) -> ChosenPairs:
+    """Return ``ChosenPairs.of`` the columns, the same for all analyses."""
+    return compute_once(
+        columns,
+        ("choices", aligned, class_null),
+        lambda: ChosenPairs.of(columns, aligned=aligned, class_null=class_null),
+    )
+
+
+def first_choices(columns: Columns, *, aligned: bool, class_null: bool) -> tuple[Trials, list[Level]]:
+    """Return whether first experts are the same, and how often by chance; the same for all analyses."""
+
+    def compute() -> tuple[Trials, list[Level]]:
+        pairs = choices_of(columns, aligned=aligned, class_null=class_null)
+        codes = [side[:, 0].astype(np.int64) for side in pairs.sides]
+        trials = Trials(pairs.image, same(*codes, size=num_experts(columns)), num_images=pairs.num_images)
+        return trials, levels(trials, pairs.nulls, tokens=pairs.tokens)
+
+    return compute_once(columns, ("first", aligned, class_null), compute)
 
 
 def has_another_image(stratum: Strata, image: Integers) -> NDArray[np.bool_]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Analysis, Columns
+from moeprobe.metrics.base import Analysis, Columns, SharedColumns
 from moeprobe.metrics.declaration import Estimator, NumberName
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
-from moeprobe.metrics.stats.chance.levels import share_equal
 from moeprobe.metrics.stats.statistic import is_linear
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
@@ -88,7 +87,6 @@ class Evaluator:
     def _resampled(self, stored: StoredCell) -> CellValues:
         names, columns = stored.load_all()
         all_estimators = self._estimators(columns)
-        share_equal([estimator.statistic for estimator in all_estimators])
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
         resampled = [estimator for estimator in all_estimators if not is_linear(estimator.statistic)]
         requests = [(estimator.statistic, estimator.used_trials) for estimator in resampled]
@@ -182,6 +180,7 @@ class Evaluator:
 
 def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:
     """Return all that the analyses say of the columns of one cell."""
+    columns = SharedColumns(columns)
     return [
         metric
         for analysis in analyses

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.set_match import SetMatch, different
+from moeprobe.metrics.base import SharedColumns
 from moeprobe.metrics.stats.chance.sampled import of_choices
 from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.routing.record import LayerPair, LayerRouting
@@ -36,6 +38,8 @@ def pairs() -> dict[str, LayerPair]:
         "forty experts": aligned(expert_choice(4, seed=7, **many), expert_choice(4, seed=8, **many)),
         "no prefix, crops": scattered(expert_choice(4, prefix=0, seed=1), expert_choice(4, prefix=0, seed=2)),
         "tokens choose two": aligned(routing(4, seed=1), routing(4, seed=2)),
+        "tokens choose one": aligned(routing(4, top_k=1, seed=1), routing(4, top_k=1, seed=2)),
+        "tokens choose one, crops": scattered(routing(4, top_k=1, seed=3), routing(4, top_k=1, seed=4)),
         FIVE: aligned(five(seed=1), five(seed=2)),
         f"{FIVE}, crops": scattered(five(seed=3), five(seed=4)),
         "choices missing": scattered(
@@ -124,6 +128,29 @@ def test_sets_of_one_are_codes() -> None:
     one, other = chance_of(**shared), SetChance(**shared, sets=np.eye(6))
     np.testing.assert_allclose(other.evaluate(weights), one.evaluate(weights), rtol=1e-12)
     np.testing.assert_allclose(other.influence(), one.influence(), atol=1e-14)
+
+
+def test_sets_of_one_share_the_levels_of_first_choices() -> None:
+    """What the two analyses say of one expert per token is one computation, but where choices are missing."""
+
+    def shared_levels(absent: float) -> list[bool]:
+        one, other = (routing(4, top_k=1, seed=seed, absent=absent) for seed in (1, 2))
+        pair = aligned(one, other)
+        sums = [analysis.sums(pair)["patch"] for analysis in (Match(), SetMatch())]
+        columns = SharedColumns({name: column.numpy() for part in sums for name, column in part.items()})
+        match, of_sets = (
+            {
+                estimator.null: estimator.statistic
+                for estimator in analysis.estimators(columns, aligned=True)
+                if estimator.name.endswith("_chance")
+            }
+            for analysis in (Match(), SetMatch())
+        )
+        assert match.keys() == of_sets.keys() == {"pooled", "position", "image"}
+        return [match[null] is of_sets[null] for null in match]
+
+    assert all(shared_levels(0))
+    assert not any(shared_levels(0.4))
 
 
 @pytest.mark.parametrize("experts", [1, 8, 9, 63, 64, 65, 130])

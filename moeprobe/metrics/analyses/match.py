@@ -22,7 +22,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.nulls import against_chance, strata, tokens_of
+from moeprobe.metrics.nulls import against_chance, choices_of, first_choices, levels
 from moeprobe.metrics.stats.alike import CODES, ascending, encode, same
 from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Share
@@ -97,30 +97,26 @@ class Match(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return match, chance and kappa for each kind of match."""
-        reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
-        first = [side[..., 0].astype(np.int64) for side in (reference, view)]
-        image, position = np.nonzero((first[0] >= 0) & (first[1] >= 0))
-        num_places, trials = reference.shape[1], columns["trials"].astype(np.float64)
-        label = columns["label"] if self._class_null else None
-        nulls = strata(
-            image, position, num_places=num_places, aligned=aligned, label=label, token=columns.get(TOKEN_ID)
-        )
-        # A prefix token has no other in its image.
-        tokens = tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None
+        options = {"aligned": aligned, "class_null": self._class_null}
+        pairs = choices_of(columns, **options)
+        trials = columns["trials"].astype(np.float64)
         # From -1, no choice, up: one more than there are experts.
         base = num_experts(columns) + 1
-        rows = [side[image, position].astype(np.int64) + 1 for side in (reference, view)]
         metrics: list[Estimator] = []
-        for metric, depth, ordered in kinds(reference.shape[-1]):
+        for metric, depth, ordered in kinds(pairs.sides[0].shape[-1]):
             if metric.name not in columns:
                 continue
             match = Share(columns[metric.name].astype(np.float64), trials)
             metrics.append(metric.raw(match, columns["trials"]))
-            leading = [row[:, :depth] if ordered else ascending(row[:, :depth]) for row in rows]
-            codes = (encode(row, base=base) for row in leading)
-            similarity = same(*codes, size=min(base**depth, CODES))
-            of_metric = Trials(image, similarity, num_images=len(trials))
-            metrics += against_chance(metric, of_metric, nulls, tokens=tokens)
+            if depth == 1:
+                metrics += against_chance(metric, first_choices(columns, **options)[1])
+                continue
+            leading = [side[:, :depth] if ordered else ascending(side[:, :depth]) for side in pairs.sides]
+            codes = (encode(row + 1, base=base) for row in leading)
+            of_metric = Trials(
+                pairs.image, same(*codes, size=min(base**depth, CODES)), num_images=pairs.num_images
+            )
+            metrics += against_chance(metric, levels(of_metric, pairs.nulls, tokens=pairs.tokens))
         return metrics
 
 

@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, Metric
-from moeprobe.metrics.nulls import against_chance, has_another_image, strata, tokens_of
+from moeprobe.metrics.nulls import (
+    against_chance,
+    first_choices,
+    has_another_image,
+    levels,
+    strata,
+    tokens_of,
+)
 from moeprobe.metrics.stats.alike import jaccard, jaccard_of_choices
 from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, set_chance_within_image
@@ -204,6 +211,12 @@ class SetMatch(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the index with chance and kappa, and the share of pairs without an expert."""
+        if _has_one_choice(columns):
+            # The index of sets of one is the match of the first experts.
+            trials, of_nulls = first_choices(columns, aligned=aligned, class_null=self._class_null)
+            if trials.number.sum() == columns["set_pairs"].sum():
+                mean = Share(trials.hits_of_image, trials.number.astype(np.float64))
+                return [SET_JACCARD.raw(mean, trials.number), *against_chance(SET_JACCARD, of_nulls)]
         sides = of_choices(columns) if "reference_set_0" not in columns else of_words(columns)
         index, trial = sides.index, sides.trial
         num_images, num_places = sides.num_images, sides.num_places
@@ -222,8 +235,8 @@ class SetMatch(LayerAnalysis):
         tokens = tokens_of(columns, sides.image, sides.position, aligned=aligned) if num_places > 1 else None
         if sides.choices is not None:
             similarity = jaccard(*sides.choices, num_experts=num_experts(columns))
-            trials = Trials(sides.image, similarity, num_images=num_images)
-            metrics += against_chance(SET_JACCARD, trials, nulls, tokens=tokens)
+            of_sets = Trials(sides.image, similarity, num_images=num_images)
+            metrics += against_chance(SET_JACCARD, levels(of_sets, nulls, tokens=tokens))
         else:
             metrics += _against_chance(sides, nulls, tokens)
         if "unserved_both" in columns:
@@ -231,6 +244,10 @@ class SetMatch(LayerAnalysis):
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
             metrics.append(UNSERVED_BOTH.raw(share, pairs))
         return metrics
+
+
+def _has_one_choice(columns: Columns) -> bool:
+    return "reference_set_0" not in columns and columns["reference_selected"].shape[-1] == 1
 
 
 def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None) -> list[Estimator]:

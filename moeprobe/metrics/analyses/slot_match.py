@@ -15,7 +15,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import against_chance, strata, tokens_of
+from moeprobe.metrics.nulls import against_chance, levels, strata, tokens_of
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Share
@@ -80,19 +80,16 @@ class SlotMatch(LayerAnalysis):
         label = columns["label"] if self._class_null else None
         trials = columns["slot_trials"]
         match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
-        return [
-            SLOT_MATCH.raw(match, trials),
-            *against_chance(
-                SLOT_MATCH,
-                Trials(image, same(reference[image, position], view[image, position]), num_images=num_images),
-                strata(
-                    image,
-                    position,
-                    num_places=num_places,
-                    aligned=aligned,
-                    label=label,
-                    token=columns.get(TOKEN_ID),
-                ),
-                tokens=tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None,
+        of_nulls = levels(
+            Trials(image, same(reference[image, position], view[image, position]), num_images=num_images),
+            strata(
+                image,
+                position,
+                num_places=num_places,
+                aligned=aligned,
+                label=label,
+                token=columns.get(TOKEN_ID),
             ),
-        ]
+            tokens=tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None,
+        )
+        return [SLOT_MATCH.raw(match, trials), *against_chance(SLOT_MATCH, of_nulls)]

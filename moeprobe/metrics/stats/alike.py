@@ -42,13 +42,6 @@ class Codes:
     view: Integers
     size: int = CODES
 
-    def is_like(self, codes: "Codes") -> bool:
-        """Whether the others are these and a constant, so that the same are the same."""
-        if self.weight != codes.weight or self.reference.shape != codes.reference.shape:
-            return False
-        apart = codes.reference - self.reference, codes.view - self.view
-        return not len(apart[0]) or all((side == apart[0][0, 0]).all() for side in apart)
-
     def take(self, rows: NDArray[np.generic]) -> "Codes":
         """Return the codes of some of the pairs."""
         return Codes(self.weight, self.reference[rows], self.view[rows], self.size)

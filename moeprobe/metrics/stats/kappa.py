@@ -65,10 +65,10 @@ class Kappa:
         )
         return (of_match - (1 - kappa) * of_chance) / (np.nan if np.isnan(kappa) else 1 - chance)
 
-    def counted_trials(self, totals: Totals) -> Any:
+    def counted_trials(self, totals: Totals | None = None) -> Any:
         """Return the trials of each image ``(n,)``; None = use the estimator's."""
         trials_of = getattr(self.match, "counted_trials", None)
-        return None if trials_of is None else trials_of(totals[0])
+        return None if trials_of is None else trials_of(None if totals is None else totals[0])
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return κ at the ends of a score interval of m, with the standard error of κ: chance varies too."""

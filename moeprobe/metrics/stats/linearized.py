@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded
 from moeprobe.metrics.stats.statistic import (
-    Additive,
     Statistic,
     Totals,
     add,
@@ -79,7 +78,7 @@ def linearize(
             name, statistic = estimator.key, estimator.statistic
             if name not in sums:
                 continue
-            assert isinstance(statistic, Additive)
+            assert is_additive(statistic)
             influence = statistic.influence(sums[name].totals)
             squares[name] += float(np.square(influence).sum())
             if name in influences:
@@ -176,12 +175,12 @@ def _add_up(
         alive = []
         for estimator in estimators(columns):
             name, statistic = estimator.key, estimator.statistic
+            if name in not_additive:
+                continue
             if not is_additive(statistic):
                 not_additive.add(name)
                 sums.pop(name, None)
-            if name in not_additive:
                 continue
-            assert isinstance(statistic, Additive)
             totals = statistic.totals()
             alive.append(totals)
             binary = _is_binary(statistic)
@@ -197,7 +196,7 @@ def _add_up(
 
 def _value(number_sum: _Sum) -> float:
     statistic = number_sum.estimator.statistic
-    assert isinstance(statistic, Additive)
+    assert is_additive(statistic)
     return statistic.value(number_sum.totals)
 
 

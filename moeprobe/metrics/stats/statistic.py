@@ -183,7 +183,8 @@ class Share(Ratio):
 
     def is_binary(self) -> bool:
         """Whether every image is right or wrong as a whole."""
-        return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max(initial=0) <= 1)
+        is_whole = (self.numerator == 0) | (self.numerator == 1)
+        return bool(is_whole.all() and self.denominator.max(initial=0) <= 1)
 
 
 @dataclass(frozen=True)

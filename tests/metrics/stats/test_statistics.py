@@ -14,7 +14,7 @@ from moeprobe.metrics.stats import bootstrap as statistics
 from moeprobe.metrics.stats.alike import Codes
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate, Replicates
 from moeprobe.metrics.stats.chance import levels as chance_levels
-from moeprobe.metrics.stats.chance.levels import Chance, ResampledChance, share_equal
+from moeprobe.metrics.stats.chance.levels import Chance, ResampledChance
 from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
 from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
@@ -96,22 +96,6 @@ def test_chance_of_whole_grids_however_it_is_counted(
     # Another image has one trial less, so that none stands for all.
     expected = [slow_chance(made[:-1], column, position=position) for column in weights.T]
     assert np.allclose(chance(made[:-1], 7, position=position).evaluate(weights), expected, rtol=1e-12)
-
-
-def test_equal_chance_levels_are_resampled_once_and_others_by_themselves() -> None:
-    made = trials(6)
-    weights = np.random.default_rng(6).multinomial(6, np.full(6, 1 / 6), size=5).T.astype(float)
-    moved = [(image, one + 1, two + 1, place) for image, one, two, place in made]
-    other = [(image, one, (two + (image == 0)) % 3, place) for image, one, two, place in made]
-    first, same, apart = (chance(each, 6, position=True) for each in (made, moved, other))
-    pooled = chance(made, 6, position=False)
-    share_equal([object(), first, same, apart, pooled])
-    found = first.evaluate(weights)
-    assert same.evaluate(weights) is found
-    for level, each, position in ((apart, other, True), (pooled, made, False)):
-        expected = [slow_chance(each, column, position=position) for column in weights.T]
-        assert np.allclose(level.evaluate(weights), expected, rtol=1e-12)
-        assert not np.allclose(level.evaluate(weights), found)
 
 
 def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Axes: R resamples, n images, M trials, F codes of a token.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from scipy import sparse
 
 from moeprobe.metrics.stats.alike import Alike, Codes, within
 from moeprobe.metrics.stats.chance.totals import ChanceTotals
-from moeprobe.metrics.stats.chance.trials import Counts, Strata, Trials, are_thin, count
+from moeprobe.metrics.stats.chance.trials import Counts, Histograms, Strata, Trials, are_thin, count
 from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded, remembered
 
 # Numbers held at a time: products of counts and image weights.
@@ -247,31 +247,10 @@ class Chance:
 
     def __init__(self, trials: Trials, strata: Strata) -> None:
         self.trials, self.strata = trials, strata
-        self._like: Chance | None = None
-
-    def share(self, equal: "Chance") -> None:
-        """Take the values under resamples from another chance level, of which this one ``is_like``."""
-        self._like = equal
-
-    def is_like(self, chance: "Chance") -> bool:
-        """Whether both are of the same trials and strata, and of codes that differ by nothing but a constant."""
-        trials, other_trials = self.trials, chance.trials
-        return (
-            self.strata.size == chance.strata.size
-            and len(trials.alike) == len(other_trials.alike)
-            and trials.num_images == other_trials.num_images
-            and np.array_equal(trials.image, other_trials.image)
-            and np.array_equal(self.strata.number, chance.strata.number)
-            and all(
-                codes.is_like(equal) for codes, equal in zip(trials.alike, other_trials.alike, strict=True)
-            )
-        )
 
     @remembered
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
-        if self._like is not None:
-            return self._like.evaluate(weights)
         if self._is_thin:
             return np.clip(expanded(self.value(), self.influence(), weights), 0.0, 1.0)
         return self._resampled.evaluate(weights)
@@ -338,20 +317,33 @@ class Chance:
 
     @cached_property
     def _totals(self) -> ChanceTotals:
-        _, stratum, trials, hits = self._slots
         size = self.strata.size
-        return ChanceTotals(
-            count(stratum, size, trials),
-            count(stratum, size, trials**2),
-            count(stratum, size, hits),
-            tuple(self._count(codes) for codes in self.trials.alike),
+        if self.strata.single:
+            # The only pair of a trial with one of its own image and stratum is that with itself.
+            trials = own_pairs = count(self.strata.number, size)
+            own_hits = self.hits_by_stratum
+        else:
+            _, stratum, number, hits = self._slots
+            trials, own_pairs = count(stratum, size, number), count(stratum, size, number**2)
+            own_hits = count(stratum, size, hits)
+        codes = tuple(
+            self._count(*of_codes) for of_codes in zip(self.trials.alike, self.trials.histograms, strict=True)
         )
+        return ChanceTotals(trials, own_pairs, own_hits, codes)
 
-    def _count(self, codes: Codes) -> tuple[float, int, Counts, Counts]:
+    @cached_property
+    def hits_by_stratum(self) -> Counts:
+        """How alike the two tokens of trials are, summed by stratum."""
+        return count(self.strata.number, self.strata.size, self.trials.hits)
+
+    def _count(self, codes: Codes, histograms: Histograms | None) -> tuple[float, int, Counts, Counts]:
         """Return weight, number of codes, and how often either side has each code in each stratum."""
-        reference, view = (
-            count(keys.ravel(), self.strata.size * codes.size) for keys in self._keys(codes, codes.size)
-        )
+        if histograms is not None and self.strata.size == 1:
+            reference, view = (Counts(side.sum(0)) for side in histograms)
+        else:
+            reference, view = (
+                count(keys.ravel(), self.strata.size * codes.size) for keys in self._keys(codes, codes.size)
+            )
         return codes.weight, codes.size, reference, view
 
     @cached_property
@@ -386,18 +378,6 @@ class Chance:
         )
 
 
-def share_equal(statistics: Iterable[object]) -> None:
-    """Resample equal chance levels once: with one expert per token, the set's level equals the first choice's."""
-    different: list[Chance] = []
-    for statistic in statistics:
-        if isinstance(statistic, Chance):
-            like = next((equal for equal in different if statistic.is_like(equal)), None)
-            if like is None:
-                different.append(statistic)
-            else:
-                statistic.share(like)
-
-
 def _summed(values: Array) -> Array:
     """Return the sums of rows ``(M, F)``; of a single column it is that."""
     return values[:, 0] if values.shape[1] == 1 else values.sum(1)
@@ -424,8 +404,11 @@ class Matched:
 
     def totals(self) -> tuple[ChanceTotals, Counts]:
         """Return the counts of chance, and how alike the tokens are by stratum."""
-        chance = self._chance
-        return chance.totals(), count(chance.strata.number, chance.strata.size, chance.trials.hits)
+        return self._totals
+
+    @cached_property
+    def _totals(self) -> tuple[ChanceTotals, Counts]:
+        return self._chance.totals(), self._chance.hits_by_stratum
 
     def value(self, totals: tuple[ChanceTotals, Counts] | None = None) -> float:
         """Return the mean."""

@@ -14,9 +14,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.alike import Alike, of_pairs, within
+from moeprobe.metrics.stats.alike import Alike, Codes, of_pairs, within
 from moeprobe.metrics.stats.bootstrap import MAX_UNDEFINED, MIN_IMAGES
 from moeprobe.metrics.stats.statistic import Array, Integers, Share
+
+# How often the reference and the view have each code, by image ``(n, codes)``.
+Histograms = tuple[Array, Array]
+# Places of histograms per code that is counted, up to which they are quicker than sorted codes.
+_DENSER = 2
 
 
 class Trials:
@@ -34,7 +39,8 @@ class Trials:
     @cached_property
     def number(self) -> Integers:
         """How many each image has ``(n,)``."""
-        return np.bincount(self.image, minlength=self.num_images)
+        # Images ascend: to count them one by one would wait for each sum.
+        return np.diff(np.searchsorted(self.image, np.arange(self.num_images + 1)))
 
     @cached_property
     def hits(self) -> Array:
@@ -49,7 +55,23 @@ class Trials:
     @cached_property
     def within(self) -> Array:
         """How alike all references and all views of an image are ``(n,)``, each with each, itself too."""
-        return within(self.alike, self.image, self.num_images)
+        sums = np.zeros(self.num_images)
+        for codes, histograms in zip(self.alike, self.histograms, strict=True):
+            if histograms is None:
+                sums += within([codes], self.image, self.num_images)
+            else:
+                sums += codes.weight * np.einsum("nc,nc->n", *histograms)
+        return sums
+
+    @cached_property
+    def histograms(self) -> "list[Histograms | None]":
+        """How often either side has each code in an image ``(n, codes)``; None where most would be 0."""
+        return [
+            _histograms(codes, self.image, self.num_images)
+            if codes.size * self.num_images < _DENSER * codes.reference.size
+            else None
+            for codes in self.alike
+        ]
 
     def by_image(self, values: Array) -> Array:
         """Return the sums of values ``(M,)`` over the trials of each image ``(n,)``."""
@@ -64,6 +86,18 @@ class Trials:
         """Which images have trials, and where these begin."""
         present = np.flatnonzero(self.number)
         return present, (np.cumsum(self.number) - self.number)[present]
+
+
+def _histograms(codes: Codes, image: Integers, num_images: int) -> Histograms:
+    size = codes.size
+    first = image[:, None] * size
+    reference, view = (
+        np.bincount((first + side).ravel(), minlength=num_images * size)
+        .reshape(num_images, size)
+        .astype(np.float64)
+        for side in (codes.reference, codes.view)
+    )
+    return reference, view
 
 
 # How often each of many keys occurs, as a table that adds up: one place per key where there are few, else sorted.
@@ -102,7 +136,7 @@ class Counts:
         """Return the entries at ``keys``, of ``values`` in the place of the sums where given; 0 where there is none."""
         values = self.values if values is None else values
         if self.keys is None:
-            return values[keys]
+            return values.take(keys)
         # A search in ascending order goes through memory once.
         order = np.argsort(keys, axis=None)
         index, is_known = self._find(keys.ravel()[order])
