@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded
 from moeprobe.metrics.stats.statistic import (
+    Additive,
     Statistic,
     Totals,
     add,
@@ -78,7 +79,7 @@ def linearize(
             name, statistic = estimator.key, estimator.statistic
             if name not in sums:
                 continue
-            assert is_additive(statistic)
+            assert isinstance(statistic, Additive)
             influence = statistic.influence(sums[name].totals)
             squares[name] += float(np.square(influence).sum())
             if name in influences:
@@ -196,7 +197,7 @@ def _add_up(
 
 def _value(number_sum: _Sum) -> float:
     statistic = number_sum.estimator.statistic
-    assert is_additive(statistic)
+    assert isinstance(statistic, Additive)
     return statistic.value(number_sum.totals)
 
 
