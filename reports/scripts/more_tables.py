@@ -1,4 +1,4 @@
-"""What the page on margins, other data and natural deformations says, in Markdown: ranges over training seeds."""
+"""What the pages on margins, other data, natural deformations and narrower formats say, in Markdown."""
 
 from pathlib import Path
 
@@ -50,6 +50,23 @@ def deformations(folder: Path) -> list[str]:
         apart = signed(renamed.assign(value=rows["difference"]), digits)
         severity = str(rows["severity"].iloc[0])
         lines.append(f"| {' | '.join([name, str(top_k), f'`{view}`', severity, *sides, apart])} |")
+    return lines
+
+
+def precision(folder: Path, name: str) -> list[str]:
+    """Return which share of tokens chooses another first expert, of one of the tables in a folder."""
+    return choices(pd.read_csv(folder / f"{name}.csv"))
+
+
+def choices(table: pd.DataFrame) -> list[str]:
+    """Return a line per format, a column per part of the model: means over layers and checkpoints."""
+    rows = table[table["metric"] == "chooses_otherwise"]
+    means = rows.groupby(["format", "part"], sort=False)["value"].mean()
+    columns = ["router", "experts", "attention", "rest", "whole"]
+    lines = [f"| format | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for form in dict.fromkeys(rows["format"]):
+        cells = (f"{100 * means[form, part]:.2f} %" for part in columns)
+        lines.append(f"| {form} | {' | '.join(cells)} |")
     return lines
 
 

@@ -262,6 +262,8 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "AUC of margins": more_tables.areas,
     "natural deformations": more_tables.deformations,
     "ten shots of other data": more_tables.transfer,
+    "choices of the digits models": partial(more_tables.precision, name="digits"),
+    "choices of the OLMoE": partial(more_tables.precision, name="olmoe"),
     "outputs of a sweep": sweep_tables.outputs,
     "layers of a sweep": sweep_tables.of_layers,
     "terms of PRC": sweep_tables.terms,

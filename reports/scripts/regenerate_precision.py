@@ -23,6 +23,7 @@ from moeprobe.probes.precision.sentences import by_part
 from moeprobe.results.folder import Result
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import write_text
+from reports.scripts.more_tables import choices
 
 OUT, CHECKPOINTS = Path("reports/precision"), Path("checkpoints/reference")
 DIGITS = ["digits-baseline-k2-seed0", "digits-prc-k2-seed0"]
@@ -129,13 +130,7 @@ def tables(found: dict[str, pd.DataFrame]) -> str:
     """Return what the page shows: shares of tokens that choose otherwise, means over layers and checkpoints."""
     parts = []
     for name, table in found.items():
-        rows = table[table["metric"] == "chooses_otherwise"]
-        means = rows.groupby(["format", "part"], sort=False)["value"].mean()
-        columns = ["router", "experts", "attention", "rest", "whole"]
-        lines = [f"| {form} | " + " | ".join(f"{100 * means[form, part]:.2f} %" for part in columns) + " |"
-                 for form in dict.fromkeys(rows["format"])]  # fmt: skip
-        heading = f"| format | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
-        parts.append(f"## {name}\n\n{heading}\n" + "\n".join(lines))
+        parts.append("\n".join([f"## {name}", "", *choices(table)]))
     return "\n\n".join(parts) + "\n"
 
 

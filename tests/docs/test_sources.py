@@ -1,12 +1,15 @@
 """docs/results/sources.md has every row of the five sources, and what it names exists; its numbers are looked up."""
 
+import ast
 import re
 
 import pytest
+import yaml
 
+import moeprobe
 from moeprobe.runtime import catalog
 from reports.scripts import sources
-from tests.docs.pages import COMMANDS, ROOT
+from tests.docs.pages import COMMANDS, ROOT, text
 
 ROWS = [*(f"P{n}" for n in range(1, 58)), *(f"W{n}" for n in range(1, 4)), *(f"C{n}" for n in range(1, 6))]
 ROWS += [*(f"R{n}" for n in range(1, 43)), *(f"T{n}" for n in range(1, 45))]
@@ -67,3 +70,21 @@ def test_numbers_of_ours_are_looked_up(rows: list[dict[str, str]]) -> None:
     assert used == set(sources.read()["numbers"])
     with pytest.raises(KeyError):
         sources.value(ROOT / "reports", "no such number")
+
+
+def test_papers_that_the_code_follows_are_named() -> None:
+    named = " ".join(text("sources.md").split()).split(" * ")
+    author = r"([A-Z][a-z]+)(?: et al\.|(?:, [A-Z][a-z]+)*(?:,| and) [A-Z][a-z]+)? ((?:19|20)\d\d)\b"
+    for path in sorted((ROOT / "moeprobe").rglob("*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for name, year in re.findall(author, " ".join(docstring.split())):
+            assert any(one.startswith(name) and year in one for one in named), f"{path}: {name} {year}"
+
+
+def test_the_citation_names_the_papers_of_the_sources() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == moeprobe.__version__
+    named = " ".join(text("sources.md").split()).lower()
+    assert len(citation["references"]) == named.count("* ", 0, named.index("## routers and models"))
+    for paper in citation["references"]:
+        assert f'"{paper["title"].lower()}"' in named

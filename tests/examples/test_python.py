@@ -1,6 +1,5 @@
 """The examples of the pages run as they are printed."""
 
-import ast
 import importlib
 import json
 import os
@@ -14,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-import moeprobe
 from moeprobe.adapters.hooks.factory import FileSettings
 from moeprobe.runtime.catalog import VIEWS, use_plugins
 from tests.commands import refused, run
@@ -246,21 +243,3 @@ def test_the_probe_of_the_page_is_run(my_models: Path, trained: dict[str, Path])
     probe_contract.test_options_of_a_probe_are_its_own(made["Certainty"])
     exec(compile(call.replace("checkpoints/demo-prc", str(trained["prc"])), str(PROBE), "exec"), made)
     assert {"gate_highest", "load_entropy"} <= set(made["result"].table["metric"])
-
-
-def test_papers_that_the_code_follows_are_named() -> None:
-    named = " ".join(text("sources.md").split()).split(" * ")
-    author = r"([A-Z][a-z]+)(?: et al\.|(?:, [A-Z][a-z]+)*(?:,| and) [A-Z][a-z]+)? ((?:19|20)\d\d)\b"
-    for path in sorted((ROOT / "moeprobe").rglob("*.py")):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        for name, year in re.findall(author, " ".join(docstring.split())):
-            assert any(one.startswith(name) and year in one for one in named), f"{path}: {name} {year}"
-
-
-def test_the_citation_names_the_papers_of_the_sources() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["version"] == moeprobe.__version__
-    named = " ".join(text("sources.md").split()).lower()
-    assert len(citation["references"]) == named.count("* ", 0, named.index("## routers and models"))
-    for paper in citation["references"]:
-        assert f'"{paper["title"].lower()}"' in named

@@ -1,0 +1,1 @@
+"""Programs and commands of pages, run as they are printed."""
