@@ -54,5 +54,7 @@ def test_the_code_gives_what_is_shown(tmp_path: Path, monkeypatch: pytest.Monkey
             again = shown({"outputs": [{"data": {"text/html": page}}]})
             assert NUMBER.split(again) == NUMBER.split(shown(cell)), "run: python -m reports.scripts.notebook"
             # Another machine rounds otherwise, here and there.
-            numbers = [[float(text) for text in NUMBER.findall(part)] for part in (again, shown(cell))]
-            np.testing.assert_allclose(*numbers, atol=0.005)
+            here, there = (
+                np.array([float(text) for text in NUMBER.findall(part)]) for part in (again, shown(cell))
+            )
+            np.testing.assert_allclose(here, there, atol=0.005)

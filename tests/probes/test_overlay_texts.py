@@ -12,6 +12,7 @@ from moeprobe.adapters.open import load_model
 from moeprobe.inputs.texts import TextFraming, stack
 from moeprobe.inputs.views.typos import Typos
 from moeprobe.probes.overlay.figure import token_positions
+from moeprobe.probes.overlay.record import TextOverlay
 from moeprobe.runtime.seeds import generator
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import run
@@ -77,6 +78,7 @@ def test_the_figure_and_the_finished_run_show_tokens(folder: Path) -> None:
     figure = found.plot()["overlay-layers.0"]
     assert "typos at severity 0.5" in words(figure) and "changed from the clean text" in words(figure)
     (overlay,) = [item for item in found.overlays if item.layer == "layers.0"]
+    assert isinstance(overlay, TextOverlay)
     clean, perturbed = ([text.get_text() for text in panel.texts] for panel in figure.axes)
     # What a token reads, and the number of its expert.
     assert clean[::2] == overlay.clean_words and perturbed[::2] == overlay.perturbed_words

@@ -339,7 +339,7 @@ def test_a_real_server_agrees_with_the_model(olmoe: Path, tmp_path: Path) -> Non
     rows = result.table.set_index("metric")
     assert 0 < rows.loc["mismatch", "value"] < 1e-5
     assert rows.loc["mismatch_routing_share", "flag"] == "no_mismatch"
-    [sentence] = Mismatch.says(result.table)
+    [sentence] = Mismatch.conclusions(result.table)
     assert "This is rounding, so no share of it is routing." in sentence and "differ by 4.5e-07" in sentence
     # In bfloat16 it does not.
     path = unzipped(tmp_path, "bfloat16")

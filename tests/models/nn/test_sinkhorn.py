@@ -1,5 +1,6 @@
 """The transport plan and the two routers that read their choice off it, against loops and against POT."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def logits(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def made(kind: type[SinkhornRouter], width: int, num_experts: int, **options: Any) -> SinkhornRouter:
+def made(kind: Callable[..., SinkhornRouter], width: int, num_experts: int, **options: Any) -> SinkhornRouter:
     """A router in float64, so that loops in float64 rank alike."""
     torch.manual_seed(0)
     rule = CapacityRule(options.pop("factor", 1.0), multiple_of=0)
