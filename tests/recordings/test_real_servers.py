@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -340,7 +341,9 @@ def test_a_real_server_agrees_with_the_model(olmoe: Path, tmp_path: Path) -> Non
     assert 0 < rows.loc["mismatch", "value"] < 1e-5
     assert rows.loc["mismatch_routing_share", "flag"] == "no_mismatch"
     [sentence] = Mismatch.conclusions(result.table)
-    assert "This is rounding, so no share of it is routing." in sentence and "differ by 4.5e-07" in sentence
+    assert "This is rounding, so no share of it is routing." in sentence
+    # How much it is depends on the order in which a machine adds up.
+    assert re.search(r"differ by \d\.\de-07 ", sentence), sentence
     # In bfloat16 it does not.
     path = unzipped(tmp_path, "bfloat16")
     imported(path)
