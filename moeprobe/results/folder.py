@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
-from moeprobe.results.layouts.summary import summary
+from moeprobe.results.layouts.side_by_side import summary
 from moeprobe.results.naming import with_names
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write

@@ -152,14 +152,14 @@ def is_there(path: Path) -> bool:
 
 def is_file(path: Path) -> bool:
     """Whether a regular file is there; raises what ``status`` raises."""
-    found = status(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    state = status(path)
+    return state is not None and stat.S_ISREG(state.st_mode)
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; raises what ``status`` raises."""
-    found = status(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    state = status(path)
+    return state is not None and stat.S_ISDIR(state.st_mode)
 
 
 def check_regular(path: Path) -> None:
@@ -361,7 +361,7 @@ def check_can_write(folder: Path) -> None:
 
     A later attempt may fail nevertheless; call this before hours of computing.
     """
-    existing = next(one for one in (absolute(folder), *absolute(folder).parents) if is_there(one))
+    existing = next(level for level in (absolute(folder), *absolute(folder).parents) if is_there(level))
     if not is_folder(existing):
         raise UserError(f"Cannot write {folder}: {display_path(existing)} is no folder.")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -11,8 +11,8 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import is_file, is_folder, is_there, sha256
 from moeprobe.runtime.folders import in_use_first
-from moeprobe.studies.starting_weights import CHECKPOINT, recorded_hash, starting_weights
 from moeprobe.studies.train import check_run_folder, clear, train
+from moeprobe.studies.training_files import CHECKPOINT, recorded_hash, starting_weights
 
 
 @checked

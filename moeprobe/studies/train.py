@@ -19,7 +19,7 @@ from moeprobe.runtime.files import LAST, STATE, is_file, is_folder, is_there
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.studies import training_files
-from moeprobe.studies.starting_weights import check_same_start
+from moeprobe.studies.training_files import check_same_start
 
 _WEIGHTS = (LAST, "best.safetensors", STATE)
 _CURVE, _CURVE_SVG = "training.png", "training.svg"

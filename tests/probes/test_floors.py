@@ -14,7 +14,7 @@ from moeprobe.cli.front.screen import footing
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.metrics.analyses.match import Match
-from moeprobe.probes.engine import noise_floor
+from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
@@ -108,12 +108,12 @@ def test_groups_are_not_cut() -> None:
     )
     pixels = torch.rand(20, 3, 32, 32)
     reference = model.trace(pixels)[1]
-    found = dict(noise_floor.repeats(model, pixels, layers=None, device=torch.device("cpu")))
+    found = dict(loop.repeats(model, pixels, layers=None, device=torch.device("cpu")))
     for name in ("clean_again", "clean_other_batch"):
         for layer, routing in found[name].layers.items():
             assert torch.equal(routing.processed, reference.layers[layer].processed)
     assert "clean_other_batch" not in dict(
-        noise_floor.repeats(model, pixels[:5], layers=None, device=torch.device("cpu"))
+        loop.repeats(model, pixels[:5], layers=None, device=torch.device("cpu"))
     )
 
 
@@ -134,8 +134,8 @@ def test_parts_of_a_batch_are_joined_field_by_field() -> None:
     """Slots and scores too, where there are some."""
     model = Vmoe(tiny(router="soft_moe", head="gap"), mean=(0.5,) * 3, std=(0.5,) * 3, router_name="soft_moe")
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    found = dict(noise_floor.repeats(model, images, layers=None, device=torch.device("cpu")))
-    whole, joined = (found[name].layers["blocks.3"] for name in (noise_floor.AGAIN, noise_floor.OTHER_BATCH))
+    found = dict(loop.repeats(model, images, layers=None, device=torch.device("cpu")))
+    whole, joined = (found[name].layers["blocks.3"] for name in (loop.AGAIN, loop.OTHER_BATCH))
     assert whole.slot is not None and joined.slot is not None
     assert torch.equal(whole.slot, joined.slot)
     assert joined.scores is None

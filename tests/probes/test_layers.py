@@ -7,7 +7,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.probes.engine.layers import check_layers, chosen_layers, layer_label
+from moeprobe.probes.engine.run_spec import check_layers, chosen_layers, layer_label
 from tests.commands import Trained, refused, run
 
 KNOWN = ("blocks.1", "blocks.3", "blocks.5")

@@ -18,7 +18,7 @@ from moeprobe.results.columns import (
     TRADEOFF_COLUMNS,
     VERDICTS,
 )
-from moeprobe.results.phrases import sentence_case
+from moeprobe.results.numbers import sentence_case
 from moeprobe.results.terms import KAPPA_FORMULAS, KAPPA_RANGE, TERMS, GlossaryEntry
 from moeprobe.runtime import catalog
 

@@ -197,7 +197,7 @@ def _nothing_of(request: "Request", table: "pd.DataFrame") -> list[str]:
 
 def _random(table: "pd.DataFrame") -> list[str]:
     """Return a sentence for each checkpoint that does not repeat itself."""
-    from moeprobe.results.phrases import random_router
+    from moeprobe.results.numbers import random_router
     from moeprobe.results.tables import FLOORS, agreement_of
 
     first = agreement_of(table)

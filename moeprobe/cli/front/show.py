@@ -26,7 +26,7 @@ from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.naming import names_in, with_names
-from moeprobe.results.phrases import ATTRIBUTION, attribution
+from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
 from moeprobe.runtime.files import PATCHES, TOKENS
 

@@ -21,7 +21,7 @@ from moeprobe.results.layouts.along_severity import (
     severity_table,
 )
 from moeprobe.results.layouts.side_by_side import side_by_side_table
-from moeprobe.results.phrases import ATTRIBUTION, attribution
+from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 
 if TYPE_CHECKING:

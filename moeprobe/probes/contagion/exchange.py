@@ -30,8 +30,7 @@ from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.metrics.analyses.token_contagion import TokenContagion
 from moeprobe.metrics.base import Analysis
 from moeprobe.metrics.contagion import ContagionAnalysis
-from moeprobe.probes.engine.batch_sums import to_host
-from moeprobe.probes.engine.blocks import readable_batches
+from moeprobe.probes.engine.batch_sums import readable_batches, to_host
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Routable, Traceable

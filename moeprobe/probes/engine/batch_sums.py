@@ -1,6 +1,6 @@
 """The sums that the analyses of a run make of one batch, per image; and pixels and routing exchanged in it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import Batch, TextBatch
+from moeprobe.errors import UnreadableError, UserError, option
+from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches
 from moeprobe.metrics.base import (
     CornerAnalysis,
     Corners,
@@ -19,12 +20,13 @@ from moeprobe.metrics.base import (
     OutputPair,
     Subject,
 )
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.correspondence import pair_up, settle
 from moeprobe.routing.record import LayerPair, RoutingTrace
+from moeprobe.runtime.progress import Advance
 
 # What one forward pass gives: class scores, if asked for, and routing.
 ForwardResult = tuple[Tensor | None, RoutingTrace]
@@ -181,3 +183,33 @@ def _same_routing(first: RoutingTrace, second: RoutingTrace) -> Tensor:
         for layer, second_layer in pairs
     ]
     return torch.stack([tokens.all(1) for tokens in same]).all(0)
+
+
+def load_batches(
+    spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
+) -> Iterator[Any]:
+    """Yield the batches of some images, with the views of the run; arguments and errors as of ``batches``."""
+    try:
+        yield from batches(
+            spec.dataset,
+            block,
+            recipe(spec, checkpoint.framing),
+            loading=Loading(spec.batch_size, spec.workers),
+            skip_bad_images=spec.skip_bad_images,
+            group_images=checkpoint.model.group_images,
+            masks=masks,
+        )
+    except UnreadableError as error:
+        raise UserError(
+            f"{error} Mend or remove it, or skip such files with {option('skip_bad_images')}."
+        ) from error
+
+
+def readable_batches(loader: Iterable[Any], skipped: list[str], progress: Advance | None) -> Iterator[Any]:
+    """Yield the batches that hold images; names of those that could not be read go to ``skipped``."""
+    for batch in loader:
+        skipped += batch.skipped
+        if batch.image_ids:
+            yield batch
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))

@@ -15,11 +15,10 @@ from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe
-from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
-from moeprobe.probes.engine.run_spec import RunSpec, choose_images
+from moeprobe.probes.engine.run_spec import RunSpec, check_layers, choose_images, chosen_layers
 from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.routing.record import LayerRouting

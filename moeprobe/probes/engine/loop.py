@@ -7,12 +7,13 @@ where it stopped.
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,16 +23,23 @@ from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.probes.engine.batch_sums import ForwardResult, corner_sums, layer_sums, output_sums, to_host
-from moeprobe.probes.engine.blocks import load_batches, readable_batches
-from moeprobe.probes.engine.noise_floor import repeats
+from moeprobe.probes.engine.batch_sums import (
+    ForwardResult,
+    corner_sums,
+    layer_sums,
+    load_batches,
+    output_sums,
+    readable_batches,
+    to_host,
+)
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes, ImageRange, Shard, image_ranges
 from moeprobe.results.stored import SumsStore, concat, has_columns, of_file, of_table, write
 from moeprobe.results.stored_cell import in_order
 from moeprobe.results.sums import FORMAT, Accumulator, Cell
-from moeprobe.results.tables import image_table, read_note
-from moeprobe.routing.record import RoutingTrace
+from moeprobe.results.tables import FLOORS, image_table, read_note
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.routing.record import RoutingTrace, joined
 from moeprobe.runtime.files import Scratch, display_path, is_there
 from moeprobe.runtime.progress import Advance
 
@@ -268,3 +276,26 @@ def _accumulate(
         view_cell = dataclasses.replace(cell, view=view, severity=severity)
         arrays = {name: to_host(column)[chosen_rows] for name, column in columns.items()}
         accumulator.add(view_cell, names, {"label": batch.labels.numpy()[chosen_rows]} | arrays)
+
+
+# The noise floor: how far the clean image matches itself where nothing changes but the arithmetic.
+AGAIN, OTHER_BATCH, OTHER_DTYPE = FLOORS
+_DTYPES = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float16}
+
+
+def repeats(
+    model: Traceable, pixels: Any, *, layers: Sequence[str] | None, device: torch.device
+) -> Iterator[tuple[str, RoutingTrace]]:
+    """Yield the name and the routing of each further pass over the same clean images ``(B, 3, S, S)``, or texts."""
+    yield AGAIN, model.trace(pixels, layers=layers, logits=False)[1]
+    half = len(pixels) // 2 // model.group_images * model.group_images
+    if half:
+        parts = [model.trace(part, layers=layers, logits=False)[1] for part in (pixels[:half], pixels[half:])]
+        yield OTHER_BATCH, joined(parts)
+    with torch.autocast(device.type, dtype=_DTYPES[device.type]):
+        yield OTHER_DTYPE, model.trace(pixels, layers=layers, logits=False)[1]
+
+
+def dtype_name(device: torch.device) -> str:
+    """Return which dtype the other one is."""
+    return str(_DTYPES[device.type]).removeprefix("torch.")

@@ -17,7 +17,7 @@ from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.engine.noise_floor import dtype_name
+from moeprobe.probes.engine.loop import dtype_name
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request

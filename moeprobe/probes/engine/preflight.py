@@ -18,9 +18,9 @@ from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.header import ServingSettings, read_info
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views
-from moeprobe.probes.engine.layers import check_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin
+from moeprobe.probes.engine.run_spec import check_layers
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import VIEWS, is_foreign
 from moeprobe.runtime.files import shortest_ends

@@ -11,8 +11,7 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.batch_sums import to_host
-from moeprobe.probes.engine.blocks import load_batches, readable_batches
+from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.folder import Result

@@ -23,7 +23,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.blocks import load_batches, readable_batches
+from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
 from moeprobe.results.stored import SumsStore

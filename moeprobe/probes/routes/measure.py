@@ -19,9 +19,8 @@ from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.probes.engine.checks import routing_of_blank_input
-from moeprobe.probes.engine.layers import chosen_layers
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, summed
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets, shared

@@ -22,7 +22,7 @@ from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine.blocks import load_batches
+from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.recordings.format import metadata, writing
 from moeprobe.recordings.reading import TraceFile

@@ -17,8 +17,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
-from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
 from moeprobe.probes.engine.work import Plan, ProbeWork
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded

@@ -10,8 +10,7 @@ from moeprobe.metrics import registry
 from moeprobe.results.headlines.collected import HeadlineValues, Row
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.cells import counts, trials_of
-from moeprobe.results.numbers import decimals_of, interval, number
-from moeprobe.results.phrases import sentence_case
+from moeprobe.results.numbers import decimals_of, interval, number, sentence_case
 
 _NO_TRIALS = "no_trials"
 

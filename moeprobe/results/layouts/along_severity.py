@@ -18,7 +18,7 @@ from moeprobe.results.layouts.cells import (
     trials_of,
     value,
 )
-from moeprobe.results.phrases import floors, random_router, sentence_case
+from moeprobe.results.numbers import floors, random_router, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of
 
 Row = dict[str, Any]

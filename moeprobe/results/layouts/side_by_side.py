@@ -1,4 +1,4 @@
-"""Checkpoints next to one another: a line per layer and metric, a column per checkpoint, the differences last."""
+"""Checkpoints next to one another: a line per layer and metric, a column per checkpoint; in whole and in short."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.inputs.modality import Modality
-from moeprobe.metrics.registry import agreements, find
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.metrics.registry import agreements, compared_first, find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
-from moeprobe.results.tables import by_first_seen
+from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen, set_match_of
 
 _PLACE = ["checkpoint", "layer", "tokens", "view", "severity"]
 # Cosines and distances are computed in float32.
@@ -117,3 +117,32 @@ def _left_out(names: Sequence[str]) -> str:
 def _key(row: Row) -> tuple[Any, ...]:
     """Return what lines of two checkpoints share; a severity that there is not is None, since NaN is not itself."""
     return tuple(None if row[name] != row[name] else row[name] for name in _KEYS)
+
+
+def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Table:
+    """Return a line per layer, severity and metric, and a column per checkpoint and difference.
+
+    Args:
+        table: of a run, with the columns of ``columns.COLUMNS``.
+        comparison: its paired differences.
+    """
+    values, compared = _overall_rows(table), None if comparison is None else _overall_rows(comparison)
+    metrics = list(zip(values["metric"], values["null"], strict=True))
+    first = compared_first(agreement_of(table), set_match_of(table))
+    read = [which in first for which in metrics]
+    if not any(read):
+        read = [null == "" for _, null in metrics]
+    pairs = [] if compared is None else list(zip(compared["checkpoint"], compared["reference"], strict=True))
+    return side_by_side_table(
+        values[read],
+        compared,
+        list(dict.fromkeys(pairs)),
+        caption="What was measured",
+        modality=modality_of(table["tokens"], data=table["dataset"].iloc[0]),
+    )
+
+
+def _overall_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of all experts and ordinary tokens together, without the noise floor and single draws."""
+    keep = table["expert"].isna() & table["tokens"].isin([*ORDINARY, ""]) & ~table["view"].isin(FLOORS)
+    return table[keep & table["draw"].isna()] if "draw" in table else table[keep]

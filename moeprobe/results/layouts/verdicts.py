@@ -10,8 +10,7 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
-from moeprobe.results.numbers import decimals_of, end, number
-from moeprobe.results.phrases import sentence_case
+from moeprobe.results.numbers import decimals_of, end, number, sentence_case
 from moeprobe.results.tables import agreement_of, set_match_of
 from moeprobe.results.verdicts import phrase
 

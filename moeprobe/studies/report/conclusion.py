@@ -17,8 +17,7 @@ from moeprobe.results.headlines.declared import Agreement, Headline
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Cell, Table, value
-from moeprobe.results.numbers import interval
-from moeprobe.results.phrases import sentence_case
+from moeprobe.results.numbers import interval, sentence_case
 from moeprobe.results.tables import agreement_of
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.studies.report.reading import Run

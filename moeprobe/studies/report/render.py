@@ -42,7 +42,7 @@ class Section:
         classes: the share of each class that each expert has, of the runs of ``routes``; None where there is none.
     """
 
-    finding: summary.Finding
+    finding: summary.RunSummary
     number: int
     classes: pd.DataFrame | None = None
 

@@ -26,7 +26,7 @@ from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity
 from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.layouts.side_by_side import side_by_side_table
-from moeprobe.results.phrases import ATTRIBUTION, attribution, sentence_case
+from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 from moeprobe.studies.report.reading import Run
 

@@ -28,7 +28,7 @@ _ROW = [
 
 
 @dataclass(frozen=True)
-class Finding:
+class RunSummary:
     """What one run found, in sentences."""
 
     run: Run
@@ -141,10 +141,10 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     return Table("Headline numbers", [columns[i] for i in keep], rows, note)
 
 
-def findings(runs: Sequence[Run]) -> list[Finding]:
+def findings(runs: Sequence[Run]) -> list[RunSummary]:
     """Return what each run found, in words."""
     return [
-        Finding(run, title, warnings_of(run), [*_headline_sentences(run), *remarks_of(run)])
+        RunSummary(run, title, warnings_of(run), [*_headline_sentences(run), *remarks_of(run)])
         for run, title in zip(runs, titles_of(runs), strict=True)
     ]
 

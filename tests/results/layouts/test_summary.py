@@ -1,7 +1,7 @@
 """The data frame and the notebook's view of a result are one table, which names things as the terminal does."""
 
 from moeprobe.cli.front import show
-from moeprobe.results.layouts.summary import summary
+from moeprobe.results.layouts.side_by_side import summary
 from tests.cli.test_summary_output import cells, match, sweep
 from tests.results.layouts.rendering import on_page
 
