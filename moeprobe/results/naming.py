@@ -62,7 +62,15 @@ def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> Side
         for key in _BY_CHECKPOINT:
             if isinstance(part.get(key), dict):
                 part[key] = {names.get(name, name): content for name, content in part[key].items()}
+    if "traces" in renamed:
+        renamed["traces"] = [_renamed_trace(trace, names) for trace in sidecar["traces"]]
     return Sidecar(renamed | {"request": request, _RENAMED: dict(names)})
+
+
+def _renamed_trace(trace: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a sidecar says of a trace; its label begins with the checkpoint's name."""
+    name = names.get(trace["checkpoint"], trace["checkpoint"])
+    return {**trace, "checkpoint": name, "label": f"{name}{trace['label'].removeprefix(trace['checkpoint'])}"}
 
 
 def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:

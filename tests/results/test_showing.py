@@ -93,9 +93,10 @@ def test_recorded_routing_begins_as_in_the_terminal(
     recorded = api.record(
         trained["prc"], view="gaussian_noise", severities=severities, limit=20, out=tmp_path / "trace"
     )
-    sentences = sentences_on(api.analyze_trace(recorded.files)._repr_html_())
-    assert "the first MoE layer" in sentences[0]
-    printed = run("trace", "analyze", *recorded.files).output
+    analyzed = api.analyze_trace(recorded.files, names=["mine"])
+    sentences = sentences_on(analyzed._repr_html_())
+    assert "the first MoE layer" in sentences[0] and "mine" in sentences[0] and analyzed.plot()
+    printed = run("trace", "analyze", *recorded.files, "--names", "mine").output
     assert printed.startswith("".join(f"{line}\n" for line in sentences))
 
 

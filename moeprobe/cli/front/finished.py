@@ -30,9 +30,9 @@ def result_of(compute: Callable[[], "Result"], *, names: Sequence[str] | None = 
         from moeprobe.results.naming import choose_names
 
         result = read_result(error.folder)
-        chosen = choose_names(names, [*result.sidecar["checkpoints"]])
+        new_names = choose_names(names, [*result.sidecar["checkpoints"]])
         _say(error.folder)  # now that its files are read: an error is one sentence
-        return replace(result, sidecar=result.sidecar | chosen)
+        return replace(result, sidecar=result.sidecar | new_names)
 
 
 def print_finished(folder: Path, *, as_json: bool) -> None:

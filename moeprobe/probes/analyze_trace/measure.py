@@ -104,7 +104,9 @@ class _TraceAnalysis(TableWork[Result]):
         if not paths:
             raise UserError("Name at least one trace.")
         self.traces = name_all([TraceFile(path) for path in paths])
-        self.names = choose_names(options.names, list(dict.fromkeys(named.name for named in self.traces)))
+        self.names = choose_names(
+            options.names, list(dict.fromkeys(trace_view.name for trace_view in self.traces))
+        )
         files = [trace_view.trace for trace_view in self.traces]
         self.layers = common_layers(files, options.layers, mapped=expert_map is not None)
         self.ids = common_ids(files, self.layers)
