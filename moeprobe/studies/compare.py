@@ -203,10 +203,12 @@ class Sources:
 
     Attributes:
         measured: the request and the checkpoints, and the sums of finished runs; of checkpoints none yet.
+        names: the entry of the sidecar about what the checkpoints are called.
         work: what will measure checkpoints; None of finished runs.
     """
 
     measured: Measured
+    names: Mapping[str, Mapping[str, str]]
     work: "Measurement[Result] | None" = None
 
     @property
@@ -263,7 +265,8 @@ def _checkpoints_to_compare(
     assert isinstance(work, Measurement)
     request = Request(work.request)
     checkpoints = request.pop("checkpoints")
-    return Sources(Measured(SumsStore(()), request, checkpoints, {}), work)
+    names = choose_names(options.names, [*checkpoints])
+    return Sources(Measured(SumsStore(()), request, checkpoints, {}), names, work)
 
 
 def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping[str, Any] = NONE) -> Sources:
@@ -282,16 +285,16 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
     if changed:
         raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
     measured = finished.read_all([Path(str(path)) for path in models])
-    if options.layers is None:
-        return Sources(measured)
-    run_layers = measured.sums.layers
-    if lacking := [layer for layer in options.layers if layer not in run_layers]:
-        raise UserError(
-            f"There is no MoE layer {lacking[0]!r} in these runs; there are: {', '.join(run_layers)}."
-        )
-    selected = measured.sums.select(lambda stored: stored.cell.layer in {*(options.layers or ()), ""})
-    request = Request(measured.request | {"layers": list(options.layers)})
-    return Sources(dataclasses.replace(measured, sums=selected, request=request))
+    if options.layers is not None:
+        run_layers = measured.sums.layers
+        if lacking := [layer for layer in options.layers if layer not in run_layers]:
+            raise UserError(
+                f"There is no MoE layer {lacking[0]!r} in these runs; there are: {', '.join(run_layers)}."
+            )
+        selected = measured.sums.select(lambda stored: stored.cell.layer in {*(options.layers or ()), ""})
+        request = Request(measured.request | {"layers": list(options.layers)})
+        measured = dataclasses.replace(measured, sums=selected, request=request)
+    return Sources(measured, choose_names(options.names, [*measured.checkpoints]))
 
 
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
@@ -334,7 +337,6 @@ class ComparisonWork(Work[Comparison]):
             self.gate.check_measured(sample)
         measured, keys = sources.measured, ("sha256", "capacity", "group_images")
         _check_two(measured.checkpoints)
-        self.names = choose_names(options.names, [*measured.checkpoints])
         self.request = {
             "kind": "compare",
             "margin": margin,
@@ -362,7 +364,7 @@ class ComparisonWork(Work[Comparison]):
             fail_unless_no_worse_than=self.gate.allowed,
             failures=len(failures),
             wall_seconds=self.seconds,
-            **self.names,
+            **self.sources.names,
         )
         return Comparison(table, sentences, failures, sidecar)
 
