@@ -130,7 +130,7 @@ EXAMPLES = {"contrast.py", "my_family.py", "paged.py", "sure.py", "tutorial.py"}
     ids=lambda page: page.name,
 )
 def test_files_and_names_of_the_code_exist(page: Path) -> None:
-    """Those in backticks: ``folder/file.py``, ``folder/``, ``name`` in ``file.py``, and ``_name``."""
+    """Those in backticks: ``folder/file.py``, ``folder/``, ``name`` in ``file.py``, ``_name``, and 3 (``_NAME``)."""
     prose = re.sub(r"```.*?```", "", TEXT[page], flags=re.DOTALL)
     for place in set(re.findall(r"`([\w./-]+\.py|[\w/]+/)`", prose)):
         assert Path(place).name in EXAMPLES or sources(place), place
@@ -138,6 +138,9 @@ def test_files_and_names_of_the_code_exist(page: Path) -> None:
         assert any(
             re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")) for source in sources(place)
         ), name
+    for number, name in re.findall(r"([\d,]+) [a-z ]+\(`(_[A-Z_]+)`\)", prose):
+        values = re.findall(rf"^{name} = ([\d *]+)$", code(), re.MULTILINE)
+        assert int(number.replace(",", "")) in map(eval, values), name
     private = set(re.findall(r"`(_\w+)`", prose))
     assert all(re.search(rf"\b{name}\b", code()) for name in private), private
 
