@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from moeprobe.models.checkpoints.vmoe import Imported
     from moeprobe.models.config import ModelConfig
 
+# Options of both imports.
+_Destination = Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new checkpoint.")]
+_CapacityFactor = Annotated[str, typer.Option(help="Capacity factor in training; none = no limit.")]
+_EvalCapacityFactor = Annotated[
+    str, typer.Option(help="Capacity factor in evaluation (see --capacity trained); none = no limit.")
+]
+_GroupImages = Annotated[int, typer.Option(help="Images that compete for the same capacity.")]
+_Mean = Annotated[str, typer.Option(help="Mean of the normalization, one number or one per channel.")]
+_Classes = Annotated[
+    str | None,
+    typer.Option(help="Data set whose classes the model scores, for accuracies; default: unknown."),
+]
+_Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")]
+_JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+
 
 def import_vmoe(
     source: Annotated[
@@ -22,24 +37,18 @@ def import_vmoe(
             help="P of the files P.index and P.data-00000-of-…, a flax msgpack file, or Orbax's folder.",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new checkpoint.")],
+    folder: _Destination,
     top_k: Annotated[int, typer.Option(help="Experts chosen per token.")] = 2,
-    capacity_factor: Annotated[
-        str, typer.Option(help="Capacity factor in training; none = no limit.")
-    ] = "1.05",
-    eval_capacity_factor: Annotated[
-        str, typer.Option(help="Capacity factor in evaluation (see --capacity trained); none = no limit.")
-    ] = "none",
-    group_images: Annotated[int, typer.Option(help="Images that compete for the same capacity.")] = 8,
+    capacity_factor: _CapacityFactor = "1.05",
+    eval_capacity_factor: _EvalCapacityFactor = "none",
+    group_images: _GroupImages = 8,
     batch_priority: Annotated[
         bool, typer.Option("--batch-priority", help="Tokens with larger gates are served first.")
     ] = False,
     bfloat16_dispatch: Annotated[
         bool, typer.Option("--bfloat16-dispatch", help="Experts receive and return bfloat16.")
     ] = False,
-    mean: Annotated[
-        str, typer.Option(help="Mean of the normalization, one number or one per channel.")
-    ] = "0.5",
+    mean: _Mean = "0.5",
     std: Annotated[
         str,
         typer.Option(
@@ -52,12 +61,9 @@ def import_vmoe(
             help="Share of the shorter side kept in the center crop (0.875 at 224 px); default: squash."
         ),
     ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="Data set whose classes the model scores, for accuracies; default: unknown."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    classes: _Classes = None,
+    overwrite: _Replace = False,
+    json: _JsonSummary = False,
 ) -> None:
     """Convert a checkpoint of V-MoE (or PRC) to one of moeprobe, without JAX.
 
@@ -98,7 +104,7 @@ def export_vmoe(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a checkpoint of this prefix.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    json: _JsonSummary = False,
 ) -> None:
     """Write a V-MoE's parameters in the format of V-MoE's program: an index and data shards of msgpack.
 
@@ -215,15 +221,11 @@ def import_swin_moe(
     source: Annotated[
         Path, typer.Argument(metavar="PREFIX", help="P of the files P.rank0, P.rank1, …, or one of them.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new checkpoint.")],
+    folder: _Destination,
     top_k: Annotated[int, typer.Option(help="Experts chosen per token (TOP_VALUE).")] = 1,
-    capacity_factor: Annotated[
-        str, typer.Option(help="Capacity factor in training; none = no limit.")
-    ] = "1.25",
-    eval_capacity_factor: Annotated[
-        str, typer.Option(help="Capacity factor in evaluation (see --capacity trained); none = no limit.")
-    ] = "none",
-    group_images: Annotated[int, typer.Option(help="Images that compete for the same capacity.")] = 8,
+    capacity_factor: _CapacityFactor = "1.25",
+    eval_capacity_factor: _EvalCapacityFactor = "none",
+    group_images: _GroupImages = 8,
     batch_priority: Annotated[
         bool,
         typer.Option(
@@ -240,9 +242,7 @@ def import_swin_moe(
     image_size: Annotated[
         int | None, typer.Option(help="Resolution in pixels; default: read from the attention masks.")
     ] = None,
-    mean: Annotated[
-        str, typer.Option(help="Mean of the normalization, one number or one per channel.")
-    ] = "0.485,0.456,0.406",
+    mean: _Mean = "0.485,0.456,0.406",
     std: Annotated[str, typer.Option(help="Standard deviation of the normalization.")] = "0.229,0.224,0.225",
     crop_fraction: Annotated[
         float | None,
@@ -250,12 +250,9 @@ def import_swin_moe(
             help="Share of the shorter side kept in the center crop (0.875 in Swin-MoE's program); default: squash."
         ),
     ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="Data set whose classes the model scores, for accuracies; default: unknown."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    classes: _Classes = None,
+    overwrite: _Replace = False,
+    json: _JsonSummary = False,
 ) -> None:
     """Convert a Swin-MoE checkpoint, which has a file per training rank, to one of moeprobe.
 
