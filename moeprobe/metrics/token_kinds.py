@@ -31,7 +31,7 @@ POSITION = "position"
 # Choices are kept as int16.
 _MOST_EXPERTS = 2**15
 # Numbers of pairs beside pairs that are in memory at once.
-_AT_ONCE = 2**18
+NUMBERS_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
         entries: how many numbers two pairs take, so that each yielded block stays small.
     """
     images, pairs = paired.present.shape
-    at_once = max(1, _AT_ONCE // max(1, pairs * entries))
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, pairs * entries))
     for image in range(0, images, step := max(1, at_once // max(1, pairs))):
         which = slice(image, image + step)
         for row in range(0, pairs, at_once):

@@ -110,8 +110,8 @@ def combined(layer: LayerRouting, image: int, token: int) -> np.ndarray | None:
 @pytest.mark.parametrize("case", pairs())
 def test_weights_by_a_loop(case: str, few: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows compared by their few entries and as a whole, however many pairs are compared at once."""
-    monkeypatch.setattr(weights, "_FEW", few)
-    monkeypatch.setattr(token_kinds, "_AT_ONCE", at_once)
+    monkeypatch.setattr(weights, "FEW_ENTRIES", few)
+    monkeypatch.setattr(token_kinds, "NUMBERS_AT_ONCE", at_once)
     pair = pairs()[case]
     for tokens in WeightsAnalysis().sums(pair):
         every = [

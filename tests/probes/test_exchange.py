@@ -301,7 +301,7 @@ def test_a_token_local_transformer_is_exactly_zero_but_for_attention(size: int, 
 def test_rounding_is_there_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could fail."""
     monkeypatch.setattr(neighbors, "ROUNDING", 0.0)
-    monkeypatch.setattr(divergence, "_ROUNDING", 0.0)
+    monkeypatch.setattr(divergence, "ROUNDING", 0.0)
     found = ask(digits(), exchanged(digits(), 26, size=4), checkpoint())
     assert 0 < found["blocks.3 patch batch_contagion_distance"].sum() < 1e-3
     assert (found["blocks.3 patch token_contagion_distance"] == 0).all(), "the tokens are held to the bit"

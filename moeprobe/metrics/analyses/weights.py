@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 # Rows of K entries are quicker compared as such where K² is at most so many times E.
-_FEW = 2
+FEW_ENTRIES = 2
 
 WEIGHT_COSINE = Metric(
     "weight_cosine",
@@ -219,7 +219,7 @@ def _entries(pair: LayerPair) -> int:
 def _distances_of_others(paired: Paired, parts: Sequence[Tensor], *, top_k: int) -> Tensor:
     """Return the summed distances ``(B,)`` of each pair, on one side, from all others, on the other."""
     num_experts, dtype = parts[0].shape[-1], parts[0].dtype
-    few = 0 < top_k**2 <= _FEW * num_experts
+    few = 0 < top_k**2 <= FEW_ENTRIES * num_experts
     rows = [FewShares.of(double(part), entries=top_k) for part in parts] if few else []
     total = double(parts[0].new_zeros(len(parts[0])))
     for each in pairs_apart(paired, entries=1 if few else num_experts):

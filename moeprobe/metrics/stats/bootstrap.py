@@ -215,7 +215,7 @@ def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float
 
 NUM_RESAMPLES = 2000
 # Image weights held at a time.
-_CHUNK_NUMBERS = 2**24
+WEIGHTS_AT_ONCE = 2**24
 
 
 class Bootstrap:
@@ -225,7 +225,7 @@ class Bootstrap:
         self._num_images = num_images
         self._seed = seed
         self._num_resamples = num_resamples if num_images >= MIN_IMAGES else 0
-        self._rows = max(1, _CHUNK_NUMBERS // max(num_images, 1))
+        self._rows = max(1, WEIGHTS_AT_ONCE // max(num_images, 1))
         self._kept: Array | None = None
 
     def replicate(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 # Smaller divergences are the rounding of float32; that of other types goes with the square of their eps.
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 def shares(weights: Tensor) -> Tensor:
@@ -106,4 +106,4 @@ def _rounding(dtype: torch.dtype) -> float:
     """Return the divergence up to which rows of a type are equal."""
     import torch
 
-    return _ROUNDING * (torch.finfo(dtype).eps / torch.finfo(torch.float32).eps) ** 2
+    return ROUNDING * (torch.finfo(dtype).eps / torch.finfo(torch.float32).eps) ** 2

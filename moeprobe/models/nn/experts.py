@@ -14,10 +14,10 @@ from torch.autograd.function import once_differentiable
 
 # Numbers in an expert's matrix from which on products of one expert after the other are as quick as one of all: with
 # fewer, what each of them costs to start is more than what padding wastes.
-_LARGE = 2**17
+LARGE_MATRIX = 2**17
 # With fewer rows an expert than this, one batched product is quicker, where no expert has more than so many rows above
 # its share: a product of its own costs as much as they do (measured with matrices of 384 × 1,536 on a CPU).
-_FEW_ROWS, _SPARE = 512, 8
+FEW_ROWS, _SPARE = 512, 8
 
 
 class Experts(nn.Module, ABC):
@@ -71,14 +71,14 @@ class ExpertLinear(nn.Module):
 
 def _grouped_product(rows: Tensor, weight: Tensor, loads: Tensor) -> Tensor:
     """Return ``rows[i] @ weight[expert of i]``, rows being sorted by expert."""
-    if _has_grouped_kernel(rows, weight):
+    if has_grouped_kernel(rows, weight):
         return F.grouped_mm(rows, weight, offs=loads.cumsum(0).to(torch.int32))
     # unbind, not indexing: autograd would build a full-size zero gradient for every weight[e].
     parts = zip(rows.split(loads.tolist()), weight.unbind(0), strict=True)
     return torch.cat([part @ matrix for part, matrix in parts])
 
 
-def _has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
+def has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
     """Whether torch's grouped product takes these: not float64, no autocast, strides in multiples of 16 bytes."""
     if rows.dtype != weight.dtype or rows.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
@@ -114,7 +114,7 @@ class MlpExperts(Experts):
         """Whether one large product after the other is as quick as a batched one: on a CPU."""
         weight = self.fc1.weight
         return (
-            weight[0].numel() >= _LARGE
+            weight[0].numel() >= LARGE_MATRIX
             and not (self.dropout and self.training)
             and rows.device.type == "cpu"
             and rows.dtype == weight.dtype
@@ -131,7 +131,7 @@ class MlpExperts(Experts):
         if self.prefer_sorted(rows):
             load_list = loads.tolist()
             share = len(rows) / len(load_list)
-            if share < _FEW_ROWS and max(load_list) <= share + _SPARE:
+            if share < FEW_ROWS and max(load_list) <= share + _SPARE:
                 return self._pad(rows, loads, depth=max(load_list))
             parameters = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
             return sorted_mlp(rows, parameters, self.activation, load_list)

@@ -59,12 +59,12 @@ class MoeLayer(nn.Module):
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
         plan = self.route(tokens).plan
         if self.training and self.whole_expert_dropout:
-            plan = plan.scaled(self._kept_experts(tokens))
+            plan = plan.scaled(self.dropout_factors(tokens))
         experts = self.experts if self.shared_experts is None else self.shared_experts
         outputs = run_experts(experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
         return outputs.view_as(tokens)
 
-    def _kept_experts(self, tokens: Tensor) -> Tensor:
+    def dropout_factors(self, tokens: Tensor) -> Tensor:
         """Draw by what each expert's weights are multiplied in this step, ``(E,)``: 0, or 1 / (1 − p)."""
         number, keep_probability = self.router.num_experts, 1 - self.whole_expert_dropout
         draws = torch.rand(number, device=tokens.device)

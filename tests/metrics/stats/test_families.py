@@ -68,7 +68,7 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
 def test_influence_is_the_derivative_by_the_weights(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chance, "_EXACT_SINGLE", 0)  # differences of 1e-5 need double precision
+    monkeypatch.setattr(chance, "EXACT_IN_SINGLE", 0)  # differences of 1e-5 need double precision
     num_images, step = 12, 1e-5
     statistic = all_statistics(seed, num_images)[name]
     weights = np.ones((num_images, 2 * num_images))

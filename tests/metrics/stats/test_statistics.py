@@ -83,9 +83,9 @@ def test_chance_of_whole_grids_however_it_is_counted(
 
     Counts are plain or sparse, in single or double precision, and are added up by cells or by pairs of images.
     """
-    for name, value in {"_DENSE": dense, "_SMALL": small, "_EXACT_SINGLE": exact}.items():
+    for name, value in {"DENSE_KEYS": dense, "SMALL_COUNTS": small, "EXACT_IN_SINGLE": exact}.items():
         monkeypatch.setattr(chance_levels, name, value)
-    monkeypatch.setattr(chance_levels, "_cost", lambda _: cost)
+    monkeypatch.setattr(chance_levels, "product_cost", lambda _: cost)
     rng = np.random.default_rng(4)
     made = [
         (image, int(rng.integers(5)), int(rng.integers(4)), place) for image in range(7) for place in range(6)
@@ -102,9 +102,9 @@ def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytes
     made = trials(3, num_images=8, patches=6, codes=4)
     weights = np.random.default_rng(3).integers(0, 4, (8, 7)).astype(float)
     expected = chance(made, 8, position=True).evaluate(weights)
-    monkeypatch.setattr(chance_levels, "_BLOCK_NUMBERS", 14)
+    monkeypatch.setattr(chance_levels, "NUMBERS_AT_ONCE", 14)
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
-    monkeypatch.setattr(chance_levels, "_EXACT_SINGLE", 1)
+    monkeypatch.setattr(chance_levels, "EXACT_IN_SINGLE", 1)
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
 
 
@@ -125,8 +125,8 @@ def test_codes_of_unlike_size_are_counted_each_in_its_way(
         made = [*zip(*(side.tolist() for side in (image, *sides, place)), strict=True)]
         expected += [share * slow_chance(made, column, position=position) for column in weights.T]
     costs = iter([0, 0, 1e9, 1e9])
-    monkeypatch.setattr(chance_levels, "_SMALL", small)
-    monkeypatch.setattr(chance_levels, "_cost", lambda _: next(costs))
+    monkeypatch.setattr(chance_levels, "SMALL_COUNTS", small)
+    monkeypatch.setattr(chance_levels, "product_cost", lambda _: next(costs))
     found = ResampledChance(
         image=image,
         similarity=[
@@ -317,7 +317,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return bootstrap.replicate([(statistic, count) for statistic in wanted])
 
     whole = replicate()
-    monkeypatch.setattr(statistics, "_CHUNK_NUMBERS", 7 * 30)
+    monkeypatch.setattr(statistics, "WEIGHTS_AT_ONCE", 7 * 30)
     for one, two in zip(whole, replicate(), strict=True):
         assert np.allclose(one.values, two.values, rtol=1e-13)
 

@@ -228,7 +228,7 @@ def test_experts_and_combination_are_a_loop(
 ) -> None:
     """Sorted (large experts), padded, grouped and float64 paths against a loop over tokens; dropped tokens give 0."""
     if large:
-        monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", 0)
+        monkeypatch.setattr("moeprobe.models.nn.experts.LARGE_MATRIX", 0)
     torch.manual_seed(0)
     experts = MlpExperts(4, 8, 16).eval()
     for parameter in experts.parameters():

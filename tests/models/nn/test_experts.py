@@ -24,7 +24,7 @@ def test_large_experts_go_one_after_the_other_or_padded(
     loads: tuple[int, ...], rows_each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs and all gradients are those of the products that autograd follows."""
-    monkeypatch.setattr("moeprobe.models.nn.experts._FEW_ROWS", rows_each)
+    monkeypatch.setattr("moeprobe.models.nn.experts.FEW_ROWS", rows_each)
     torch.manual_seed(0)
     experts = MlpExperts(len(loads), 8, 16)
     for parameter in experts.parameters():
@@ -32,7 +32,7 @@ def test_large_experts_go_one_after_the_other_or_padded(
     rows, upstream = torch.randn(sum(loads), 8, requires_grad=True), torch.randn(sum(loads), 8)
     found = []
     for large in (0, 1000):
-        monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", large)
+        monkeypatch.setattr("moeprobe.models.nn.experts.LARGE_MATRIX", large)
         assert experts.prefer_sorted(rows) == (large == 0)
         output = experts(rows, torch.tensor(loads))
         found.append([output, *torch.autograd.grad(output, [rows, *experts.parameters()], upstream)])
@@ -42,8 +42,8 @@ def test_large_experts_go_one_after_the_other_or_padded(
 
 
 def test_frozen_experts_pass_gradients_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", 0)
-    monkeypatch.setattr("moeprobe.models.nn.experts._FEW_ROWS", 0)
+    monkeypatch.setattr("moeprobe.models.nn.experts.LARGE_MATRIX", 0)
+    monkeypatch.setattr("moeprobe.models.nn.experts.FEW_ROWS", 0)
     experts, rows = MlpExperts(4, 8, 16).requires_grad_(False), torch.randn(9, 8, requires_grad=True)
     experts(rows, LOADS).sum().backward()
     assert rows.grad is not None and rows.grad.abs().min() > 0
@@ -55,7 +55,7 @@ def test_sorted_rows_go_through_their_own_expert(grouped: bool, monkeypatch: pyt
     """With torch's grouped kernel and with the loop that stands in for it (float64, autocast, MPS); gradients alike."""
     assert hasattr(F, "grouped_mm"), "the bound on torch in pyproject.toml is there for it"
     if not grouped:
-        monkeypatch.setattr("moeprobe.models.nn.experts._has_grouped_kernel", lambda *_: False)
+        monkeypatch.setattr("moeprobe.models.nn.experts.has_grouped_kernel", lambda *_: False)
     torch.manual_seed(0)
     experts = MlpExperts(len(LOADS), 8, 16)
     rows = torch.randn(int(LOADS.sum()), 8, requires_grad=True)

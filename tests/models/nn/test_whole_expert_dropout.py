@@ -44,7 +44,7 @@ def test_the_output_is_that_of_the_experts_that_stay(name: str, monkeypatch: pyt
     """By the papers' form: each expert's part alone, multiplied by its factor."""
     layer = made(name).train()
     factors = torch.tensor([0.0, 2.0, 0.0, 0.5])
-    monkeypatch.setattr(layer, "_kept_experts", lambda _: factors)
+    monkeypatch.setattr(layer, "dropout_factors", lambda _: factors)
     with torch.no_grad():
         found = layer(tokens())
         plan = layer.route(tokens()).plan
@@ -70,12 +70,12 @@ def test_nothing_is_left_out_in_evaluation(name: str) -> None:
 
 def test_each_is_left_out_as_often_and_never_all() -> None:
     layer = made("dense")
-    draws = torch.stack([layer._kept_experts(tokens()) for _ in range(4000)])
+    draws = torch.stack([layer.dropout_factors(tokens()) for _ in range(4000)])
     assert draws.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
     # Standard deviation of a share of 4000: √(.3 · .7 / 4000) = .0072.
     assert ((draws == 0).double().mean(0) - RATE).abs().max() < 5 * 0.0072
     alone = made("dense", rate=0.99)
-    assert all((alone._kept_experts(tokens()) > 0).any() for _ in range(200))
+    assert all((alone.dropout_factors(tokens()) > 0).any() for _ in range(200))
 
 
 def test_it_is_configured_by_the_model() -> None:

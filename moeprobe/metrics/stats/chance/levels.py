@@ -18,15 +18,15 @@ from moeprobe.metrics.stats.chance.trials import Counts, Histograms, Strata, Tri
 from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded, remembered
 
 # Numbers held at a time: products of counts and image weights.
-_BLOCK_NUMBERS = 2**21
+NUMBERS_AT_ONCE = 2**21
 # Keys and counts up to which each has a place of its own while they are counted.
-_DENSE = 2**22
+DENSE_KEYS = 2**22
 # How many times as quick a product with a dense matrix is, for its size, as one with a sparse matrix for its entries.
 _QUICKER = 8
 # Counts up to which scipy takes longer to set a product up than to compute it.
-_SMALL = 2**17
+SMALL_COUNTS = 2**17
 # Whole numbers up to here are exact in float32.
-_EXACT_SINGLE = 2**24
+EXACT_IN_SINGLE = 2**24
 
 
 class ResampledChance:
@@ -51,7 +51,7 @@ class ResampledChance:
         # Nor does this what two images have in common in all strata, of which a count is the product of two.
         of_pairs = largest**2 * self._times / max(num_images, 1)
         self._dtype, dtype_of_pairs = (
-            np.float32 if count < _EXACT_SINGLE else np.float64 for count in (largest, of_pairs)
+            np.float32 if count < EXACT_IN_SINGLE else np.float64 for count in (largest, of_pairs)
         )
         self._cells: list[_Cells] = []
         self._common: list[_CommonCells] = []
@@ -118,7 +118,7 @@ class _Cells:
     @property
     def cost(self) -> float:
         """What a product with the counts of both sides takes."""
-        return _cost(self.reference) + _cost(self.view)
+        return product_cost(self.reference) + product_cost(self.view)
 
     def folded(self, dtype: type[np.floating]) -> "_CommonCells":
         """Return what images have in common over all cells."""
@@ -131,7 +131,7 @@ class _Cells:
 
     def agreement(self, weights: NDArray[np.floating], share: Array) -> Iterator[Array]:
         """Yield parts of Σ_s share_s Q_s ``(R,)``, which still hold the pairs of an image with itself."""
-        step = max(1, _BLOCK_NUMBERS // weights.shape[1])
+        step = max(1, NUMBERS_AT_ONCE // weights.shape[1])
         for start in range(0, len(self.row), step):
             block = slice(start, start + step)
             # Counts of cells by images, times contiguous rows of weights: scipy's fast way round.
@@ -170,7 +170,7 @@ class _CommonCells:
 def _renumber(values: Integers) -> tuple[int, Integers]:
     """Return how many different values there are, and each value's number among them; values are 0 or more."""
     size = int(values.max(initial=-1)) + 1
-    if size > _DENSE:
+    if size > DENSE_KEYS:
         different, number = np.unique(values, return_inverse=True)
         return len(different), number.reshape(values.shape)
     occurs = np.bincount(values.ravel(), minlength=size) > 0
@@ -179,7 +179,7 @@ def _renumber(values: Integers) -> tuple[int, Integers]:
 
 def _on_both_sides(cell: Integers, size: int) -> Integers:
     """Return the cells that occur on either side ``(2, M)``, ascending; they are below ``size``."""
-    if size > _DENSE:
+    if size > DENSE_KEYS:
         return np.intersect1d(np.unique(cell[0]), np.unique(cell[1]), assume_unique=True)
     reference, view = (np.bincount(side, minlength=size) > 0 for side in cell)
     return np.flatnonzero(reference & view)
@@ -192,15 +192,15 @@ def _counts(cell: Integers, cells: Integers, image: Integers, num_images: int) -
     present = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)
     row, image, shape = row[present], image[present], (len(cells), num_images)
     size = shape[0] * num_images
-    if size <= _DENSE:
+    if size <= DENSE_KEYS:
         counts = np.bincount(row * num_images + image, minlength=size).astype(np.float32).reshape(shape)
-        return counts if size <= _SMALL else sparse.csr_array(counts)
+        return counts if size <= SMALL_COUNTS else sparse.csr_array(counts)
     return sparse.csr_array(
         sparse.coo_array((np.ones(len(row), dtype=np.float32), (row, image)), shape=shape)
     )
 
 
-def _cost(counts: Any) -> float:
+def product_cost(counts: Any) -> float:
     """Return what a product with counts takes: entries of a sparse matrix, or as many as take as long."""
     return counts.size / _QUICKER if isinstance(counts, np.ndarray) else counts.nnz
 
