@@ -179,9 +179,9 @@ def test_an_interrupted_run_goes_on(
 
     arguments = ("confidence", *trained.values(), "--limit", 30)
     whole, out = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    monkeypatch.setattr(loop, "_BLOCK", 16)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
     run(*arguments, "--out", whole)
-    real, calls = loop._run_block, []
+    real, calls = loop.measure_block, []
 
     def interrupted(*args: Any) -> Any:
         calls.append(args)
@@ -189,7 +189,7 @@ def test_an_interrupted_run_goes_on(
             signal.raise_signal(number)
         return real(*args)
 
-    monkeypatch.setattr(loop, "_run_block", interrupted)
+    monkeypatch.setattr(loop, "measure_block", interrupted)
     ended = run(*arguments, "--out", out)
     assert ended.exit_code == code
     assert f"Finished parts are in {out}" in ended.stderr

@@ -93,8 +93,8 @@ def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
     finished: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    monkeypatch.setattr(loop, "_BLOCK", 32)
-    real, calls = shots._features, []
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 32)
+    real, calls = shots.batch_features, []
 
     def interrupted(*args: Any) -> Any:
         calls.append(args)
@@ -102,7 +102,7 @@ def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(shots, "_features", interrupted)
+    monkeypatch.setattr(shots, "batch_features", interrupted)
     arguments = ("fewshot", *trained.values(), *QUICK, "--out", out)
     assert run(*arguments).exit_code == 130
     assert not (out / "table.json").exists()

@@ -70,7 +70,7 @@ def test_what_is_done_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 raise torch.OutOfMemoryError
             return super().trace(images, layers=layers, logits=logits)
 
-    monkeypatch.setattr(loop, "_BLOCK", 4)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 4)
     one = checkpoint(adapter=Later)
     with pytest.warns(RunWarning, match="batches of 4 images; continuing with 2"):
         api.confidence(one, data="digits", limit=8, batch_size=4, retry=True, out=tmp_path / "out")

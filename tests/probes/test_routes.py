@@ -326,7 +326,7 @@ def test_key_routes_and_their_permutations_against_all_orders(monkeypatch: pytes
             error = math.sqrt(share * (1 - share) / 1000)
             assert abs((found.permuted[:, column] == number).mean() - share) <= 4 * error
     # However the permutations are cut, they are the same.
-    monkeypatch.setattr(module, "_HELD", 60)
+    monkeypatch.setattr(module, "NUMBERS_AT_ONCE", 60)
     again = module.key_routes(
         cells, [tables_of(cell, num_classes=3) for cell in cells], names=("x", "y", "z"), seed=0
     )

@@ -94,7 +94,7 @@ def test_shards_put_together_are_the_run(
     name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
 ) -> None:
     """Blocks of 16 and batches of 5 images or less; three shards of 25 images cut blocks, and none is as large."""
-    monkeypatch.setattr(loop, "_BLOCK", 16)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
     asked = [name, *trained.values(), "--limit", "25", "--batch-size", "5", *PROBES[name]]
     assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
     for number in (3, 1, 2):

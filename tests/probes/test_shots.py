@@ -319,7 +319,7 @@ def test_every_checkpoint_is_shown_the_same_images() -> None:
 def test_parts_of_an_interrupted_run_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_BLOCK", 16)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
     shots, test = chosen(split(30, "train")), split(20, "test")
     whole, again = reader(planted), reader(planted)
     assert isinstance(whole.model, Reader) and isinstance(again.model, Reader)

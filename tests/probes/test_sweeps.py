@@ -222,7 +222,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
     bad: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of four; one of them holds bad images alone. Some part files are lost, and computed again."""
-    monkeypatch.setattr(loop, "_BLOCK", 4)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 4)
     asked = noise(dataset=Damaged(bad=[10, *bad]), skip_bad_images=True, indices=[*range(2, 22), 25])
     whole, skipped = run(asked, checkpoint())
     assert skipped == [digits().image_ids[index] for index in sorted([10, *bad])]
@@ -244,7 +244,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
 def test_a_damaged_part_file_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
 ) -> None:
-    monkeypatch.setattr(loop, "_BLOCK", 8)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 8)
     asked, model = noise(indices=range(16)), dataclasses.replace(checkpoint(), provenance={"sha256": "a"})
     before = run(asked, model, parts=tmp_path)[0].table()
     part = sorted(tmp_path.glob("*.parquet"))[0]
@@ -254,7 +254,7 @@ def test_a_damaged_part_file_is_computed_again(
 
 
 def test_part_files_of_something_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_BLOCK", 8)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 8)
     asked = noise(indices=range(16))
     run(asked, checkpoint(seed=1), parts=tmp_path)
     other = dataclasses.replace(checkpoint(), provenance={"sha256": "another file"})
@@ -272,13 +272,13 @@ def test_part_files_of_other_masks_or_another_version_are_not_used(
         Image.fromarray(np.eye(32, dtype=np.uint8) * 255).save(path)
     asked = noise(dataset=Masked(digits(), tmp_path / "masks"), indices=range(4))
     begun: list[int] = []
-    run_block = loop._run_block
+    run_block = loop.measure_block
 
     def counted(*arguments: Any) -> Any:
         begun.append(1)
         return run_block(*arguments)
 
-    monkeypatch.setattr(loop, "_run_block", counted)
+    monkeypatch.setattr(loop, "measure_block", counted)
     before = run(asked, checkpoint(), parts=tmp_path / "parts")[0]
     assert (
         run(asked, checkpoint(), parts=tmp_path / "parts")[0].table().equals(before.table())
@@ -324,7 +324,7 @@ def test_a_limited_capacity_depends_on_groups_and_not_on_batches(
 ) -> None:
     asked = noise(dataset=Damaged(bad=[5]), skip_bad_images=True)
     whole, _ = run(asked, limited(group_images))
-    monkeypatch.setattr(loop, "_BLOCK", 10)
+    monkeypatch.setattr(loop, "BLOCK_IMAGES", 10)
     for batch_size in (1, 7, 10):
         assert_same(whole, run(dataclasses.replace(asked, batch_size=batch_size), limited(group_images))[0])
     # The limit is felt: without it, and with other groups, the deeper layer chooses otherwise.

@@ -415,7 +415,12 @@ def test_weights_of_long_inputs_are_left_out_and_said_to_be(
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("_BLOCK", 7), ("_PART", 7), pytest.param("_PART", 1, marks=pytest.mark.slow)]
+    ("name", "size"),
+    [
+        ("INPUTS_AT_ONCE", 7),
+        ("INPUTS_IN_MEMORY", 7),
+        pytest.param("INPUTS_IN_MEMORY", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_change_nothing(
     traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
@@ -433,7 +438,7 @@ def test_blocks_change_nothing(
 
 def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums leave memory part by part: what is summarized is read from files, of which none holds all inputs."""
-    monkeypatch.setattr(measure, "_PART", 7)
+    monkeypatch.setattr(measure, "INPUTS_IN_MEMORY", 7)
     found = api.analyze_trace(sorted((traces / "rotation" / "a").iterdir()))
     for cell in found.sums:
         assert [type(chunk) for chunk in cell.chunks] == [RowGroup] * 3

@@ -27,7 +27,7 @@ FOLDERS = {
 def test_a_folder_holds_every_table_and_figure(
     trained: Trained, tmp_path: Path, unpictured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moeprobe.probes.overlay.measure._animations", lambda *_, **__: ([], {}))
+    monkeypatch.setattr("moeprobe.probes.overlay.measure.write_animations", lambda *_, **__: ([], {}))
     out = tmp_path / "paper"
     arguments = (
         "paper",
@@ -119,7 +119,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object, **__: object) -> None:
         raise CutOffError
 
-    monkeypatch.setattr("moeprobe.studies.paper.run._figures", end)
+    monkeypatch.setattr("moeprobe.studies.paper.run.draw_figures", end)
     monkeypatch.setattr("moeprobe.studies.paper.run.PROBES", {"confidence": PROBES["confidence"]})
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result
     from moeprobe.results.sidecars import Request, Sidecar
 
-_PIPE_WIDTH = 160
+PIPE_WIDTH = 160
 # More files than this are not listed one by one.
 _MOST_FILES = 20
 
@@ -55,7 +55,7 @@ class Screen(Console):
 
 def console() -> Console:
     """Return the console of the results; wide where nobody's window limits it."""
-    return Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    return Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
 
 
 class Bar(progress.Progress):

@@ -58,9 +58,9 @@ _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits.
-_PART, _CHOICES = 1024, 2**24
+INPUTS_IN_MEMORY, _CHOICES = 1024, 2**24
 # Inputs of a block that is read, and gates of one layer of it (16 MiB); the smaller of the two limits.
-_BLOCK, _GATES = 256, 2**22
+INPUTS_AT_ONCE, _GATES = 256, 2**22
 
 
 @with_options
@@ -174,7 +174,7 @@ class Measuring:
         parts: list[SumsStore] = []
         layers = self._traces[0].trace.layers
         of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
-        size = max(min(_PART, _CHOICES // max(of_input, 1)), 1)
+        size = max(min(INPUTS_IN_MEMORY, _CHOICES // max(of_input, 1)), 1)
         scratch = Scratch() if len(self._ids) > size else None
         for ids in self._parts(size):
             part = self._part(ids, watcher)
@@ -208,7 +208,7 @@ class Measuring:
         accumulators: dict[str, Accumulator] = {}
         layers = self._traces[0].trace.layers
         of_one = max(max(longest, 1) * layers[layer].num_experts for layer, longest in self._tokens.items())
-        size = max(min(_BLOCK, _GATES // of_one), 1)
+        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
         for start in range(0, len(ids), size):
             block = ids[start : start + size]
             label = {"label": np.full(len(block), -1)}

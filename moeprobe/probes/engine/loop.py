@@ -43,7 +43,8 @@ from moeprobe.routing.record import RoutingTrace, joined
 from moeprobe.runtime.files import Scratch, display_path, is_there
 from moeprobe.runtime.progress import Advance
 
-_BLOCK = 1024
+# Inputs of a part: an interrupted run loses no more than one part.
+BLOCK_IMAGES = 1024
 
 RunBlock = Callable[[RunSpec, Checkpoint, Sequence[int], Advance | None], tuple[Accumulator, list[str]]]
 
@@ -93,7 +94,7 @@ def run(
             if progress is not None:
                 progress(len(images))
         else:
-            accumulator, unreadable = (run_block or _run_block)(spec, checkpoint, images, progress)
+            accumulator, unreadable = (run_block or measure_block)(spec, checkpoint, images, progress)
             part = of_table(image_table(accumulator, checkpoint=checkpoint.name)), unreadable
             if path is not None:
                 part = _write_part(path, *part, identity)
@@ -106,7 +107,7 @@ def run(
 def block_sizes(spec: RunSpec, checkpoint: Checkpoint) -> BlockSizes:
     """Return where the images are cut: into blocks and batches of whole groups."""
     group = checkpoint.model.group_images
-    return BlockSizes(max(_BLOCK // group, 1) * group, max(spec.batch_size // group, 1) * group)
+    return BlockSizes(max(BLOCK_IMAGES // group, 1) * group, max(spec.batch_size // group, 1) * group)
 
 
 def _parts_by_block(spec: RunSpec, sizes: BlockSizes) -> dict[int, list[tuple[Path, ImageRange]]]:
@@ -196,9 +197,10 @@ def _read_part(
         return None
 
 
-def _run_block(
+def measure_block(
     spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
+    """Return the sums per input of one block, and the names of inputs that could not be read."""
     accumulator, skipped = Accumulator(), list[str]()
     of_tokens = any(isinstance(analysis, LayerAnalysis) for analysis in spec.analyses)
     loader = load_batches(spec, checkpoint, block, masks=of_tokens)

@@ -163,12 +163,12 @@ def features_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return labels and features ``(B, D)`` of some images, and the names of those that could not be read."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(spec, checkpoint, block, skipped, progress):
+    for batch, features in batch_features(spec, checkpoint, block, skipped, progress):
         accumulator.add(Cell(), batch.image_ids, {"label": batch.labels.numpy(), "features": features})
     return accumulator, skipped
 
 
-def _features(
+def batch_features(
     spec: RunSpec,
     checkpoint: Checkpoint,
     block: Sequence[int],
@@ -225,7 +225,7 @@ def _judge_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, a cell per case; see ``engine.loop.run``."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(spec, checkpoint, block, skipped, progress):
+    for batch, features in batch_features(spec, checkpoint, block, skipped, progress):
         for (count, draw), classifier in classifiers.items():
             pair = OutputPair(None, torch.from_numpy(classifier.scores(features)), batch.labels)
             columns = {"label": batch.labels.numpy()}

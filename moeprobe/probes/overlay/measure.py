@@ -328,7 +328,7 @@ class Drawing(ProbeWork[OverlayResult]):
         """Write a figure per layer, or its animation; they come first among the files."""
         svg = self.options.svg
         if self.probe.animate:
-            files = _animations(self.spec, result, folder.path, progress, svg=svg)
+            files = write_animations(self.spec, result, folder.path, progress, svg=svg)
         else:
             from moeprobe.results.figures import save_all
 
@@ -367,7 +367,7 @@ def _figures(overlays: Sequence[InputOverlay], *, view: str) -> dict[str, Figure
     return {f"overlay-{layer}": figure for layer, figure in figures.items()}
 
 
-def _animations(
+def write_animations(
     spec: RunSpec, result: OverlayResult, folder: Path, progress: Progress, *, svg: bool
 ) -> list[Path]:
     """Draw each layer's frames, GIF and strip; returns the files. The sidecar lists by layer the severity of each."""

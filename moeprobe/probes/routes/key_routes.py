@@ -24,7 +24,7 @@ from moeprobe.runtime.seeds import generator
 
 PERMUTATIONS = 1000
 # Labels, and entries of tables, that are held at a time.
-_HELD = 2**23
+NUMBERS_AT_ONCE = 2**23
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ def _permuted(
     """Yield the two numbers ``(d, 2)`` of some permutations at a time: all layers get the same ones."""
     num_images = cells[0].num_images
     experts = max(expert_sums(columns).shape[1] for cell in cells for columns in [next(cell.blocks())[1]])
-    step = max(1, min(PERMUTATIONS, _HELD // num_images, _HELD // (num_classes * experts)))
+    step = max(
+        1, min(PERMUTATIONS, NUMBERS_AT_ONCE // num_images, NUMBERS_AT_ONCE // (num_classes * experts))
+    )
     labels, names = _labels(cells[0]), cells[0].names()
     labeled = np.flatnonzero(labels >= 0)
     # In the order of the names, so that no cut of the images changes a permutation.

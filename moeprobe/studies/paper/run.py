@@ -233,7 +233,7 @@ class _PaperWork(Work[PaperResult]):
 
     def draw(self, result: PaperResult, folder: OutputFolder, progress: Progress) -> None:
         """Draw what belongs to no table, in run folders inside."""
-        _figures(self.job, folder.path, jump_images=self.jump_images, model=self.model, progress=progress)
+        draw_figures(self.job, folder.path, jump_images=self.jump_images, model=self.model, progress=progress)
 
 
 def _numbers(job: Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -300,7 +300,7 @@ def _result(
     return read_result(out)
 
 
-def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, progress: Progress) -> None:
+def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, progress: Progress) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(model, Checkpoint) else model

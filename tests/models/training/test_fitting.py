@@ -86,7 +86,7 @@ def test_the_plain_table_would_have_been_cut() -> None:
 def test_commands_cut_nothing_at_80_columns(
     command: list[object], trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_screen, "_PIPE_WIDTH", 80)
+    monkeypatch.setattr(_screen, "PIPE_WIDTH", 80)
     name, *more = command
     if name == "overlay":
         more += ["--out", tmp_path / "out"]
