@@ -133,7 +133,7 @@ def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[
 # Rows that other programs' files are read as, gathered into row groups of a trace.
 
 # Rows and list entries of a row group, about.
-_ROWS, _VALUES = 4096, 2**18
+ROWS_AT_ONCE, _VALUES = 4096, 2**18
 
 
 def grouped(
@@ -151,7 +151,7 @@ def grouped(
         rows.append(row)
         read += size
         values += row.experts.size + (0 if row.all_gates is None else row.all_gates.size)
-        if len(rows) >= _ROWS or values >= _VALUES:
+        if len(rows) >= ROWS_AT_ONCE or values >= _VALUES:
             yield _batch(rows)
             progress(read)
             rows, values, read = [], 0, 0
@@ -249,7 +249,7 @@ def expert_counts(
 # The first bytes of pickles, which torch.save does not write any more.
 _PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
-_MOST = 2**29
+MOST_BYTES = 2**29
 
 
 class GatheredResponse(dict[str, Any]):
@@ -284,11 +284,11 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
                 yield "the file", GatheredResponse(expert_counts(path, file, beginning, progress=progress))
                 return
             if is_event_stream(beginning):
-                yield from _of_events(path, file.read(_MOST + 1))
+                yield from _of_events(path, file.read(MOST_BYTES + 1))
                 progress(path.stat().st_size)
                 return
             number = 0
-            while line := file.readline(_MOST + 1):
+            while line := file.readline(MOST_BYTES + 1):
                 number += 1
                 where = f"line {number}"
                 try:
@@ -297,7 +297,7 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
                     # Not lines, but one document over several of them?
                     if number > 1 or path.suffix == ".jsonl":
                         raise
-                    line += file.read(_MOST + 1)
+                    line += file.read(MOST_BYTES + 1)
                     where, content = "the document", _parsed(path, "the document", line)
                 several = isinstance(content, list)
                 for position, response in enumerate(content if several else [content], start=1):
@@ -317,8 +317,8 @@ def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _check_size(path: Path, where: str, text: bytes) -> None:
-    if len(text) > _MOST:
-        raise UserError(f"{path}, {where}: a response has more than {_MOST:,} bytes; split it.")
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{path}, {where}: a response has more than {MOST_BYTES:,} bytes; split it.")
 
 
 def _parsed(path: Path, where: str, text: bytes) -> Any:

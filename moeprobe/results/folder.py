@@ -190,7 +190,7 @@ class OutputFolder:
         self._own = RunFolder(path, family_of(path), shared=shared)
         try:
             self._begun_here = overwrite or not is_there(path / REQUEST)
-            _check(path, request, overwrite=overwrite, shared=shared)
+            check_folder(path, request, overwrite=overwrite, shared=shared)
             if overwrite:
                 self._own.clear()
             elif shared:
@@ -321,16 +321,16 @@ def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
 
 
 def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
-    """Raise what ``_check`` does of a folder that is not held, of a finished run when it is complete."""
+    """Raise what ``check_folder`` does of a folder that is not held, of a finished run when it is complete."""
     try:
         with in_use_first(path, shared=shared):
-            _check(path, request, overwrite=overwrite, shared=shared)
+            check_folder(path, request, overwrite=overwrite, shared=shared)
     except FinishedError:
         _complete(path)
         raise
 
 
-def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
+def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
     """Raise ``UserError`` unless a run may begin, or continue, in a folder."""
     family = family_of(path)
     contents = scan(path, family)

@@ -25,7 +25,7 @@ _TEXTS = ("checkpoint", "layer", "router", "view", "tokens", "image_id")
 # Images of a row group.
 GROUP = 4096
 # Rows whose statistics one process computes: of fewer, starting others would take as long.
-_ALONE = 20_000
+ROWS_OF_ONE_PROCESS = 20_000
 
 
 class SumsStore:
@@ -62,7 +62,7 @@ class SumsStore:
     @property
     def processes(self) -> int:
         """How many processes their statistics are worth, where there are as many."""
-        return usable() if self.num_rows > _ALONE else 1
+        return usable() if self.num_rows > ROWS_OF_ONE_PROCESS else 1
 
     def table(self) -> pa.Table:
         """Return all sums as one table: cell by cell, images in the order of their names."""

@@ -17,7 +17,7 @@ from moeprobe.runtime.files import Version, open_parquet
 Arrays = dict[str, NDArray[np.generic]]
 
 # Images of a block that statistics are computed from.
-_BLOCK = 1024
+BLOCK_IMAGES = 1024
 # What says of which cell a row is.
 KEYS = ("checkpoint", *CELL_COLUMNS)
 # Sums of how often experts are chosen.
@@ -159,8 +159,8 @@ class StoredCell:
         """Yield the columns of some images at a time, and which of ``names`` these are."""
         start = 0
         for names, columns in self._parts():
-            for first in range(0, len(names), _BLOCK):
-                rows = slice(first, min(first + _BLOCK, len(names)))
+            for first in range(0, len(names), BLOCK_IMAGES):
+                rows = slice(first, min(first + BLOCK_IMAGES, len(names)))
                 yield (
                     slice(start + rows.start, start + rows.stop),
                     {name: values[rows] for name, values in columns.items()},

@@ -105,7 +105,7 @@ class Catalog:
 
     def built_in(self) -> list[str]:
         """Return the sorted names of the package's own plug-ins, without importing any."""
-        modules = _modules(self._folder, self._folder.stat().st_mtime_ns)
+        modules = _modules(self.folder, self.folder.stat().st_mtime_ns)
         return [name for name in modules if name not in self._no_plugins and not name.startswith("_")]
 
     def get(self, name: str) -> Any:
@@ -141,8 +141,8 @@ class Catalog:
             return " ".join(
                 [*(line.replace("``", "") for line in lines[:1]), f"(from {outside.source.label})"]
             )
-        path = self._folder / f"{name}.py"
-        module = ast.parse((path if path.is_file() else self._folder / name / "__init__.py").read_bytes())
+        path = self.folder / f"{name}.py"
+        module = ast.parse((path if path.is_file() else self.folder / name / "__init__.py").read_bytes())
         described = [
             ast.get_docstring(node) or ""
             for node in module.body
@@ -163,7 +163,8 @@ class Catalog:
         )
 
     @property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """The place of its files."""
         # By its place on disk: looking a package up by name would import its parents, and torch with them.
         return Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
 

@@ -392,7 +392,7 @@ def open_parquet(path: Path, version: Version) -> "ParquetFile":
 
 
 # Values of a row group, which is held in memory; and rows of a file of which something is read at once.
-_MOST_VALUES, _MOST_ROWS = 2**28, 2**25
+MOST_VALUES, MOST_ROWS = 2**28, 2**25
 
 
 def check_parquet_size(path: Path, metadata: Any, *, all_rows: bool) -> None:
@@ -404,12 +404,12 @@ def check_parquet_size(path: Path, metadata: Any, *, all_rows: bool) -> None:
         all_rows: whether something of all its rows is read at once.
     """
     rows = int(metadata.num_rows)
-    if all_rows and rows > _MOST_ROWS:
-        raise UserError(f"{path} holds {rows:,} rows, more than the {_MOST_ROWS:,} that are read at once.")
+    if all_rows and rows > MOST_ROWS:
+        raise UserError(f"{path} holds {rows:,} rows, more than the {MOST_ROWS:,} that are read at once.")
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         values = max((group.column(column).num_values for column in range(group.num_columns)), default=0)
-        if values > _MOST_VALUES:
+        if values > MOST_VALUES:
             raise UserError(
-                f"{path} holds {values:,} values in one row group; at most {_MOST_VALUES:,} are read at once."
+                f"{path} holds {values:,} values in one row group; at most {MOST_VALUES:,} are read at once."
             )

@@ -156,7 +156,7 @@ def test_a_request_that_lacks_a_layer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_ROWS", 4)
+    monkeypatch.setattr(responses, "ROWS_AT_ONCE", 4)
     lines = [LINE | {"id": name, "layer": layer} for name in range(9) for layer in ("blocks.1", "blocks.3")]
     read: list[int] = []
     found = trace_log.Log(log(tmp_path, *lines), progress=read.append)

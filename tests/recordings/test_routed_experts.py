@@ -305,7 +305,7 @@ def test_a_compressed_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_response_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_MOST", 100)
+    monkeypatch.setattr(responses, "MOST_BYTES", 100)
     assert "line 1: a response has more than 100 bytes; split it." in refusal(tmp_path, "x" * 1000)
 
 

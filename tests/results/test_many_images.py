@@ -42,7 +42,7 @@ def tables(sums: SumsStore) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
 
 def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tables(of_file(path))
-    monkeypatch.setattr(stored_cell, "_BLOCK", 97)
+    monkeypatch.setattr(stored_cell, "BLOCK_IMAGES", 97)
     monkeypatch.setattr(stored, "GROUP", 1000)
     # In row groups of another size, and the last images first.
     stored.write(tmp_path / "other.parquet", of_table(of_file(path).table()))
@@ -65,7 +65,7 @@ def test_any_number_of_processes_gives_the_same_bytes(
     texts: list[list[bytes]] = []
     for number in (1, 2, 3):
         monkeypatch.setattr(stored, "usable", lambda number=number: number)
-        monkeypatch.setattr(stored, "_ALONE", 0)
+        monkeypatch.setattr(stored, "ROWS_OF_ONE_PROCESS", 0)
         sums = of_file(tmp_path / "sums.parquet")
         assert sums.processes == number
         texts.append([])
@@ -76,7 +76,7 @@ def test_any_number_of_processes_gives_the_same_bytes(
 
 
 def test_few_sums_are_left_to_one_process(path: Path) -> None:
-    assert of_file(path).num_rows < stored._ALONE and of_file(path).processes == 1
+    assert of_file(path).num_rows < stored.ROWS_OF_ONE_PROCESS and of_file(path).processes == 1
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:

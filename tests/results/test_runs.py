@@ -328,7 +328,7 @@ def test_a_folder_whose_request_cannot_be_looked_at_is_given_back(
         raise UserError("Cannot read out/run.json: Interrupted system call.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_check", lambda *_, **__: None)
+        patch.setattr(runs, "check_folder", lambda *_, **__: None)
         patch.setattr(runs, "is_there", failing)
         with pytest.raises(UserError, match="Interrupted"):
             OutputFolder(tmp_path / "out", {"kind": "sweep"})

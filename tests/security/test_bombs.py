@@ -154,8 +154,8 @@ def test_yaml_whose_references_multiply(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_of_equal_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MOST_VALUES", 10_000)
-    monkeypatch.setattr(files, "_MOST_ROWS", 15_000)
+    monkeypatch.setattr(files, "MOST_VALUES", 10_000)
+    monkeypatch.setattr(files, "MOST_ROWS", 15_000)
     path = tmp_path / "a.parquet"
     table = pa.table({"a": pa.array([0.0] * 20_000)})
     for size, whole, words in ((20_000, False, "in one row group"), (1_000, True, "rows, more than")):
@@ -169,5 +169,5 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
     def none(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("moeprobe.inputs.data.readers.images._walk", none)
+    monkeypatch.setattr("moeprobe.inputs.data.readers.images.walk_images", none)
     assert "Memory ran out" in refused("confidence", CHECKPOINT, "--data", f"folder:{tmp_path}")

@@ -30,9 +30,9 @@ def test_bounds() -> None:
         f"| CIFAR's file | {cifar._MOST // 2**30} GiB; its list of names {cifar._LONGEST // MIB} MiB |",
         f"| texts | {text._LIMIT // MIB} MiB |",
         f"| synonyms | {synonyms._LIMIT // MIB} MiB |",
-        f"| one response of a server | {responses._MOST // MIB} MiB |",
-        f"| Parquet | {files._MOST_VALUES / 1e6:.0f} million values in a row group; "
-        f"{files._MOST_ROWS / 1e6:.0f} million rows",
+        f"| one response of a server | {responses.MOST_BYTES // MIB} MiB |",
+        f"| Parquet | {files.MOST_VALUES / 1e6:.0f} million values in a row group; "
+        f"{files.MOST_ROWS / 1e6:.0f} million rows",
         f"at most {vmoe_files._MOST_UNPACKED:,} times its size",
     ]
     for row in rows:

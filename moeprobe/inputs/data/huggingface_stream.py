@@ -65,7 +65,7 @@ class HuggingfaceStream(ImageDataset):
         opened = self._open
         # A copy of this process would share the place in the file with it.
         if opened is None or (opened.shard, opened.process) != (shard, os.getpid()) or row < opened.first:
-            opened = self._open = _Open(shard, self._tables(self._shards[shard], shard))
+            opened = self._open = _Open(shard, self.shard_tables(self._shards[shard], shard))
         example = opened.row(row)
         if example is None:
             self._open = None
@@ -98,12 +98,12 @@ class HuggingfaceStream(ImageDataset):
         read = []
         for number, shard in enumerate(shards):
             labels: list[int | None] = []
-            for table in self._tables(shard, number):
+            for table in self.shard_tables(shard, number):
                 labels += table[label].to_pylist() if label else [None] * table.num_rows
             read.append(as_labels(labels).clip(min=-1))
         return read
 
-    def _tables(self, shard: Any, number: int) -> Iterator[Any]:
+    def shard_tables(self, shard: Any, number: int) -> Iterator[Any]:
         """Yield the rows of a shard as tables of Arrow.
 
         Raises:

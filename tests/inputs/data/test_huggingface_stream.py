@@ -58,13 +58,13 @@ def test_a_run_takes_the_same_images_shard_by_shard(location: str) -> None:
 def test_images_in_their_order_read_each_shard_once(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = HuggingfaceStream(split="test", location=location)
     opened: list[int] = []
-    read = HuggingfaceStream._tables
+    read = HuggingfaceStream.shard_tables
 
     def noted(self: HuggingfaceStream, shard: Any, number: int) -> Iterator[Any]:
         opened.append(number)
         return read(self, shard, number)
 
-    monkeypatch.setattr(HuggingfaceStream, "_tables", noted)
+    monkeypatch.setattr(HuggingfaceStream, "shard_tables", noted)
     for index in choose_images(stream, limit=None, seed=0):
         stream.example(index)
     assert sorted(opened) == [0, 1, 2, 3]

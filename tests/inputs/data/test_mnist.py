@@ -35,7 +35,7 @@ FAMILY = [
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look nowhere but below the test's own folder."""
-    monkeypatch.setattr(mnist, "_ROOTS", (tmp_path / "cache",))
+    monkeypatch.setattr(mnist, "ROOTS", (tmp_path / "cache",))
     monkeypatch.setattr(mnist, "DOWNLOADED", tmp_path / "cache")
     monkeypatch.setattr(FashionMnist, "packaged", (tmp_path / "packaged",))
 

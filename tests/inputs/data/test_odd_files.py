@@ -47,7 +47,7 @@ def test_a_link_out_of_a_folder_to_one_that_holds_it(tmp_path: Path, target: str
 
 
 def test_a_folder_that_is_mostly_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_MOST_OTHERS", 30)
+    monkeypatch.setattr(images, "MOST_OTHER_FILES", 30)
     for number in range(40):
         write(tmp_path / f"deep/{number:02d}.txt", b"")
     write(tmp_path / "deep/1.png", encoded(1))

@@ -27,7 +27,7 @@ from moeprobe.runtime.files import is_file, is_folder, open_regular, sha256
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
-_MOST_OTHERS = 100_000
+MOST_OTHER_FILES = 100_000
 # Named, because Pillow would try every format it knows on a file, and hand an EPS to an outside program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
@@ -103,7 +103,7 @@ def list_images(folder: Path) -> list[str]:
             UTF-8, or nearly all files are no images.
     """
     try:
-        return sorted(_walk(folder))
+        return sorted(walk_images(folder))
     except OSError as error:
         raise _unreadable(folder, error) from error
 
@@ -135,7 +135,12 @@ def _unreadable(folder: Path, error: OSError) -> UserError:
     return UserError(f"The folder {str(error.filename or folder)!r} cannot be read: {error.strerror}.")
 
 
-def _walk(root: Path) -> Iterator[str]:
+def walk_images(root: Path) -> Iterator[str]:
+    """Yield the names of the images below a folder, each folder read once.
+
+    Raises:
+        UserError: most of the first files are no images.
+    """
     outside = {_identity(folder) for folder in root.resolve().parents}
     # Folders to be read: path, prefix of the names, identities of its parent folders.
     pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
@@ -160,7 +165,7 @@ def _walk(root: Path) -> Iterator[str]:
                 yield _checked(f"{prefix}{entry.name}", root)
             else:
                 extra += 1
-        if extra > _MOST_OTHERS + 10 * images:
+        if extra > MOST_OTHER_FILES + 10 * images:
             raise UserError(
                 f"Of the first {images + extra:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
                 "images; name the one that holds them, and look for links that lead out of it."

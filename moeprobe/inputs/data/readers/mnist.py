@@ -30,7 +30,7 @@ RESOLUTION = 28
 _VAL_SHARE = 12
 # Where --download puts the files, and where torchvision's users keep them.
 DOWNLOADED = Path("~/.cache/moeprobe/data")
-_ROOTS = (DOWNLOADED, Path("data"), Path("~/data"), Path("~/datasets"))
+ROOTS = (DOWNLOADED, Path("data"), Path("~/data"), Path("~/datasets"))
 
 
 class MnistFiles(ImageDataset):
@@ -103,7 +103,7 @@ class MnistFiles(ImageDataset):
 
     def _usual_places(self) -> list[Path]:
         """Return the folders where the files are looked for without a location."""
-        roots = [_inside(root.expanduser(), self.published) for root in _ROOTS]
+        roots = [_inside(root.expanduser(), self.published) for root in ROOTS]
         return [*self.packaged, *chain.from_iterable(roots)]
 
     def _search(self, folders: Sequence[Path], half: str, *, location: str) -> tuple[Path, tuple[Path, Path]]:
