@@ -16,7 +16,7 @@ from moeprobe.runtime.progress import Progress
 Measured = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
 # Seconds from which work needs no warming up: the call whose values are compared is its first round.
-_LONG = 5.0
+WARM_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     for one in race.contestants:
         begun = time.perf_counter()
         taken, returned[one.name] = _call(race, one, clock)
-        if time.perf_counter() - begun > _LONG:
+        if time.perf_counter() - begun > WARM_SECONDS:
             long[one.name] = one.scale * taken
     check_values(race, returned)
     returned.clear()

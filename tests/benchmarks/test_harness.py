@@ -75,7 +75,7 @@ def test_how_often_does_not_depend_on_what_a_call_counts_for(scale: float) -> No
 
 
 def test_the_first_call_of_long_work_is_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.speed.measure._LONG", -1.0)
+    monkeypatch.setattr("benchmarks.speed.measure.WARM_SECONDS", -1.0)
     calls: list[str] = []
     times = {"a": iter([5.0, 6.0, 7.0]), "b": iter([1.0, 2.0, 3.0])}
 

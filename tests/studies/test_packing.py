@@ -29,7 +29,7 @@ def out(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trade-off of two trainings, packed."""
     folder = tmp_path_factory.mktemp("packing") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+        patch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
         made = run("tradeoff", *trained.values(), *MEASURE, "--out", folder, "--device", "cpu")
     assert made.exit_code == 0, made.output
     return folder
@@ -37,7 +37,7 @@ def out(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
     shutil.copytree(out, tmp_path / "out")
     return tmp_path / "out"
 
@@ -123,7 +123,7 @@ def test_killed_while_packing(copy: Path, when: str) -> None:
     unpack(copy)
     code = (
         "import os, signal\nfrom pathlib import Path\nfrom moeprobe import api\n"
-        "from moeprobe.studies.tradeoff import packing, run\nrun._draw = lambda *_: None\n"
+        "from moeprobe.studies.tradeoff import packing, run\nrun.draw_figures = lambda *_: None\n"
         f"{KILLED[when]}\napi.tradeoff([], out={str(copy)!r})"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -85,7 +85,7 @@ def copy(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures, for what is not about them: they take longer than all the rest."""
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
 
 
 def unpack(out: Path) -> None:
@@ -184,7 +184,7 @@ def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert "4 cells: 4 kept" in run("tradeoff", "--out", "out").output
     assert {name: (copy / "out" / name).read_bytes() for name in names} == first
     # By the trainings' names too: what was measured of them is enough.
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
     assert "4 cells: 4 kept" in run("tradeoff", *[f"gone/{name}" for name in CELLS], "--out", "out").output
     assert (copy / "out" / "table.csv").read_bytes() == first["table.csv"]
     assert not (copy / "checkpoints").exists()
@@ -235,7 +235,7 @@ def test_what_is_asked_later_is_measured_then(copy: Path, monkeypatch: pytest.Mo
         assert (last["value"] > 0) == ("expert_choice" in name)
     monkeypatch.undo()
     monkeypatch.chdir(copy)
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
     assert (copy / "out" / "cells.parquet").read_bytes() == first
     assert run("tradeoff", "small.yaml", *more, "--out", "out").exit_code == 0
     pd.testing.assert_frame_equal(table(copy), found)
@@ -503,7 +503,9 @@ def times_of(folder: Path, groups: list[str]) -> Path:
 
 def test_times_taken_in_turn_stand_on_the_axis(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[pd.DataFrame] = []
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda made, *_, **__: drawn.append(made))
+    monkeypatch.setattr(
+        "moeprobe.studies.tradeoff.run.draw_figures", lambda made, *_, **__: drawn.append(made)
+    )
     times_of(copy / "times", ["softmax_expert_choice-c1", "softmax_token_choice-k1"])
     made = run("tradeoff", "--out", "out", "--times", "times")
     assert made.exit_code == 0, made.output

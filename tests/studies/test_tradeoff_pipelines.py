@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "small.yaml").write_text(PIPELINE, encoding="utf-8")
     (tmp_path / "many.yaml").write_text(SWEEP, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.draw_figures", lambda *_, **__: None)
     return tmp_path
 
 

@@ -20,7 +20,7 @@ _LIMIT = 2**30
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 # With more a browser is slow, and a page large.
-_MOST_PATCHES = 20_000
+MOST_PATCHES = 20_000
 # Of an expert that is clicked.
 _MOST_CLASSES = 3
 _SIDES = ("perturbed_set", "perturbed_gates", "perturbed_margin", "clean_set", "clean_gates", "clean_margin")
@@ -156,7 +156,7 @@ def explorer_of(
         return None
     if "word" not in patches and (pixels is None or "column" not in patches):
         return None
-    if not 0 < len(patches) <= _MOST_PATCHES:
+    if not 0 < len(patches) <= MOST_PATCHES:
         return None
     names = {
         key: list(dict.fromkeys(patches[key])) for key in ("layer", "checkpoint", "image_id", "severity")

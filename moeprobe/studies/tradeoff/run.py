@@ -148,7 +148,7 @@ def tradeoff(
         table = table if times is None else with_times(table, Path(times))
         write_csv(folder.path / "table.csv", table)
         write_csv(folder.path / "paper.csv", published())
-        _draw(table, folder.path / "figures", svg=svg)
+        draw_figures(table, folder.path / "figures", svg=svg)
         sidecar = make_sidecar(
             request,
             command=command,
@@ -182,7 +182,8 @@ def _provenance(cell: Training) -> dict[str, Any]:
     }
 
 
-def _draw(table: pd.DataFrame, folder: Path, *, svg: bool) -> None:
+def draw_figures(table: pd.DataFrame, folder: Path, *, svg: bool) -> None:
+    """Write the figures of a table, beside the published values."""
     from moeprobe.results.figures import save_all
     from moeprobe.results.figures.tradeoff import draw, draw_published
 

@@ -51,7 +51,7 @@ def test_without_pixels_or_with_too_many_patches_the_figure_stays(
     assert explorer_of(write_frames(tmp_path / "earlier")) is None
     folder = write_overlay(tmp_path / "run")
     assert 'class="explorer"' in api.report([folder]).html
-    monkeypatch.setattr(pictures, "_MOST_PATCHES", 63)
+    monkeypatch.setattr(pictures, "MOST_PATCHES", 63)
     html = api.report([folder]).html
     assert 'class="explorer"' not in html and "Figure overlay-blocks.1" in html
 
