@@ -47,6 +47,7 @@ COMMANDS: dict[str, list[str]] = {
     "s-matrix": [],
     "determinism": [],
     "precision": ["--formats", "int8"],
+    "flips": ["--limit", "20", "--patches", "2"],
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
     "trace record": [],

@@ -58,6 +58,7 @@ DRAWN = {
     "report-patches.png": "a screenshot",
     "server-disagreement.png": "a server",
     "server-mismatch.png": "a server",
+    "flips.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

@@ -40,7 +40,8 @@ def pages() -> dict[str, str]:
         "the declarations of metrics",
         "What the column `metric` of a [table](columns.md) can say. What the numbers mean is explained in "
         "[Match and chance](../concepts/match-and-chance.md), [Perturbations](../concepts/perturbations.md), "
-        "[Contagion](../concepts/contagion.md) and [Few shots](../concepts/few-shot.md).",
+        "[Contagion](../concepts/contagion.md), [the price of a flip](../concepts/flips.md) and "
+        "[Few shots](../concepts/few-shot.md).",
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
         "The column `null` names the chance level. What only recorded routing has is on [a page of its "

@@ -1,5 +1,9 @@
 """Imported Swin-MoEs, made traceable."""
 
+from collections.abc import Iterable
+
+from torch import nn
+
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.swin import swin_grids
@@ -15,3 +19,8 @@ class SwinMoe(Vmoe):
     def _lay_out(self) -> dict[str, PatchGrid]:
         grids = swin_grids(self.model)
         return {name: grids[name] for name in self.layer_names}
+
+    def _modules_from(self, layer: str) -> Iterable[nn.Module]:
+        stage, _, block = layer.removeprefix("layers.").partition(".blocks.")
+        stages = list(self.model.layers)
+        return [*stages[int(stage)].blocks[int(block) :], *stages[int(stage) + 1 :]]

@@ -1,6 +1,6 @@
 """Our own sparse timm transformers, made traceable."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,18 @@ from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
-from moeprobe.models.nn.capture import Choices, capture, capture_inputs, moe_layers, replaying
+from moeprobe.models.nn.capture import (
+    Choices,
+    capture,
+    capture_inputs,
+    capture_trunks,
+    moe_layers,
+    replaying,
+)
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.routing.capabilities import Trunk
 from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
@@ -110,11 +118,16 @@ class Vmoe:
         """Run the model with choices made elsewhere; see ``routing.Replayable``."""
         if gates not in ("recomputed", "replayed"):
             raise ValueError(f"gates is recomputed or replayed, not {gates!r}.")
+        with torch.inference_mode(), replaying(self.model, self._choices(routing, len(images), gates)):
+            return self._forward(images)
+
+    def _choices(self, routing: RoutingTrace, num_images: int, gates: str) -> dict[str, Choices]:
+        """Return what layers are to repeat; raises ``UserError`` where the routing is not one of this model."""
         choices = {}
         for name in wanted_layers(list(routing.layers), self.layer_names):
             layer = routing.layers[name]
             expected = (
-                len(images),
+                num_images,
                 self.grids[name].num_patches + layer.num_prefix_tokens,
                 layer.num_experts,
             )
@@ -125,8 +138,58 @@ class Vmoe:
                 )
             replayed = layer.gates if gates == "replayed" else None
             choices[name] = Choices(layer.selected, layer.processed, replayed)
-        with torch.inference_mode(), replaying(self.model, choices):
-            return self._forward(images)
+        return choices
+
+    def trunks(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Trunk]:
+        """Run the model up to its layers; see ``routing.Resumable``."""
+        selected_layers = wanted_layers(layers, self.layer_names)
+        with torch.inference_mode(), capture_trunks(self.model, selected_layers) as trunks:
+            self._forward(images)
+        return {name: Trunk(*trunks[name]) for name in selected_layers}
+
+    def resume(self, layer: str, hidden: Tensor, routing: RoutingTrace) -> tuple[Tensor, Tensor]:
+        """Run the rest of the model; see ``routing.Resumable``."""
+        outputs: list[Tensor] = []
+        handle = self._layers[layer].register_forward_hook(lambda *call: outputs.append(call[-1]))
+        try:
+            with (
+                torch.inference_mode(),
+                replaying(self.model, self._choices(routing, len(hidden), "recomputed")),
+            ):
+                return self._scores_from(layer, hidden), outputs[0]
+        finally:
+            handle.remove()
+
+    def reached_from(self, layer: str, hidden: Tensor) -> Tensor:
+        """Follow the gradient of the class scores back to the layer; see ``routing.Resumable``."""
+        probes: list[Tensor] = []
+
+        def add_probe(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+            probes.append(torch.zeros_like(output, requires_grad=True))
+            return output + probes[0]
+
+        handle = self._layers[layer].register_forward_hook(add_probe)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                scores = self._scores_from(layer, hidden.clone())
+                # Scores of unlike weight: the sum of all may not depend on anything.
+                weights = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+                (gradient,) = torch.autograd.grad((scores * weights).sum(), probes)
+        finally:
+            handle.remove()
+        return (gradient != 0).any(-1).any(0)
+
+    def _scores_from(self, layer: str, hidden: Tensor) -> Tensor:
+        """Return the class scores of what enters the block of a layer."""
+        for module in self._modules_from(layer):
+            hidden = module(hidden)
+        scores: Tensor = self.model.forward_head(self.model.norm(hidden))
+        return scores.float()
+
+    def _modules_from(self, layer: str) -> Iterable[nn.Module]:
+        """Return the block of a layer and all modules after it, up to the last normalization."""
+        blocks = list(self.model.blocks)
+        return blocks[blocks.index(self.model.get_submodule(layer)) :]
 
     def features(self, images: Tensor) -> Tensor:
         """Return what the head reads, the pre-logits where the model has them; see ``routing.Featured``."""

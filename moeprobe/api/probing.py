@@ -16,6 +16,7 @@ from moeprobe.probes.discontinuity.measure import DiscontinuityResult
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.fewshot import Fewshot
+from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
@@ -201,6 +202,38 @@ def contagion(
         UserError: something named does not exist or does not fit, or there are fewer than two groups of images.
     """
     return ask(Contagion(share=share), models, data, options, watcher, changes)
+
+
+@with_options
+def flips(
+    models: Models,
+    *,
+    data: str | None = None,
+    view: str = Flips.view,
+    severities: Sequence[float] | None = Flips.severities,
+    patches: int = Flips.patches,
+    later: str = Flips.later,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure what it costs when one token of one layer gets another set of experts.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        view: a view with a severity that leaves patches in place; the sets chosen under it are forced, too.
+        severities: the one severity of the view; None = its strongest.
+        patches: patches of an image that are flipped, in each layer to each kind of set.
+        later: "fixed": later layers choose as in the clean pass; "free": as their routers choose after the flip.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or no token can get another set alone.
+    """
+    probe = Flips(view=view, severities=severities, patches=patches, later=later)
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options

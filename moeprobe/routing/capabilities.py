@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from moeprobe.errors import UserError
@@ -65,6 +66,43 @@ class Replayable(Traceable, Protocol):
         Raises:
             UserError: the routing is not one of this model for as many images, or its tokens choose no experts.
         """
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """How far a forward pass has come at an MoE layer.
+
+    Attributes:
+        hidden: ``(B, ...)`` what enters the block that the layer is in.
+        output: ``(B, T, D)`` what the layer gives, with the choices that the pass made.
+    """
+
+    hidden: Tensor
+    output: Tensor
+
+
+@runtime_checkable
+class Resumable(Replayable, Protocol):
+    """A model whose forward pass can be taken up again at an MoE layer, so that what comes before it runs once."""
+
+    def trunks(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Trunk]:
+        """Return where a pass of images ``(B, 3, H, W)`` in [0, 1] has come at each layer.
+
+        Raises:
+            UserError: there is no such layer, or the images do not fit the model.
+        """
+
+    def resume(self, layer: str, hidden: Tensor, routing: RoutingTrace) -> tuple[Tensor, Tensor]:
+        """Return the class scores ``(B, classes)`` of passes taken up at a layer, and its output ``(B, T, D)``.
+
+        Args:
+            layer: where.
+            hidden: of its ``Trunk``, with an entry for each pass.
+            routing: choices to be repeated from there on, as in ``replay`` with recomputed gates.
+        """
+
+    def reached_from(self, layer: str, hidden: Tensor) -> Tensor:
+        """Return of which tokens ``(T,)`` the layer's output can reach the class scores at all."""
 
 
 def refusal_to_replay(model: Traceable) -> str | None:

@@ -1,4 +1,4 @@
-"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards.
+"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards, prices of flips.
 
     python -m reports.scripts.guide_figures
 
@@ -30,7 +30,9 @@ SHOWN = ("digits", "shapes", "checkerboard")
 
 def main() -> None:
     """Draw all of them."""
-    drawn = {"overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards()}
+    drawn = {
+        "overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards(), "flips": flips()
+    }  # fmt: skip
     for name, figure in drawn.items():
         [path] = save(figure, IMAGES / name)
         with Image.open(path) as image:
@@ -50,6 +52,12 @@ def strip() -> Figure:
     for place, shown in zip((0.125, 0.375, 0.625, 0.875), ("clean", "noise, σ = 0.1") * 2, strict=True):
         figure.text(place, 0.905, shown, ha="center", va="center", fontsize=11)
     return figure
+
+
+def flips() -> Figure:
+    """Return the sizes of flips on digits, by margin, of two committed models."""
+    models = [ROOT / f"checkpoints/reference/digits-{name}-k2-seed0" for name in ("baseline", "prc")]
+    return api.flips(models, data="digits", figures=False).plot()["flips"]
 
 
 def texts() -> Figure:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
+from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
@@ -53,13 +54,20 @@ SEQUENCED = {"touched", "first_layer"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
-Asked = LayerPair | OutputPair | Corners | Differences | LogProbabilities | Reasons | Scores | list[Path]
+Prices = dict[str, ForcedFlips]
+Asked = (
+    LayerPair | OutputPair | Corners | Differences | LogProbabilities | Reasons | Scores | list[Path] | Prices
+)
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
     """Some images of a batch."""
-    if isinstance(pair, list):
-        return pair[rows]
+    if isinstance(pair, list | dict):
+        return (
+            pair[rows]
+            if isinstance(pair, list)
+            else {forced: flips.of_images(rows) for forced, flips in pair.items()}
+        )
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
     if isinstance(pair, Reasons | LogProbabilities | Scores):
@@ -101,7 +109,25 @@ def _mismatches() -> list[Asked]:
     return [Scores(both.view, both.reference, both.reference * 0.9)]
 
 
-OF_TOKENS = {"log_probability": _scores, "unshared": _reasons, "mismatch": _mismatches}
+def _flips() -> list[Asked]:
+    """Prices of flips: with the layer's output and without, of an image without a label, of tokens not flipped."""
+    random = torch.Generator().manual_seed(0)
+
+    def flips(*, has_output: bool) -> ForcedFlips:
+        weight, price, fall, output = (torch.rand(SIZE, 7, generator=random).double() for _ in range(4))
+        price[1] = torch.nan
+        answer = torch.rand(SIZE, 7, generator=random) < 0.3
+        return ForcedFlips(weight * (weight > 0.4), price, fall, answer, output if has_output else None)
+
+    return [{forced: flips(has_output=has) for forced in FORCED} for has in (True, False)]
+
+
+OF_TOKENS = {
+    "log_probability": _scores,
+    "unshared": _reasons,
+    "mismatch": _mismatches,
+    "flips": _flips,
+}
 
 
 def examples(name: str) -> list[Asked]:

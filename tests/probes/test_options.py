@@ -21,7 +21,7 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import nearest
 
 Trained = dict[str, Path]
-PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
+PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion", "flips",
           "discontinuity", "overlay", "record", "analyze_trace", "compare", "correspond")  # fmt: skip
 
 

@@ -35,6 +35,7 @@ PROBES = {
     "fewshot": ["--shots", "1,2", "--draws", "2"],
     "precision": ["--formats", "int8", "--parts", "router,experts"],
     "determinism": ["--batches", "1,5", "--repeats", "1"],
+    "flips": ["--patches", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],
     "discontinuity": ["--limit", "3", "--count", "2", "--layers", "first"],
 }

@@ -71,6 +71,36 @@ def capture_inputs(model: nn.Module, *, stop_after: str | None = None) -> Iterat
 
 
 @contextmanager
+def capture_trunks(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Collect what enters the blocks of some MoE layers, and the layers' outputs ``(B, T, D)``, by block name.
+
+    The context ends at the output of the last of ``layers``.
+    """
+    trunks: dict[str, tuple[Tensor, Tensor]] = {}
+    hidden: dict[str, Tensor] = {}
+
+    def enter(name: str) -> Any:
+        def hook(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            hidden[name] = arguments[0]
+
+        return hook
+
+    def leave(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            trunks[name] = hidden[name], output
+            if name == layers[-1]:
+                raise _Stop
+
+        return hook
+
+    moe = moe_layers(model)
+    handles = [model.get_submodule(name).register_forward_pre_hook(enter(name)) for name in layers]
+    handles += [moe[name].register_forward_hook(leave(name)) for name in layers]
+    with _hooked(handles):
+        yield trunks
+
+
+@contextmanager
 def _hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Remove the hooks at the end, which may be a ``_Stop``."""
     try:

@@ -4,7 +4,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,7 +24,13 @@ BatchSums = Callable[[Batch | TextBatch], Mapping[str, Sums]]
 
 
 class VariantsMeasurement(Measurement[Result]):
-    """The work of a probe that runs each batch in several variants."""
+    """The work of a probe that runs each batch in several variants.
+
+    Attributes:
+        masks: whether it reads which pixels show the foreground.
+    """
+
+    masks: ClassVar[bool] = False
 
     @abstractmethod
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
@@ -32,7 +38,7 @@ class VariantsMeasurement(Measurement[Result]):
 
     def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
         """Return what runs each batch of a block in all variants."""
-        return partial(_run_block, sums=self.batch_sums(spec, model))
+        return partial(_run_block, sums=self.batch_sums(spec, model), masks=self.masks)
 
     def make_request(self) -> dict[str, Any]:
         """Return everything that the numbers depend on; the variants are all of unperturbed images."""
@@ -51,10 +57,11 @@ def _run_block(
     progress: Advance | None,
     *,
     sums: BatchSums,
+    masks: bool,
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per input of some inputs."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch in readable_batches(load_batches(spec, checkpoint, block), skipped, progress):
+    for batch in readable_batches(load_batches(spec, checkpoint, block, masks=masks), skipped, progress):
         labels = {"label": batch.labels.numpy()}
         for view, sums_by_cell in sums(batch).items():
             for cell, columns in sums_by_cell.items():

@@ -25,7 +25,8 @@ from moeprobe.models.checkpoints.swin_moe import import_swin_moe
 from moeprobe.models.checkpoints.swin_moe_files import read_ranks
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
-from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
+from moeprobe.routing.capabilities import Featured, Replayable, Resumable, Routable, Traceable
+from moeprobe.routing.record import RoutingTrace
 from tests.commands import refused, run
 from tests.golden import assert_golden
 from tests.models.checkpoints.importing import swin
@@ -416,3 +417,17 @@ def test_contagion_wants_one_grid(folder: Path) -> None:
     more = ("--data", "digits", "--limit", 8)
     assert "name layers of one stage with --layers" in refused("contagion", folder, *more)
     assert run("contagion", folder, *more, "--layers", swin.SPARSE[1]).exit_code == 0
+
+
+def test_a_pass_can_be_resumed_at_each_layer(tmp_path: Path) -> None:
+    found = imported(tmp_path, swin.parameters(), top_k=2)
+    model = api.load_model(found.folder, device="cpu").model
+    assert isinstance(model, Resumable)
+    pixels = images(2)
+    scores, trace = model.trace(pixels)
+    for layer, trunk in model.trunks(pixels).items():
+        resumed, output = model.resume(layer, trunk.hidden, RoutingTrace({layer: trace.layers[layer]}))
+        torch.testing.assert_close(resumed, scores)
+        torch.testing.assert_close(output, trunk.output)
+        assert trunk.output.shape[:2] == trace.layers[layer].gates.shape[:2]
+        assert model.reached_from(layer, trunk.hidden).all(), "the mean of all tokens is read"

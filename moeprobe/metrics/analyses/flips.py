@@ -1,0 +1,191 @@
+"""What does a flip cost: another set of experts for one token of one layer, everything else as in the clean pass?
+
+A *flip* is forced on the model, so its price is an effect and no correlation. Prices may be negative: another set may
+serve an image better. A mean price near 0 therefore does not say that flips do nothing; ``flip_size`` does.
+
+Tokens are sampled, and each stands for as many as could have been drawn in its image (its *weight*), so that means are
+over all flips of the images, whatever number of them was measured.
+
+Axes: B images, T tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric, MetricFamily
+from moeprobe.metrics.stats.statistic import Ratio, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Which set is forced on a token, worded for the middle of a sentence.
+FORCED = {
+    "runner_up": "the runner-up in place of the last chosen expert",
+    "first": "the runner-up in place of the first chosen expert",
+    "random": "another set drawn at random",
+    "view": "the set chosen under the perturbation",
+}
+# What follows in labels; of the leading set nothing.
+_LABELS = {
+    "runner_up": "",
+    "first": ", first replaced",
+    "random": ", random set",
+    "view": ", perturbed set",
+}
+
+
+@dataclass(frozen=True)
+class ForcedFlips:
+    """Flips to one kind of set, of the tokens of a batch at one layer; where the weight is 0, none was forced.
+
+    Attributes:
+        weight: ``(B, T)`` tokens of the image that the flip stands for.
+        price: ``(B, T)`` rise of the cross-entropy with the label, in nats; NaN where an image has none.
+        fall: ``(B, T)`` fall of the log-probability of the class predicted for the clean image, in nats.
+        answer: ``(B, T)`` bool, whether another class is predicted.
+        output: ``(B, T)`` norm of the change of the layer's output, over the norm of the output; None = not known.
+    """
+
+    weight: Tensor
+    price: Tensor
+    fall: Tensor
+    answer: Tensor
+    output: Tensor | None
+
+    def among(self, tokens: Tensor) -> ForcedFlips:
+        """Return the flips of some tokens ``(B, T)`` alone."""
+        return replace(self, weight=self.weight * tokens)
+
+    def of_images(self, rows: slice) -> ForcedFlips:
+        """Return the flips of some images."""
+        weight, price, fall, answer = (
+            values[rows] for values in (self.weight, self.price, self.fall, self.answer)
+        )
+        return ForcedFlips(weight, price, fall, answer, None if self.output is None else self.output[rows])
+
+
+def _price(forced: str) -> Metric:
+    return Metric(
+        f"flip_price_{forced}",
+        about="rise of the cross-entropy with the label by a flip of one token in this layer, on average; the "
+        f"log-probability of the true class falls by as much: {FORCED[forced]}",
+        label=f"price of a flip{_LABELS[forced]}",
+        unit="nats",
+        better="less",
+        of_labels=True,
+    )
+
+
+def _fall(forced: str) -> Metric:
+    return Metric(
+        f"flip_fall_{forced}",
+        about="fall of the log-probability of the class predicted for the clean input by a flip, on average: "
+        f"{FORCED[forced]}",
+        label=f"fall by a flip{_LABELS[forced]}",
+        unit="nats",
+        better="less",
+    )
+
+
+def _size(forced: str) -> Metric:
+    return Metric(
+        f"flip_size_{forced}",
+        about=f"how far a flip moves that log-probability, up or down, on average: {FORCED[forced]}",
+        label=f"size of a flip{_LABELS[forced]}",
+        unit="nats",
+        better="less",
+    )
+
+
+def _answer(forced: str) -> Metric:
+    return Metric(
+        f"flip_answer_{forced}",
+        about=f"share of flips of one token in this layer that change the predicted class: {FORCED[forced]}",
+        label=f"flips that change the answer{_LABELS[forced]}",
+        better="less",
+    )
+
+
+def _output(forced: str) -> Metric:
+    return Metric(
+        f"flip_output_{forced}",
+        about="norm of the change of the layer's output at the token by a flip, over the norm of that output, on "
+        f"average: {FORCED[forced]}",
+        label=f"change of the output{_LABELS[forced]}",
+        unit="other",
+    )
+
+
+_FAMILIES = {
+    measured: MetricFamily(
+        f"flip_{measured}_{{set}}", rf"flip_{measured}_({'|'.join(FORCED)})", make, example=("runner_up",)
+    )
+    for measured, make in (
+        ("price", _price),
+        ("fall", _fall),
+        ("size", _size),
+        ("answer", _answer),
+        ("output", _output),
+    )
+}
+
+
+class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
+    """What forced flips of single tokens do to the loss, the answer and the layer's output, by the kind of set."""
+
+    measures = tuple(_FAMILIES.values())
+    signature = "flips_runner_up"
+
+    def sums(self, subject: Mapping[str, ForcedFlips]) -> dict[str, Tensor]:
+        """Return per image, for each kind of set, flips, their weights, and weighted sums of what they do."""
+        columns: dict[str, Tensor] = {}
+        for forced, flips in subject.items():
+            weight = flips.weight.double()
+            is_labeled = flips.price.isfinite()
+            columns |= {
+                f"flips_{forced}": (weight > 0).sum(1),
+                f"flips_weight_{forced}": weight.sum(1),
+                f"flips_labeled_{forced}": ((weight > 0) & is_labeled).sum(1),
+                f"flips_labeled_weight_{forced}": (weight * is_labeled).sum(1),
+            }
+            values = {
+                "price": flips.price.masked_fill(~is_labeled, 0),
+                "fall": flips.fall,
+                "size": flips.fall.abs(),
+                "answer": flips.answer,
+                "output": flips.output,
+            }
+            # Masked, not multiplied: nothing is known of tokens that were not flipped.
+            columns |= {
+                flip_metric(name, forced).name: (weight * value.double()).masked_fill(weight == 0, 0).sum(1)
+                for name, value in values.items()
+                if value is not None
+            }
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the means over flips."""
+        estimators = []
+        for forced, measured in itertools.product(FORCED, _FAMILIES):
+            metric = flip_metric(measured, forced)
+            if metric.name not in columns:
+                continue
+            labeled = "_labeled" if measured == "price" else ""
+            trials = columns[f"flips{labeled}_{forced}"]
+            if trials.any() or not labeled:
+                weight = columns[f"flips{labeled}_weight_{forced}"].astype(np.float64)
+                mean = Share if measured == "answer" else Ratio
+                estimators.append(metric.raw(mean(columns[metric.name].astype(np.float64), weight), trials))
+        return estimators
+
+
+def flip_metric(measured: str, forced: str) -> Metric:
+    """Return the metric of what is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
+    return _FAMILIES[measured].make(forced)

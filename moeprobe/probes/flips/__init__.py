@@ -1,0 +1,86 @@
+"""The declaration of ``flips``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError, option
+from moeprobe.probes.base import Agreement, Arg, Headline, Panel, Probe, Views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.results.folder import Result
+
+# Choices of later layers: as in the clean pass, or as their routers choose after the flip.
+FIXED, FREE = "fixed", "free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flips(Probe["Result"]):
+    """What does it cost when one token gets another set of experts?
+
+    In one layer, one sampled token of the clean image gets another set; everything else stays. The set is with the
+    runner-up in place of the last (or first) chosen expert, drawn at random, or the one chosen under a perturbation.
+    Its weights are recomputed.
+
+    Example: `moeprobe flips checkpoints/demo-baseline checkpoints/demo-prc --limit 100 --out reports/flips`
+    """
+
+    name: ClassVar[str] = "flips"
+    title: ClassVar[str] = "The price of a flip"
+    work: ClassVar[str] = "moeprobe.probes.flips.measure:FlipsMeasurement"
+    analyses: ClassVar[tuple[str, ...]] = ("flips",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("flip_price_runner_up"),
+        Headline("flip_size_runner_up"),
+        Headline("flip_answer_runner_up"),
+    )
+    panel: ClassVar[Panel] = Panel.STRESS
+    views: ClassVar[Views] = Views.SEVERITIES
+    joinable: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = False
+
+    view: Annotated[
+        str, Arg("A view with a severity that leaves patches in place; see: moeprobe list views.")
+    ] = "gaussian_noise"
+    severities: Annotated[
+        Sequence[float] | None, Arg("The severity of the perturbation; default: the view's strongest.")
+    ] = None
+    patches: Annotated[
+        int, Arg("Patches of an image that are flipped, in each layer to each kind of set.")
+    ] = 8
+    later: Annotated[
+        str,
+        Arg(
+            "Choices of later layers: fixed as in the clean pass, or free to follow.",
+            choices={FIXED: FIXED, FREE: FREE},
+        ),
+    ] = FIXED
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a field is out of range."""
+        if not 1 <= self.patches <= 10_000:
+            raise UserError(f"{option('patches')} takes a whole number from 1 to 10,000; got {self.patches}.")
+        if self.later not in (FIXED, FREE):
+            raise UserError(f"{option('later')} takes {FIXED} or {FREE}; got {self.later!r}.")
+        if self.severities is not None and len(self.severities) != 1:
+            raise UserError(f"{option('severities')} takes one severity here; got {list(self.severities)}.")
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what is forced."""
+        return f"One token's set replaced in one layer, later choices {self.later}"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return in which layers flips of patches cannot reach the answer, and what flips cost elsewhere."""
+        from moeprobe.probes.flips.sentences import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the size of a flip by decile of the margin."""
+        from moeprobe.probes.flips.figure import draw
+
+        return draw(result.table, colors=result.sidecar.colors)

@@ -1,0 +1,64 @@
+"""The size of a flip by the decile of the token's margin, for each layer and kind of set."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.metrics.analyses.flips import FORCED, flip_metric
+from moeprobe.probes.flips.sentences import is_unreachable
+from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import shifts
+
+# Layers that have panels; of more the first and the last.
+_MOST_LAYERS = 3
+_LABELS = dict(
+    zip(
+        FORCED,
+        ("runner-up for the last", "runner-up for the first", "random set", "set under perturbation"),
+        strict=True,
+    )
+)
+
+
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a row per layer (of many the first and the last), a panel per kind of set.
+
+    Layers whose patches cannot reach the answer have no panel but a sentence.
+    """
+    margins = table[table["tokens"].str.startswith("margin ")]
+    layers = [
+        name for name in panels.layers(margins) if not is_unreachable(panels.select(margins, layer=name))
+    ]
+    still = [name for name in panels.layers(margins) if name not in layers]
+    panel_layers = layers if len(layers) <= _MOST_LAYERS else [layers[0], layers[-1]]
+    names = {forced: flip_metric("size", forced).name for forced in FORCED}
+    rows = margins[margins["metric"].isin(names.values()) & margins["layer"].isin(panel_layers)]
+    rows = rows[rows["value"].notna()]
+    kinds = [forced for forced, name in names.items() if (rows["metric"] == name).any()]
+    if not kinds:
+        return {}
+    figure, axes = panels.panels(len(panel_layers), len(kinds), width=3.3, height=2.6, sharey=False)
+    deciles = list(dict.fromkeys(margins["tokens"]))
+    checkpoints = panels.checkpoints(rows)
+    for row, layer in enumerate(panel_layers):
+        for column, forced in enumerate(kinds):
+            panel = axes[row, column]
+            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+                line = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=names[forced])
+                line = line.set_index("tokens").reindex(deciles).reset_index()
+                x = np.arange(1, len(deciles) + 1) + shift
+                panels.points(panel, x, line, color=colors[checkpoint], label=checkpoint)
+            panel.set_xticks(range(1, len(deciles) + 1))
+            panel.set_ylim(bottom=0)
+            if row == 0:
+                panel.set_title(_LABELS[forced])
+            if row == len(panel_layers) - 1:
+                panel.set_xlabel("decile of the selection margin")
+            if column == 0:
+                panel.set_ylabel(f"{layer}\n|Δ log-probability|")
+    notes = [f"Flips of patches in {' and '.join(still)} cannot reach the answer"] if still else []
+    notes += ["In the table only: the layers between"] if len(panel_layers) < len(layers) else []
+    title = "How far one flip of a patch moves the answer"
+    return {"flips": panels.finish(figure, rows, title=title, notes=notes)}

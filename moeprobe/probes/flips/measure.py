@@ -1,0 +1,178 @@
+"""The work of ``flips``: each batch as it is and perturbed, then single tokens with another set."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.batches import Batch, TextBatch
+from moeprobe.inputs.geometry import REGIONS, regions
+from moeprobe.metrics.analyses.flips import FlipsAnalysis
+from moeprobe.metrics.analyses.selection import selection_margins
+from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
+from moeprobe.probes.engine.checks import check_images, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
+from moeprobe.probes.flips import FIXED, Flips
+from moeprobe.probes.flips.forced import can_flip, forced_sets
+from moeprobe.probes.flips.price import CleanPass, price_flips
+from moeprobe.results.sums import Cell
+from moeprobe.routing import finite
+from moeprobe.routing.capabilities import Replayable, Resumable, check_replayable
+from moeprobe.routing.record import LayerRouting
+
+DECILES = 10
+# Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
+_DECILE_IMAGES = 256
+
+# The nine margins between the deciles of each layer.
+_Bounds = Mapping[str, NDArray[np.float64]]
+
+
+class FlipsMeasurement(VariantsMeasurement):
+    """Passes in which one token of one layer has another set of experts."""
+
+    probe: Flips
+    masks: ClassVar[bool] = True
+
+    def check_models(self) -> None:
+        """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
+        check_images(self.models, "flips of patches cannot be forced")
+        for model in self.models:
+            check_replayable(model.name, model.model, "flips cannot be forced")
+            if not gives_scores(model):
+                raise UserError(f"{model.name} gives no class scores, so its flips have no price.")
+            layers = routing_of_blank_input(model, self.options.layers)
+            if not any(can_flip(layer) for layer in layers):
+                raise UserError(
+                    f"In no layer of {model.name} ({layers[0].router}) can one token get another set while all others "
+                    "keep theirs: tokens must choose fewer than all experts, without a limit of capacity."
+                )
+
+    def make_spec(self) -> RunSpec:
+        """Return the run specification, with the one severity of the perturbation."""
+        spec = super().make_spec()
+        if not spec.aligned:
+            raise UserError(
+                f"The view {spec.view_name!r} moves patches, so their sets are about other places; name one that does "
+                f"not, e.g. {option('view', 'gaussian_noise')}."
+            )
+        return dataclasses.replace(spec, severities=spec.severities[-1:])
+
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch."""
+        return partial(_batch_sums, spec, model, self.probe, _decile_bounds(spec, model))
+
+    @property
+    def passes(self) -> int:
+        """The most passes per image: flips count as whole passes, though they begin at their layer."""
+        kinds = 4
+        layers = max(len(model.model.layer_names) for model in self.models)
+        return 2 + layers * kinds * self.probe.patches
+
+
+def _batch_sums(
+    spec: RunSpec, checkpoint: Checkpoint, probe: Flips, bounds: _Bounds, batch: Batch | TextBatch
+) -> dict[str, Sums]:
+    """Return the sums of a batch, of each layer and kind of tokens."""
+    assert isinstance(batch, Batch)
+    model = checkpoint.model
+    assert isinstance(model, Replayable)
+    scores, routing = model.trace(batch.views[0])
+    perturbed = model.trace(batch.views[1], logits=False)[1]
+    for trace, logits in ((routing, scores), (perturbed, None)):
+        finite.check(trace.layers, logits, batch.image_ids, checkpoint=checkpoint.name)
+    assert scores is not None
+    layers = _layers(spec, checkpoint, routing.layers)
+    trunks = model.trunks(batch.views[0], layers=layers) if isinstance(model, Resumable) else {}
+    labels = labels_of(spec, batch).to(scores.device)
+    clean = CleanPass(batch.views[0], scores, routing, labels, trunks)
+    analysis, (severity,) = FlipsAnalysis(), spec.severities
+    sums: Sums = {}
+    for name in layers:
+        layer = routing.layers[name]
+        sets = forced_sets(
+            layer,
+            perturbed.layers[name],
+            batch.image_ids,
+            name=name,
+            patches=probe.patches,
+            seed=spec.seed,
+        )
+        priced = {
+            forced: price_flips(
+                model,
+                clean,
+                name,
+                other_sets,
+                batch_size=spec.batch_size,
+                is_later_fixed=probe.later == FIXED,
+            )
+            for forced, other_sets in sets.items()
+        }
+        cell = Cell(
+            spec.label_of(model, name), layer.router, layer.choices_per_token, severity=float(severity)
+        )
+        for tokens, mask in _kinds(batch, layer, bounds[name]).items():
+            of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
+            sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
+    return {spec.view_name: sums}
+
+
+def _layers(spec: RunSpec, checkpoint: Checkpoint, layers: Mapping[str, LayerRouting]) -> list[str]:
+    """Return the layers of the run in which tokens can be flipped."""
+    names = spec.layers_of(checkpoint.model) or list(layers)
+    return [name for name in names if can_flip(layers[name])]
+
+
+def _kinds(batch: Batch, layer: LayerRouting, bounds: NDArray[np.float64]) -> dict[str, Tensor]:
+    """Return which tokens ``(B, T)`` are of each kind: patches, prefix, regions, and deciles of the margin."""
+    assert layer.grid is not None
+    prefix, device = layer.num_prefix_tokens, layer.valid.device
+    is_patch = torch.zeros_like(layer.valid)
+    is_patch[:, prefix:] = True
+    kinds = {"patch": is_patch}
+    if prefix:
+        kinds["prefix"] = ~is_patch
+    if batch.foreground is not None:
+        region = torch.from_numpy(regions(batch.foreground[0], layer.grid)).to(device)
+        for code, name in enumerate(REGIONS):
+            kinds[name] = is_patch.clone()
+            kinds[name][:, prefix:] = region == code
+    margins = selection_margins(layer)
+    assert margins is not None
+    decile = torch.bucketize(margins, torch.from_numpy(bounds).to(margins))
+    for number in range(DECILES):
+        kinds[margin_kind(number)] = is_patch & margins.isfinite() & (decile == number)
+    return kinds
+
+
+def margin_kind(number: int) -> str:
+    """Return what tables call the patches of a decile of the margin, numbered from 0."""
+    return f"margin {number + 1}/{DECILES}"
+
+
+def _decile_bounds(spec: RunSpec, checkpoint: Checkpoint) -> _Bounds:
+    """Return where the margins of patches of the first images are cut into deciles, layer by layer."""
+    clean = dataclasses.replace(spec, view=None, severities=())
+    margins: dict[str, list[NDArray[np.float64]]] = {}
+    skipped: list[str] = []
+    first: Sequence[int] = spec.indices[:_DECILE_IMAGES]
+    for batch in readable_batches(load_batches(clean, checkpoint, first), skipped, None):
+        _, trace = checkpoint.model.trace(
+            batch.views[0], layers=spec.layers_of(checkpoint.model), logits=False
+        )
+        for name in _layers(spec, checkpoint, trace.layers):
+            layer = trace.layers[name]
+            values = selection_margins(layer)
+            assert values is not None
+            margins.setdefault(name, []).append(values[:, layer.num_prefix_tokens :].flatten().cpu().numpy())
+    shares = np.arange(1, DECILES) / DECILES
+    return {name: np.nanquantile(np.concatenate(values), shares) for name, values in margins.items()}

@@ -1,0 +1,142 @@
+"""What a model gives when one token of one layer has another set of experts.
+
+The pass up to the layer is run once; flips are passes of their own from there on, many in a batch. Models that cannot
+resume a pass are run as a whole.
+
+Axes: B images, T tokens, N flips, K choices, D width.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.metrics.analyses.flips import ForcedFlips
+from moeprobe.probes.flips.forced import ForcedSets
+from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
+from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace
+
+
+@dataclass(frozen=True)
+class CleanPass:
+    """A batch of images as it is.
+
+    Attributes:
+        images: ``(B, 3, S, S)`` in [0, 1].
+        scores: ``(B, classes)``.
+        routing: of all layers.
+        labels: ``(B,)``, -1 = none.
+        trunks: of the measured layers; empty where the model cannot resume a pass.
+    """
+
+    images: Tensor
+    scores: Tensor
+    routing: RoutingTrace
+    labels: Tensor
+    trunks: dict[str, Trunk]
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted class ``(B,)``."""
+        return self.scores.argmax(-1)
+
+
+def price_flips(
+    model: Replayable,
+    clean: CleanPass,
+    layer: str,
+    forced: ForcedSets,
+    *,
+    batch_size: int,
+    is_later_fixed: bool,
+) -> ForcedFlips:
+    """Force sets on the sampled tokens of a layer, one token in each pass.
+
+    Args:
+        model: which is run.
+        clean: the pass that is changed.
+        layer: where.
+        forced: tokens and sets.
+        batch_size: passes at a time.
+        is_later_fixed: whether later layers keep the choices of the clean pass.
+    """
+    image, token = forced.weight.nonzero(as_tuple=True)
+    scores = [clean.scores[:0]]
+    outputs: list[Tensor] = []
+    for start in range(0, len(image), batch_size):
+        rows, flipped = (index[start : start + batch_size] for index in (image, token))
+        routing = _routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
+        if layer in clean.trunks:
+            assert isinstance(model, Resumable)
+            flipped_scores, output = model.resume(layer, clean.trunks[layer].hidden[rows], routing)
+            outputs.append(output[torch.arange(len(rows), device=rows.device), flipped])
+        else:
+            flipped_scores = model.replay(clean.images[rows.to(clean.images.device)], routing)
+        scores.append(flipped_scores)
+    return _flips(model, clean, layer, forced.weight, (image, token), torch.cat(scores), outputs)
+
+
+def _routing(
+    trace: RoutingTrace, layer: str, rows: Tensor, token: Tensor, forced: ForcedSets, *, is_later_fixed: bool
+) -> RoutingTrace:
+    """Return the routing of passes ``(N,)`` of images ``rows``, in each of which one token has its forced set."""
+    names = list(trace.layers)
+    last = None if is_later_fixed else names.index(layer) + 1
+    layers = {name: _of_rows(trace.layers[name], rows) for name in names[names.index(layer) : last]}
+    selected, processed = layers[layer].selected.clone(), layers[layer].processed.clone()
+    passes = torch.arange(len(rows), device=rows.device)
+    selected[passes, token] = forced.selected[rows, token]
+    processed[passes, token] = True
+    layers[layer] = dataclasses.replace(layers[layer], selected=selected, processed=processed)
+    return RoutingTrace(layers)
+
+
+def _of_rows(layer: LayerRouting, rows: Tensor) -> LayerRouting:
+    """Return the routing of images ``(N,)`` of a batch, some of them several times."""
+    values = {name: getattr(layer, name) for name in PER_INPUT}
+    return dataclasses.replace(
+        layer, **{name: value[rows] for name, value in values.items() if value is not None}
+    )
+
+
+def _flips(
+    model: Replayable,
+    clean: CleanPass,
+    layer: str,
+    weight: Tensor,
+    index: tuple[Tensor, Tensor],
+    scores: Tensor,
+    outputs: list[Tensor],
+) -> ForcedFlips:
+    """Return what scores ``(N, classes)`` and the layer's outputs at the flipped tokens say of the flips ``index``."""
+    image, token = index
+    if layer in clean.trunks:
+        assert isinstance(model, Resumable)
+        # Where nothing arrives, passes of another batch differ by rounding alone.
+        is_reached = model.reached_from(layer, clean.trunks[layer].hidden)
+        scores = scores.where(is_reached[token, None], clean.scores[image])
+    before = clean.scores.double().log_softmax(-1)[image]
+    after = scores.double().log_softmax(-1)
+    fall, price = (
+        (before - after).gather(-1, target[image, None].clamp_min(0)).squeeze(-1)
+        for target in (clean.predicted, clean.labels)
+    )
+
+    def at_tokens(values: Tensor) -> Tensor:
+        return torch.zeros(weight.shape, dtype=values.dtype, device=weight.device).index_put(index, values)
+
+    output = None
+    if layer in clean.trunks:
+        clean_output = clean.trunks[layer].output[index].double()
+        change = torch.cat([clean_output[:0].to(clean.scores), *outputs]).double() - clean_output
+        # A layer that gives nothing is not changed by giving nothing.
+        norm = clean_output.norm(dim=-1).clamp_min(torch.finfo(clean_output.dtype).tiny)
+        output = at_tokens(change.norm(dim=-1) / norm)
+    return ForcedFlips(
+        weight=weight,
+        price=at_tokens(price).masked_fill((clean.labels < 0)[:, None], torch.nan),
+        fall=at_tokens(fall),
+        answer=at_tokens(scores.argmax(-1) != clean.predicted[image]),
+        output=output,
+    )
