@@ -161,9 +161,10 @@ def _gates(block: Block) -> Tensor:
     shape = (*block.valid.shape, block.layer.num_experts)
     if block.all_gates is not None:
         return torch.from_numpy(block.all_gates)
-    gates = torch.zeros(shape)
     if block.gates is None:
-        return gates
+        # One zero that stands for all: of a long trace they would be most of the memory.
+        return torch.zeros(1).expand(shape)
+    gates = torch.zeros(shape)
     of_chosen = torch.from_numpy(block.gates).masked_fill(experts < 0, 0)
     # Added, not written: an absent choice is stored as expert 0, and must not undo it.
     gates.scatter_add_(-1, experts.clamp_min(0), of_chosen)

@@ -33,9 +33,11 @@ class FirstLayer(ModelAnalysis[Differences]):
 
     def sums(self, subject: Differences) -> dict[str, Tensor]:
         """Return how many tokens of each text differ in the layer and in none before, and how many do anywhere."""
-        differs = subject.differs & subject.trial
-        first = differs[self._layer] & ~differs[: self._layer].any(0)
-        return {"first_here": first.sum(1), "first_anywhere": differs.any(0).sum(1)}
+        first = subject.first_layer
+        return {
+            "first_here": (first == self._layer).sum(1),
+            "first_anywhere": (first < len(subject.differs)).sum(1),
+        }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""

@@ -9,6 +9,7 @@ Sequences only. Axes: L layers, B texts, J tokens, n texts of a whole run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +71,17 @@ class Differences:
 
     differs: Tensor
     trial: Tensor
+
+    @cached_property
+    def first_layer(self) -> Tensor:
+        """``(B, J)`` the first layer in which a trial differs; L where it differs in none, or there is no trial."""
+        import torch
+
+        num_layers = len(self.differs)
+        first = torch.full_like(self.trial, num_layers, dtype=torch.int64)
+        for layer in reversed(range(num_layers)):
+            first.masked_fill_(self.differs[layer], layer)
+        return first.masked_fill(~self.trial, num_layers)
 
 
 class Touched(ModelAnalysis[Differences]):
