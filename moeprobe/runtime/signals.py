@@ -25,7 +25,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class _Handling(ABC):
-    """While it is entered, signals go to ``_receive``; then their handlers are those of before.
+    """While it is entered, signals go to ``_receive``; afterwards the earlier handlers are back.
 
     Python delivers signals to the main thread alone, so in any other thread nothing is replaced. What still waits when
     the block is left is raised then; an error of the block's own goes first.
