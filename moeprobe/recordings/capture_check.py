@@ -33,7 +33,7 @@ from moeprobe.recordings.faults import (
 # What marks an empty place in buffers of 8 bits.
 _FILL = 255
 # What is looked at.
-_COLUMNS = ("id", "top_k", "num_experts", "experts", "generated", "token_ids")
+_COLUMNS = ("id", "layer", "top_k", "num_experts", "experts", "generated", "token_ids")
 
 
 @dataclass
@@ -81,21 +81,20 @@ class CaptureCheck:
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Look at rows; layers in which no token chooses, or none is known, are passed over."""
-        names = np.asarray(rows["layer"].to_pylist())
         experts_choose = np.asarray(rows["experts_choose"].to_pylist())
-        has_choices = (rows["top_k"].to_numpy() > 0) & ~experts_choose & (rows["num_tokens"].to_numpy() > 0)
-        columns = rows.select([name for name in _COLUMNS if name in rows.schema.names])
-        for name in dict.fromkeys(names.tolist()):
-            of_layer = np.flatnonzero((names == name) & has_choices)
-            if len(of_layer):
-                part = columns.take(pa.array(of_layer))
-                self._add(name, pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)
+        top_k, num_experts = (rows[name].to_numpy().astype(np.int64) for name in ("top_k", "num_experts"))
+        has_choices = (top_k > 0) & ~experts_choose & (rows["num_tokens"].to_numpy() > 0)
+        columns = pa.table({name: rows[name] for name in _COLUMNS if name in rows.schema.names})
+        # Layers of one shape are looked at together: a group of rows may hold few rows of each layer.
+        for of_shape in np.unique(np.stack([top_k, num_experts])[:, has_choices], axis=1).T.tolist():
+            is_of_shape = has_choices & (top_k == of_shape[0]) & (num_experts == of_shape[1])
+            part = columns if is_of_shape.all() else columns.filter(pa.array(is_of_shape))
+            self._add(part, top_k=of_shape[0], num_experts=of_shape[1])
 
-    def _add(self, name: str, rows: pa.Table) -> None:
-        top_k, num_experts = rows["top_k"][0].as_py(), rows["num_experts"][0].as_py()
-        layer = self._layers.setdefault(name, _Layer(num_experts, top_k))
+    def _add(self, rows: pa.Table, *, top_k: int, num_experts: int) -> None:
         lists = rows["experts"].combine_chunks()
         tokens = lists.value_lengths().to_numpy().astype(np.int64) // top_k
+        starts = np.concatenate([[0], np.cumsum(tokens)])
         experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
         ordered = np.sort(experts, axis=1)
         # Of a token's choices in order the first and the last say the most.
@@ -106,37 +105,46 @@ class CaptureCheck:
         twice = np.zeros(len(ordered), dtype=bool)
         for column in range(1, top_k):
             twice |= (ordered[:, column] == ordered[:, column - 1]) & (ordered[:, column] >= 0)
-        layer.tokens += int(any_expert.sum())
-        layer.zero += int(zero.sum())
-        layer.fill += int(is_fill.sum())
-        layer.twice += int((twice & ~zero & ~is_fill).sum())
-        layer.beyond += int((((highest >= num_experts) | (lowest < -1)) & ~is_fill).sum())
-        if layer.constant and any_expert.any():
-            sets = ordered[any_expert]
-            layer.first = layer.first or sets[0].tobytes()
-            layer.constant = bool((np.frombuffer(layer.first, sets.dtype) == sets).all())
+        counts = {
+            "tokens": any_expert,
+            "zero": zero,
+            "fill": is_fill,
+            "twice": twice & ~zero & ~is_fill,
+            "beyond": ((highest >= num_experts) | (lowest < -1)) & ~is_fill,
+        }
+        sums = {name: _sums(which, starts) for name, which in counts.items()}
+        layers = []
+        for row, name in enumerate(rows["layer"].to_pylist()):
+            layer = self._layers.setdefault(name, _Layer(num_experts, top_k))
+            layers.append(layer)
+            for count, of_rows in sums.items():
+                setattr(layer, count, getattr(layer, count) + int(of_rows[row]))
+            if layer.constant and sums["tokens"][row]:
+                span = slice(starts[row], starts[row + 1])
+                sets = ordered[span][any_expert[span]]
+                layer.first = layer.first or sets[0].tobytes()
+                layer.constant = bool((np.frombuffer(layer.first, sets.dtype) == sets).all())
         # Rows of zeros and of 255 are no choices; they are said on their own.
-        self._add_inputs(layer, rows, tokens, ordered, zero, ~any_expert, any_expert & ~zero & ~filled)
+        self._add_inputs(layers, rows, starts, ordered, zero, ~any_expert, any_expert & ~zero & ~filled)
 
     def _add_inputs(
         self,
-        layer: _Layer,
+        layers: list[_Layer],
         rows: pa.Table,
-        tokens: NDArray[np.int64],
+        starts: NDArray[np.int64],
         sets: NDArray[np.int16],
         zero: NDArray[np.bool_],
         unset: NDArray[np.bool_],
         is_choice: NDArray[np.bool_],
     ) -> None:
-        starts = np.concatenate([[0], np.cumsum(tokens)])
+        tokens = np.diff(starts)
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], tokens)
         zeros_first, unset_first = (
             _first_without(which, positions, tokens, starts) for which in (zero, unset)
         )
-        after = unset & (positions > np.repeat(unset_first, tokens))
-        holes = np.add.reduceat(after, starts[:-1]) if len(positions) else np.zeros(len(tokens), int)
+        holes = _sums(unset & (positions > np.repeat(unset_first, tokens)), starts)
         generated, token_ids = (_arrays(rows, name) for name in ("generated", "token_ids"))
-        for row, identity in enumerate(rows["id"].to_pylist()):
+        for row, (identity, layer) in enumerate(zip(rows["id"].to_pylist(), layers, strict=True)):
             counts = self._inputs[identity]
             counts.shortest, counts.longest = (
                 min(counts.shortest, int(tokens[row])),
@@ -274,8 +282,20 @@ def _first_without(
     return first
 
 
+def _sums(which: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return of how many tokens ``(N,)`` of each row it holds."""
+    before: NDArray[np.int64] = np.concatenate([[0], np.cumsum(which)])
+    return np.diff(before[starts])
+
+
 def _arrays(rows: pa.Table, name: str) -> list[NDArray[Any] | None]:
     """Return the lists of a column as arrays; None where a row has none."""
     if name not in rows.column_names:
         return [None] * rows.num_rows
-    return [row.values.to_numpy(zero_copy_only=False) if row.is_valid else None for row in rows[name]]
+    column = rows[name].combine_chunks()
+    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy())
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return [
+        row if is_present else None
+        for row, is_present in zip(np.split(values, ends[:-1]), column.is_valid().to_pylist(), strict=True)
+    ]

@@ -183,7 +183,8 @@ class FrozenChoices:
             ids: ``(T,)`` token ids; None where they are not known.
         """
         self._prompts[identity].add(sets[is_choice & ~generated])
-        if ids is None or len(np.unique(ids[generated])) != 1:
+        generated_ids = None if ids is None else ids[generated]
+        if generated_ids is None or not len(generated_ids) or (generated_ids != generated_ids[0]).any():
             self._generated[identity].add(sets[is_choice & generated])
 
     def findings(self) -> list[Finding]:
