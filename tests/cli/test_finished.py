@@ -21,7 +21,9 @@ def times_in(out: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     "command", ["noise-sweep --sigmas 0,0.1", "match-ratio", "eval", "discontinuity", "routes"]
 )
-def test_a_finished_probe_prints_its_table(trained: Trained, tmp_path: Path, command: str) -> None:
+def test_a_finished_probe_prints_its_table(
+    trained: Trained, tmp_path: Path, unpictured: None, command: str
+) -> None:
     out = tmp_path / "out"
     arguments = (*command.split(), *trained.values(), "--limit", 24, "--out", out)
     first = run(*arguments)
@@ -63,7 +65,9 @@ def assert_same_content(repeated: dict[str, Any], first: dict[str, Any]) -> None
             assert repeated[key] == value
 
 
-def test_a_finished_run_that_cannot_be_read_is_a_sentence(trained: Trained, tmp_path: Path) -> None:
+def test_a_finished_run_that_cannot_be_read_is_a_sentence(
+    trained: Trained, tmp_path: Path, unpictured: None
+) -> None:
     arguments = ("overlay", trained["prc"], "--count", 1, "--out", tmp_path / "out")
     assert run(*arguments).exit_code == 0
     (tmp_path / "out" / "table.json").write_text("[]")
@@ -71,7 +75,7 @@ def test_a_finished_run_that_cannot_be_read_is_a_sentence(trained: Trained, tmp_
 
 
 def test_what_fails_after_the_mark_is_no_error(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, unpictured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part files cannot be removed: the run is finished nevertheless, and the next one removes them."""
     arguments = ("confidence", trained["prc"], "--limit", 24, "--out", tmp_path / "out")
@@ -116,7 +120,7 @@ def test_a_request_that_cannot_be_read_is_not_taken_for_none(
     ],
 )
 def test_a_run_with_other_figures_is_another_run(
-    trained: Trained, tmp_path: Path, command: str, other: str
+    trained: Trained, tmp_path: Path, unpictured: None, command: str, other: str
 ) -> None:
     arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")
     assert run(*arguments).exit_code == 0
@@ -126,7 +130,7 @@ def test_a_run_with_other_figures_is_another_run(
     assert "is finished" in run(*arguments, *other.split()).stderr
 
 
-def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path) -> None:
+def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path, unpictured: None) -> None:
     for name, count in (("baseline", 1), ("prc", 2)):
         arguments = ("routes", trained[name], "--limit", 24, "--count", count, "--out", tmp_path / name)
         assert run(*arguments).exit_code == 0
@@ -134,7 +138,9 @@ def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["overlay", "correspond", "discontinuity"])
-def test_an_edited_file_is_another_image(trained: Trained, tmp_path: Path, command: str) -> None:
+def test_an_edited_file_is_another_image(
+    trained: Trained, tmp_path: Path, unpictured: None, command: str
+) -> None:
     image = tmp_path / "image.png"
     arguments = (command, trained["prc"], "--file", image, "--out", tmp_path / "out")
     Image.new("RGB", (32, 32), "red").save(image)

@@ -23,6 +23,8 @@ from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
 LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism")
+# Those that are tried with one model; the others compare two.
+OF_ONE = ("sweep", "attack")
 PROBES = {
     "noise-sweep": ["--sigmas", "0,0.1"],
     "sweep": ["--view", "affine", "--severities", "0,0.5"],
@@ -39,6 +41,10 @@ PROBES = {
     "attack": ["--epsilons", "0,4", "--steps", "1"],
     "discontinuity": ["--limit", "3", "--count", "2", "--layers", "first"],
 }
+
+
+# Five batches.
+SWEEP = ("--limit", "20", "--batch-size", "4", "--sigmas", "0,0.1")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -96,7 +102,8 @@ def test_shards_put_together_are_the_run(
 ) -> None:
     """Blocks of 16 and batches of 5 images or less; three shards of 25 images cut blocks, and none is as large."""
     monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
-    asked = [name, *trained.values(), "--limit", "25", "--batch-size", "5", *PROBES[name]]
+    models = [trained["prc"]] if name in OF_ONE else trained.values()
+    asked = [name, *models, "--limit", "25", "--batch-size", "5", *PROBES[name]]
     assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
     for number in (3, 1, 2):
         result = run(*asked, "--shard", f"{number}/3", "--out", tmp_path / f"shard-{number}")
@@ -118,15 +125,15 @@ def test_shards_put_together_are_the_run(
 
 @pytest.fixture(scope="module")
 def measured(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 40 images by one process, and in three shards of 5 batches."""
+    """A run of 20 images by one process, and in three shards of 5 batches."""
     root = tmp_path_factory.mktemp("shards")
-    asked = ["noise-sweep", *trained.values(), "--limit", "40", "--batch-size", "8", "--sigmas", "0,0.1"]
+    asked = ["noise-sweep", *trained.values(), *SWEEP]
     for name, more in (
         ("one/sweep", []),
         *((f"{number}", ["--shard", f"{number}/3"]) for number in (1, 2, 3)),
         ("other-seed", ["--shard", "1/3", "--seed", "1"]),
         ("of-two", ["--shard", "1/2"]),
-        ("other-batches", ["--shard", "1/3", "--batch-size", "4"]),
+        ("other-batches", ["--shard", "1/3", "--batch-size", "2"]),
     ):
         assert run(*asked, *more, "--out", root / name).exit_code == 0
     return root
@@ -135,11 +142,11 @@ def measured(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.slow
 def test_a_command_in_processes_of_its_own(measured: Path, trained: Trained, tmp_path: Path) -> None:
     """Figures too, from another number of shards, as a scheduler starts them."""
-    asked = ["noise-sweep", *trained.values(), "--limit", "40", "--batch-size", "8", "--sigmas", "0,0.1"]
+    asked = ["noise-sweep", *trained.values(), *SWEEP]
     for number in (2, 1):
         done = shell(*asked, "--shard", f"{number}/2", "--out", tmp_path / f"{number}", "--json")
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["sidecar"]["images_of_run"] == 40
+        assert json.loads(done.stdout)["sidecar"]["images_of_run"] == 20
     done = shell("merge", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "many/sweep")
     assert done.returncode == 0, done.stderr
     assert "top-1 match" in done.stdout or "κ" in done.stdout
@@ -169,7 +176,7 @@ def test_what_is_missing_doubled_or_foreign_is_refused_by_name(
         (["1", "2", "3", "2"], ["2 and 2 both hold shard 2/3"]),
         (["other-seed", "2", "3"], ["other-seed and 2 do not ask the same: seed is 1", "0 in the second"]),
         (["2", "3", "1", "of-two"], ["2 is one of 3 shards and of-two one of 2"]),
-        (["2", "3", "other-batches"], ["other-batches", "batch_size is 8", "4 in the second"]),
+        (["2", "3", "other-batches"], ["other-batches", "batch_size is 4", "2 in the second"]),
         (["1", "2", "one/sweep"], ["one/sweep holds a whole run"]),
         (["1", "2", "nowhere"], ["nowhere holds no shard"]),
     ):
@@ -222,7 +229,7 @@ def test_a_checkpoint_that_has_changed_since_is_refused(
 def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     measured: Path, trained: Trained, tmp_path: Path
 ) -> None:
-    asked = ["noise-sweep", *trained.values(), "--limit", "40", "--batch-size", "8", "--sigmas", "0,0.1"]
+    asked = ["noise-sweep", *trained.values(), *SWEEP]
     asked += ["--shard", "2/3", "--out", tmp_path / "2"]
     with started(*asked) as process:
         deadline = time.monotonic() + PATIENCE
