@@ -65,9 +65,9 @@ WRONG = (
 )  # fmt: skip
 # Keys of JSON that differ from run to run, or from machine to machine.
 _VARYING = {
-    "versions", "python", "platform", "machine", "git", "commit", "command", "seconds", "wall_seconds", "started",
-    "images_per_second", "created", "time", "device", "host", "training_seconds", "step_seconds", "load_at_start",
-    "load_at_end", "moeprobe",
+    "versions", "python", "platform", "machine", "git", "git_commit", "commit", "command", "seconds", "wall_seconds",
+    "started", "images_per_second", "created", "time", "device", "host", "training_seconds", "step_seconds",
+    "load_at_start", "load_at_end", "moeprobe",
 }  # fmt: skip
 
 
@@ -163,18 +163,13 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".json":
-            yield (
-                name,
-                _hash(
-                    json.dumps(_without_varying(json.loads(path.read_text())), sort_keys=True).replace(
-                        str(folder.parent), "ROOT"
-                    )
-                ),
-            )
+            text = json.dumps(_without_varying(json.loads(path.read_text())), sort_keys=True)
+            # Where the tree lies is no difference: a sidecar names the files of its checkpoints.
+            yield name, _hash(text.replace(str(folder.parent), "ROOT").replace(str(REFERENCE), "REFERENCE"))
         elif path.suffix == ".md":
             # The row of a run's settings holds the commit and, after it, machine and seconds.
             text = re.sub(r"\| [0-9a-f]{40}[^\n]*", "", path.read_text())
-            yield name, _hash(text.replace(str(folder.parent), "ROOT"))
+            yield name, _hash(text.replace(str(folder.parent), "ROOT").replace(str(REFERENCE), "REFERENCE"))
         elif path.suffix in (".csv", ".parquet", ".png", ".npz"):
             content = path.read_bytes().replace(str(folder.parent).encode(), b"ROOT")
             yield name, hashlib.sha256(content).hexdigest()
@@ -190,7 +185,7 @@ def _without_varying(content: Any) -> Any:
 
 
 def _without_times(text: str) -> str:
-    return re.sub(r"\d+(\.\d+)? (images/s|seconds|s|min)\b|\d+:\d\d(:\d\d)?", "TIME", text)
+    return re.sub(r"\d[\d,]*(\.\d+)? (images/s|seconds|s|min)\b|\d+:\d\d(:\d\d)?", "TIME", text)
 
 
 def _hash(text: str) -> str:
