@@ -254,8 +254,7 @@ def _checkpoints_to_compare(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    # Before anything is loaded.
-    _check_two(models)
+    _check_two(models)  # before anything is loaded
     probe = to_compare(settings["probe"], view=settings["view"], severities=settings["severities"])
     gate.check_kind(probe)
     _check_outside(models, options.out)
@@ -333,8 +332,7 @@ class ComparisonWork(Work[Comparison]):
         self.sources, self.options, self.margin = sources, options, margin
         self.gate = gate or Gate(None)
         if self.gate.metric is not None:
-            sample = sources.sample()
-            self.gate.check_measured(sample)
+            self.gate.check_measured(sources.sample())
         measured, keys = sources.measured, ("sha256", "capacity", "group_images")
         _check_two(measured.checkpoints)
         self.request = {
