@@ -38,6 +38,7 @@ WIDE = {
     "probes.correspond.measure.correspond",
     "recordings.import_experts.import_routed_experts",
     "studies.compare.compare",
+    "studies.server.run.check_server",
     "studies.tradeoff.run.tradeoff",
 }
 # How a file that is longer says why, in its docstring.

@@ -29,7 +29,7 @@ STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {
     "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts", "check_trace",
-    "recorded_routing",
+    "recorded_routing", "check_server", "ServerResult",
 }  # fmt: skip
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
@@ -77,14 +77,14 @@ def pages() -> dict[str, str]:
 
 def kind_of(name: str) -> str:
     """Return the page that a name is on."""
+    if name in TRACES:
+        return "traces"
     if not inspect.isfunction(inspect.unwrap(getattr(api, name))):
         return "arguments" if name in GIVEN else "results"
     if name.startswith("plan"):
         return "plans"
     if name in PICTURES:
         return "pictures"
-    if name in TRACES:
-        return "traces"
     if name in STRESS:
         return "stress"
     return "models" if name in MODELS else "studies" if name in STUDIES else "probes"

@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
     from moeprobe.studies.pipeline import train_pipeline
     from moeprobe.studies.report import Document, report
+    from moeprobe.studies.server.result import ServerResult
+    from moeprobe.studies.server.run import check_server
     from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
     from moeprobe.studies.train import train
@@ -121,6 +123,7 @@ __all__ = [
     "Report",
     "Result",
     "RoutesResult",
+    "ServerResult",
     "TradeoffPlan",
     "TradeoffResult",
     "UserError",
@@ -128,6 +131,7 @@ __all__ = [
     "analyze_trace",
     "attack",
     "audit",
+    "check_server",
     "check_trace",
     "choose_device",
     "compare",

@@ -127,7 +127,6 @@ def sweep(
     data: str | None = None,
     severities: Sequence[float] | None = None,
     attribute: str | None = None,
-    no_output: bool = Sweep.no_output,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -140,14 +139,13 @@ def sweep(
         data: as in ``match_ratio``.
         severities: None = the view's own steps.
         attribute: exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
-        no_output: leave out accuracy and agreement of answers; every pass stops at the last router.
         options: as in ``match_ratio``, with ``changes``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    probe = Sweep(view=view, severities=severities, no_output=no_output, **attribution(attribute))
+    probe = Sweep(view=view, severities=severities, **attribution(attribute))
     return ask(probe, models, data, options, watcher, changes)
 
 
@@ -158,13 +156,12 @@ def noise_sweep(
     data: str | None = None,
     sigmas: Sequence[float] | None = None,
     attribute: str | None = None,
-    no_output: bool = NoiseSweep.no_output,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Sweep over Gaussian noise; ``sigmas`` in units of the [0, 1] pixel range. Otherwise as ``sweep``."""
-    probe = NoiseSweep(severities=sigmas, no_output=no_output, **attribution(attribute))
+    probe = NoiseSweep(severities=sigmas, **attribution(attribute))
     return ask(probe, models, data, options, watcher, changes)
 
 

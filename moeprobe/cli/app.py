@@ -22,6 +22,7 @@ from moeprobe.cli.commands import (
     listing,
     paper,
     runs,
+    server,
     traces,
     tradeoff,
     train,
@@ -167,6 +168,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "trace analyze": traces.analyze_trace,
         "trace drift": traces.drift,
         "trace mismatch": traces.mismatch,
+        "server": server.server,
     },
     Panel.FILES: {
         "import vmoe": vmoe.import_vmoe,

@@ -251,12 +251,13 @@ def tokens_choose(first: str) -> bool:
     return first == agreements()[0].name
 
 
-def compared_first(first: str, sets: str = "") -> dict[tuple[str, str], str]:
+def compared_first(first: str, sets: str = "", *, modality: Modality = IMAGE) -> dict[tuple[str, str], str]:
     """Return the leading metrics of a comparison, (metric, null) -> title.
 
     Args:
         first: the agreement that is read first.
         sets: the match of the sets that process tokens; empty = none beside the first choice.
+        modality: what checkpoints read.
     """
     agree, beyond = find(first), Form(find(first).metric, "kappa")
     titles = {
@@ -267,7 +268,7 @@ def compared_first(first: str, sets: str = "") -> dict[tuple[str, str], str]:
         beyond_sets = Form(find(sets).metric, "kappa")
         titles |= {
             (beyond_sets.name, "pooled"): f"{beyond_sets.full_label('pooled')} (pooled)",
-            (beyond_sets.name, "image"): beyond_sets.full_label("image"),
+            (beyond_sets.name, "image"): beyond_sets.full_label("image", modality),
             (sets, ""): find(sets).full_label(),
         }
     # Where tokens choose without a limit, none is ever without an expert.

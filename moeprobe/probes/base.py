@@ -145,7 +145,7 @@ class Probe(Kind, ABC, Generic[R]):
         views: what it perturbs; a field ``view`` says how, a field ``severities`` how far.
         needs_routing: whether dense models, which have no MoE layer, are refused.
         labels_required: whether data without the model's classes are refused.
-        optional: analyses that are left out where no model has scores, or by its field ``no_output``.
+        optional: analyses that are left out where no model has scores.
         leaves_out: whether it can do without single inputs whose gates or scores are not finite.
         noise_floor: whether clean images are run again unchanged.
         compares: whether ``compare`` can measure checkpoints by it.

@@ -67,8 +67,12 @@ class Overlap:
     @property
     def is_chance(self) -> bool:
         """Whether hardly more agrees than by chance, however the second trace is shifted or renumbered."""
-        above = max(self.here, self.shifted) - self.chance
-        return not self.is_renumbered and above <= _MARGIN * (1 - self.chance)
+        return not self.is_renumbered and is_by_chance(max(self.here, self.shifted), self.chance)
+
+
+def is_by_chance(agreement: float, chance: float) -> bool:
+    """Whether hardly more agrees than by chance, as between two models."""
+    return agreement - chance <= _MARGIN * (1 - chance)
 
 
 def overlap(first: TraceFile, second: TraceFile) -> Overlap:

@@ -11,7 +11,6 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import as_checkpoint
 from moeprobe.inputs import geometry
 from moeprobe.inputs.images import Framing
 from moeprobe.results.tables import FLOORS
@@ -91,32 +90,6 @@ def test_a_single_severity_is_told_once(trained: Trained, tmp_path: Path) -> Non
     out = tmp_path / "noise"
     run("noise-sweep", trained["prc"], "--sigmas", "0.3", "--limit", 20, "--out", out)
     assert (report([out]).headlines["metric"] == "accuracy").sum() == 1
-
-
-def test_a_sweep_without_output_stops_at_the_last_router_and_says_the_same_of_routing(
-    trained: Trained,
-) -> None:
-    subject = as_checkpoint(trained["prc"])
-    heads: list[object] = []
-    subject.model.model.head.register_forward_hook(lambda *_: heads.append(0))  # type: ignore[attr-defined]
-
-    def sweep(**changes: bool) -> pd.DataFrame:
-        heads.clear()
-        table = api.noise_sweep(subject, sigmas=[0, 0.2], limit=20, **changes).table  # type: ignore[arg-type]
-        return table.reset_index(drop=True)
-
-    whole = sweep()
-    assert heads
-    routing = sweep(no_output=True)
-    assert not heads
-    of_output = whole["layer"].isna() | (whole["layer"] == "")
-    assert of_output.any()
-    pd.testing.assert_frame_equal(routing, whole[~of_output].reset_index(drop=True), check_dtype=False)
-
-
-def test_a_sweep_without_output_has_nothing_to_attribute(trained: Trained) -> None:
-    said = refused("noise-sweep", trained["prc"], "--attribute", "--no-output")
-    assert "omit --no-output" in said
 
 
 @pytest.mark.slow

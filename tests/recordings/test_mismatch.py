@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 import torch
 from matplotlib.figure import Figure
 
+from moeprobe.errors import RunWarning
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.probes.mismatch.figure import draw
@@ -118,6 +119,37 @@ def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
     assert (twice["trials"] == 2 * once["trials"]).all() and (twice["images"] == REQUESTS).all()
     columns = ["value", "ci_low", "ci_high"]
     np.testing.assert_allclose(twice[columns], once[columns], atol=1e-6)
+
+
+def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", noise=0.2)
+    torch.manual_seed(11)
+    other = model_of("olmoe")
+    with torch.no_grad():
+        for weights in other.parameters():
+            weights.copy_(torch.randn_like(weights) * 0.3)
+    other.save_pretrained(folder / "other")
+    command = ("--tokens", folder / "responses.jsonl", "--routing", folder / "served.parquet")
+    same = run("trace", "mismatch", f"hf:{folder}/model", *command)
+    with pytest.warns(RunWarning, match="agree with those of other hardly better than by chance"):
+        result = run("trace", "mismatch", f"hf:{folder}/other", *command)
+    # Of the served model a warning would be an error.
+    assert same.exit_code == result.exit_code == 0, result.output
+    for name in ("model", "other"):
+        recorded = run(
+            "trace", "record", f"hf:{folder}/{name}", *command[:2], "--out", folder / f"again-{name}"
+        )
+        assert recorded.exit_code == 0, recorded.output
+    said = [
+        " ".join(
+            run(
+                "trace", "analyze", command[3], folder / f"again-{name}" / name / "tokens.parquet"
+            ).output.split()
+        )
+        for name in ("model", "other")
+    ]
+    assert ["No layer agrees better than by chance" in text for text in said] == [False, True]
+    assert all("within image" not in text for text in said)
 
 
 def test_both_are_split(tmp_path: Path) -> None:

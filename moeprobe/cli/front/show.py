@@ -242,8 +242,10 @@ def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
         return [*parts, *tables.along_severity(result, title=title)]
     result = result.without_single_experts()
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
+    modality = modality_of(result.table["tokens"], data=result.sidecar.request.data)
     for which in kappas:
-        parts += _of_layers(result, which, f"{title}: {registry.find(which[0]).full_label(which[1])}")
+        label = registry.find(which[0]).full_label(which[1], modality)
+        parts += _of_layers(result, which, f"{title}: {label}")
     output = _change_tables(result, lambda table: table[table["layer"] == ""])
     if len(output.table):
         columns = tuple(

@@ -7,10 +7,15 @@ from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics import token_kinds
 from moeprobe.metrics.analyses import touched
 from moeprobe.metrics.analyses.first_layer import FIRST_LAYER_SHARE
+from moeprobe.metrics.analyses.set_match import SET_JACCARD
+from moeprobe.metrics.declaration import KAPPA
 from moeprobe.results.numbers import interval, number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+# κ up to which two routings have hardly more in common than two models.
+_MODELS_DIFFER = 0.1
 
 Row = Mapping[str, Any]
 
@@ -22,7 +27,10 @@ def sentences(table: "DataFrame") -> list[str]:
     for name in dict.fromkeys(across["checkpoint"]):
         checkpoint_rows = across[across["checkpoint"] == name]
         rows = {(row["metric"], row["tokens"]): row for row in checkpoint_rows.to_dict("records")}
-        lines.append(_of(name, rows) + _parts(rows) + _begins(table[table["checkpoint"] == name], rows))
+        of_checkpoint = table[table["checkpoint"] == name]
+        lines.append(
+            _of(name, rows) + _parts(rows) + _begins(of_checkpoint, rows) + _by_chance(of_checkpoint)
+        )
     return lines
 
 
@@ -48,6 +56,21 @@ def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
     if not parts:
         return ""
     return " Of pairs " + ", ".join(f"of {kind} tokens {interval(row)}" for kind, row in parts) + "."
+
+
+def _by_chance(table: "DataFrame") -> str:
+    """Return a warning where no layer agrees better than by chance."""
+    kappa = table[
+        (table["metric"] == f"{SET_JACCARD.name}{KAPPA}")
+        & (table["null"] == "pooled")
+        & (table["tokens"] == TEXT.token)
+    ]["value"].dropna()
+    if kappa.empty or kappa.max() > _MODELS_DIFFER:
+        return ""
+    return (
+        f" No layer agrees better than by chance (κ up to {number(kappa.max())}): these are two models, or other "
+        "inputs of the same names."
+    )
 
 
 def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:

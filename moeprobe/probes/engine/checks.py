@@ -43,8 +43,7 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     steps = steps_of(probe, view, view_name)
     check_layers({model.name: model.model.layer_names for model in models}, options.layers)
     analyses = registry.measured_by(probe)
-    no_output: bool = getattr(probe, "no_output", False)
-    if no_output or not all(gives_scores(model) for model in models if probe.optional):
+    if not all(gives_scores(model) for model in models if probe.optional):
         analyses = tuple(name for name in analyses if name not in probe.optional)
     if analyses:
         check_applies(probe.kind, make_analyses(analyses), models, layers=options.layers)

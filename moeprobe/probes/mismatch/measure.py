@@ -3,6 +3,7 @@
 Axes: B requests of a batch, T tokens.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
-from moeprobe.errors import UserError, option
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
@@ -25,6 +26,7 @@ from moeprobe.probes.engine.work import TableWork
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
+from moeprobe.recordings.check_trace import is_by_chance
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
 from moeprobe.recordings.log_rows import Tokens
 from moeprobe.recordings.pairs import check_placed, clusters_of
@@ -37,12 +39,14 @@ from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.capabilities import Rerouted
-from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress, progress_of
 
 _DATA, _VIEW = REQUEST.data, "generated"
+# Requests by which it is checked that the server has the model.
+_CHECKED = 16
 
 
 @with_options
@@ -123,6 +127,7 @@ class _Scoring(TableWork[Result]):
 
     def _sums(self, progress: Progress) -> SumsStore:
         accumulator, request_names = Accumulator(), self.served.names
+        self._check_model()
         progress.start(Mismatch.kind, len(request_names))
         for start in range(0, len(request_names), self.options.batch_size):
             names = request_names[start : start + self.options.batch_size]
@@ -132,6 +137,35 @@ class _Scoring(TableWork[Result]):
             progress.advance(len(names))
         clustered = accumulator.by_cluster(clusters_of([self.served.trace]))
         return of_table(image_table(clustered, checkpoint=self.checkpoint.name))
+
+    def _check_model(self) -> None:
+        """Warn if the server's experts agree with the model's by chance alone, as of another model."""
+        names = self.served.names[:_CHECKED]
+        texts = batch_of([self.served.sequences[name] for name in names])
+        served = self.served.routing(names, self.layers, num_tokens=texts.ids.shape[1])
+        _, routing = self.checkpoint.model.trace(texts, layers=self.layers, logits=False)
+        overlaps = [_overlap(routing.layers[layer], served.layers[layer]) for layer in self.layers]
+        agreement, chance = np.mean(overlaps, axis=0)
+        if is_by_chance(agreement, chance):
+            warnings.warn(
+                RunWarning(
+                    f"The server's experts agree with those of {self.checkpoint.name} hardly better than by chance "
+                    f"({agreement:.3f}, chance {chance:.3f}): the server has another model, or its capture is wrong. "
+                    f"Run moeprobe trace check {self.served.trace.path} --against a trace of this model."
+                ),
+                stacklevel=2,
+            )
+
+
+def _overlap(routing: LayerRouting, served: LayerRouting) -> tuple[float, float]:
+    """Return the share of served choices that a routing has too, and that of independent draws."""
+    present = (routing.valid & served.valid.to(routing.valid.device)).cpu()
+    first, second = (side.selected_mask.cpu()[present].double() for side in (routing, served))
+    total = second.sum()
+    if not total:
+        return 1.0, 0.0
+    chance = first.mean(0) @ second.mean(0) * len(second) / total
+    return float((first * second).sum() / total), float(chance)
 
 
 class _Served:

@@ -66,20 +66,9 @@ class AlongSeverity(Probe["Result"]):
             in_request=False,
         ),
     ] = "recomputed"
-    no_output: Annotated[
-        bool,
-        Arg(
-            "Leave out the model's answers: every forward pass stops at the last router.",
-            in_request=False,
-        ),
-    ] = False
 
     def check(self) -> None:
-        """Raise ``UserError`` where options contradict each other, or the choice of gates has no effect."""
-        if self.attribute and self.no_output:
-            raise UserError(
-                f"{option('attribute')} explains changes of the output; omit {option('no_output')} or it."
-            )
+        """Raise ``UserError`` where the choice of gates has no effect."""
         if not self.attribute and self.gates != "recomputed":
             raise UserError(
                 f"{option('gates')} says how {option('attribute')} replays a routing; add {option('attribute')}."

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moeprobe.inputs.modality import ORDINARY
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import compared_first, find
 from moeprobe.results.figures import STYLE, panels
@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom; colors are of checkpoints."""
     selected = table[table["tokens"].isin([*ORDINARY, ""])]
     agreements = (agreement_of(table), set_match_of(table))
-    lines = compared_first(*agreements)
+    lines = compared_first(*agreements, modality=modality_of(table["tokens"], data=table["dataset"].iloc[0]))
     if not selected["metric"].isin([metric for metric, _ in lines]).any():
         # A run of other things, jumps say.
         lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(selected["metric"])}

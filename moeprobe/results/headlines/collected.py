@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import ORDINARY
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import tokens_choose
@@ -56,7 +56,7 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
     if run.table is None:
         return []
     collected = []
-    for headline in resolve_headlines(declared, run.table):
+    for headline in resolve_headlines(declared, run.table, run.modality):
         values = select_rows(run.table, headline.which)
         severity = severity_of(values, headline.at)
         first_layers = values.groupby("checkpoint", sort=False)["layer"].first()
@@ -76,12 +76,16 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
     return list({(item.which, item.layer, item.severity): item for item in collected}.values())
 
 
-def resolve_headlines(declared: Sequence[Headline | Agreement], table: pd.DataFrame) -> list[Headline]:
+def resolve_headlines(
+    declared: Sequence[Headline | Agreement], table: pd.DataFrame, modality: Modality
+) -> list[Headline]:
     """Return the headlines with their metrics and nouns, which of agreement depend on the checkpoints."""
     return [
         headline
         for item in declared
-        for headline in (_of_agreement(item, table) if isinstance(item, Agreement) else [_with_noun(item)])
+        for headline in (
+            _of_agreement(item, table, modality) if isinstance(item, Agreement) else [_with_noun(item)]
+        )
     ]
 
 
@@ -90,7 +94,7 @@ def _with_noun(declared: Headline) -> Headline:
     return dataclasses.replace(declared, noun=noun)
 
 
-def _of_agreement(declared: Agreement, table: pd.DataFrame) -> list[Headline]:
+def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) -> list[Headline]:
     """Return the headline about the first kind of agreement that all checkpoints have, and those about sets."""
     first = agreement_of(table)
     kappa = registry.find(f"{first}{KAPPA}")
@@ -98,7 +102,7 @@ def _of_agreement(declared: Agreement, table: pd.DataFrame) -> list[Headline]:
     headlines = [_beyond_chance(first, "pooled", declared, noun)]
     sets = set_match_of(table)
     for null in ("pooled", "image") if sets else ():
-        noun = registry.find(f"{sets}{KAPPA}").full_label(null)
+        noun = registry.find(f"{sets}{KAPPA}").full_label(null, modality)
         headlines.append(dataclasses.replace(_beyond_chance(sets, null, declared, noun), beside=True))
     return headlines
 

@@ -54,7 +54,7 @@ def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | N
     """Return the numbers of a property in a table; None where nothing of it was measured."""
     if item.companion and not tokens_choose(agreement_of(table)):
         return None  # chance of gates that are merely even is high, too
-    headlines = resolve_headlines(item.numbers, table)
+    headlines = resolve_headlines(item.numbers, table, modality_of(table["tokens"]))
     rows = pd.concat([_rows(table, which, deciding) for which, deciding in _deciding(item, headlines)])
     return None if rows.empty else PropertyNumbers(item, headlines, rows)
 

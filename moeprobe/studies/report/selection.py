@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import Modality
+from moeprobe.inputs.modality import Modality, modality_of
 from moeprobe.metrics.registry import (
     find,
     output_along_severity,
@@ -81,9 +81,10 @@ def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if is_zero.all():
         return table, []
     metrics: dict[str, list[str]] = {}
+    modality = modality_of(table["tokens"])
     for metric, null, layer, tokens in table.loc[is_zero, keys].drop_duplicates().values:
         where = f"{layer} prefix" if tokens == "prefix" else layer
-        metrics.setdefault(find(metric).full_label(null).strip(), []).append(where)
+        metrics.setdefault(find(metric).full_label(null, modality).strip(), []).append(where)
     labels = [
         f"{label} ({', '.join(filter(None, layers))})" if any(layers) else label
         for label, layers in metrics.items()

@@ -1,0 +1,235 @@
+"""Check a server: send requests, import what it answers, and compare it with the model and with itself."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.open import as_checkpoint
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.modality import REQUEST
+from moeprobe.inputs.texts import TextFraming
+from moeprobe.probes.analyze_trace.measure import analyze_trace
+from moeprobe.probes.engine import run as engine
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.work import Work
+from moeprobe.probes.mismatch import Mismatch
+from moeprobe.probes.mismatch.measure import mismatch
+from moeprobe.probes.trace import Trace
+from moeprobe.recordings.check_trace import check_trace
+from moeprobe.recordings.import_experts import import_routed_experts
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.palette import colors
+from moeprobe.runtime.files import is_file, write_text
+from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.seeds import generator
+from moeprobe.studies.server.asking import ask_all
+from moeprobe.studies.server.client import Client
+from moeprobe.studies.server.dialects import Dialect, detect
+from moeprobe.studies.server.page import HTML, TEXT, page_html, page_text
+from moeprobe.studies.server.result import ServerResult
+from moeprobe.studies.server.verdict import sentences_of
+
+KIND = "server"
+REQUESTS, TOKENS, BATCHES = 400, 32, (1, 8, 32)
+# Tokens of a made-up prompt.
+_LENGTHS = (8, 64)
+FIRST, AGAIN = "alone", "again"
+
+
+@with_options
+def check_server(
+    address: str,
+    *,
+    model: str,
+    texts: str | Path | None = None,
+    requests: int = REQUESTS,
+    batches: Sequence[int] = BATCHES,
+    max_tokens: int = TOKENS,
+    timeout: float = 120.0,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> ServerResult:
+    """Ask a running server for its routing, and compare it with the model that it serves and with itself.
+
+    Every answer is kept in ``responses/`` of the output folder; an interrupted check goes on with the next request.
+
+    Args:
+        address: of vLLM or SGLang, e.g. ``http://127.0.0.1:8000``.
+        model: folder of the model that is served, with its tokenizer and ``config.json``.
+        texts: prompts, a .txt with one per line or a .jsonl; None = random tokens.
+        requests: how many are sent in each run.
+        batches: how many requests are on their way at the same time, a run for each; of 1 there are two.
+        max_tokens: tokens that are generated for each request, greedily.
+        timeout: seconds to wait for an answer; a request is sent three times.
+        options: only ``out``, which is needed, ``overwrite``, ``seed``, ``batch_size``, ``device``, ``figures`` and
+            ``svg``; ``changes`` are applied to them by name.
+        watcher: receives the progress.
+
+    Raises:
+        UserError: the server refuses, does not answer or returns no routing; or something named does not fit.
+    """
+    work = _ServerCheck(
+        Client(address, timeout=timeout),
+        model,
+        texts=None if texts is None else Path(texts),
+        requests=requests,
+        batches=batches,
+        max_tokens=max_tokens,
+        options=combine(options, changes),
+    )
+    return work.execute(progress_of(watcher))
+
+
+class _ServerCheck(Work[ServerResult]):
+    """Runs of requests, and what is measured of them."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        texts: Path | None,
+        requests: int,
+        batches: Sequence[int],
+        max_tokens: int,
+        options: Options,
+    ) -> None:
+        if options.out is None:
+            raise UserError(f"A check of a server keeps every answer; give a folder: {option('out')}.")
+        for name, values in (("requests", [requests]), ("batches", batches), ("max_tokens", [max_tokens])):
+            if not values or min(values) < 1:
+                raise UserError(f"{option(name)} takes whole numbers from 1 up.")
+        self.client, self.options, self.max_tokens = client, options, max_tokens
+        self.folder = Path(model.removeprefix("hf:"))
+        if not is_file(self.folder / "config.json"):
+            raise UserError(
+                f"{option('model')} takes the folder of the served model; {self.folder} has no config.json."
+            )
+        self.dialect: Dialect = detect(client)
+        self.checkpoint: Checkpoint = as_checkpoint(f"hf:{self.folder}", device=options.device)
+        self.prompts = _prompts(self.checkpoint, texts, requests, max_tokens=max_tokens, seed=options.seed)
+        self.at_once = {FIRST: 1, AGAIN: 1} | {f"batch-{size}": size for size in sorted({*batches} - {1})}
+        self.request: dict[str, Any] = {
+            "kind": KIND, "data": REQUEST.data, "split": "", "address": client.address, "server": self.dialect.server,
+            "texts": None if texts is None else str(texts), "requests": len(self.prompts),
+            "batches": list(self.at_once.values()), "max_tokens": max_tokens, "seed": options.seed,
+            "checkpoints": {self.checkpoint.name: {"sha256": self.checkpoint.provenance.get("sha256")}},
+        }  # fmt: skip
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> ServerResult:
+        """Send the requests, and measure what came of them."""
+        assert folder is not None
+        path = folder.path
+        for name, at_once in self.at_once.items():
+            ask_all(
+                self._responses(path, name),
+                folder.parts / name,
+                self.prompts,
+                client=self.client,
+                dialect=self.dialect,
+                max_tokens=self.max_tokens,
+                at_once=at_once,
+                progress=progress,
+            )
+        traces = [self._import(path, name, progress) for name in self.at_once]
+        first = self._responses(path, FIRST)
+        recorded = engine.run(
+            Trace(tokens=first), [self.checkpoint], options=self._inside(path / "model"), watcher=progress
+        )
+        runs = {
+            "agreement": analyze_trace(
+                [traces[0], *recorded.files], options=self._inside(path / "agreement"), watcher=progress
+            ),
+            "determinism": analyze_trace(
+                traces, options=self._inside(path / "determinism"), watcher=progress
+            ),
+        }
+        left_out = self._split(path, runs, progress)
+        checked = check_trace(traces[0], against=recorded.files[0], watcher=progress)
+        sentences = sentences_of(checked, runs["agreement"].table, runs["determinism"].table)
+        if "mismatch" in runs:
+            sentences += Mismatch.conclusions(runs["mismatch"].table)
+        sidecar = self.make_sidecar(
+            checkpoints={self.checkpoint.name: dict(self.checkpoint.provenance)},
+            colors=colors([self.checkpoint.name]),
+            sentences=sentences,
+            left_out=left_out,
+            runs=list(runs),
+            wall_seconds=self.seconds,
+        )
+        return ServerResult(
+            server=self.dialect.server, requests=len(self.prompts), sentences=sentences, checked=checked, runs=runs,
+            left_out=left_out, sidecar=sidecar, folder=path,
+        )  # fmt: skip
+
+    def write(self, result: ServerResult, folder: OutputFolder) -> ServerResult:
+        """Write the page."""
+        write_text(folder.path / TEXT, page_text(result))
+        write_text(folder.path / HTML, page_html(result))
+        return result
+
+    def _responses(self, path: Path, name: str) -> Path:
+        return path / "responses" / f"{name}.jsonl"
+
+    def _import(self, path: Path, name: str, progress: Progress) -> Path:
+        trace = path / "traces" / f"{name}.parquet"
+        trace.parent.mkdir(exist_ok=True)
+        import_routed_experts(
+            self._responses(path, name), trace, model_config=self.folder / "config.json", name=name, overwrite=True,
+            watcher=progress,
+        )  # fmt: skip
+        return trace
+
+    def _split(self, path: Path, runs: dict[str, Result], progress: Progress) -> list[str]:
+        """Add the mismatch of log-probabilities to the runs; returns why there is none."""
+        try:
+            runs["mismatch"] = mismatch(
+                self.checkpoint,
+                tokens=self._responses(path, FIRST),
+                routing=path / "traces" / f"{FIRST}.parquet",
+                options=self._inside(path / "mismatch"),
+                watcher=progress,
+            )
+        except UserError as error:
+            return [f"The difference of log-probabilities was not measured: {error.sentence}"]
+        return []
+
+    def _inside(self, out: Path) -> Options:
+        """Return the options of a run inside of the folder, which an interrupted check may have begun."""
+        return dataclasses.replace(self.options, out=out, overwrite=True)
+
+
+def _prompts(
+    checkpoint: Checkpoint, texts: Path | None, requests: int, *, max_tokens: int, seed: int
+) -> dict[str, list[int]]:
+    """Return the token ids of each request by its name.
+
+    Raises:
+        UserError: the model reads no texts, or has no room for a prompt.
+    """
+    framing = checkpoint.framing
+    if not isinstance(framing, TextFraming):
+        raise UserError(f"{checkpoint.name} reads {framing.modality.plural}; a server has a language model.")
+    longest = framing.max_length if framing.longest is None else framing.longest
+    room = longest - max_tokens
+    if room < 1:
+        raise UserError(
+            f"{checkpoint.name} reads {longest} tokens; choose fewer than that: {option('max_tokens')}."
+        )
+    if texts is not None:
+        data = open_data(f"text:{texts}", split="test")
+        ids = [framing.clean(data.example(number).text).ids for number in range(min(len(data), requests))]
+    else:
+        described: dict[str, Any] = getattr(checkpoint.model, "describe", dict)()
+        size = described.get("vocabulary")
+        if not size:
+            raise UserError(
+                f"{checkpoint.name} does not say its vocabulary; give prompts: {option('texts')}."
+            )
+        random = generator(seed, "server")
+        ids = [random.integers(0, size, random.integers(*_LENGTHS)) for _ in range(requests)]
+    return {f"r{number}": [int(token) for token in part[:room]] for number, part in enumerate(ids)}
