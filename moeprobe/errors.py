@@ -16,7 +16,7 @@ def option(keyword: str, value: object = None, flag: str | None = None) -> str:
         keyword: of Python, e.g. "group_images" for ``--group-images``.
         value: what to give: ``--limit 5`` and ``limit=5``; True of a switch: ``--overwrite`` and ``overwrite=True``.
             None = the option is only named.
-        flag: what is typed, where it is not the keyword with hyphens and the value: "--capacity trained".
+        flag: typed in place of the keyword with hyphens and the value: "--capacity trained".
     """
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if flag is None:

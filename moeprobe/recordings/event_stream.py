@@ -69,7 +69,7 @@ def _name(event: dict[str, Any]) -> Any:
 
 
 def _joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return two parts as one: lists of tokens go on, choices by their index, and else the later value holds."""
+    """Return two parts as one: lists of tokens are joined, choices by their index, and else the later value holds."""
     joined = dict(earlier)
     for name, value in later.items():
         before = earlier.get(name)

@@ -83,7 +83,7 @@ class Trunk:
 
 @runtime_checkable
 class Resumable(Replayable, Protocol):
-    """A model whose forward pass can be taken up again at an MoE layer, so that what comes before it runs once."""
+    """A model whose forward pass can be taken up again at an MoE layer, so that the blocks before it run once."""
 
     def trunks(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Trunk]:
         """Return where a pass of images ``(B, 3, H, W)`` in [0, 1] has come at each layer.

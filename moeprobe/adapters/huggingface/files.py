@@ -122,7 +122,7 @@ class FastTokenizer:
 
 @dataclass(frozen=True)
 class NoTokenizer:
-    """What a folder without a tokenizer has in its place: token ids can be read, and texts cannot."""
+    """Stands for the tokenizer of a folder without one: token ids can be read, and texts cannot."""
 
     reference: str
 

@@ -5,7 +5,7 @@ over all tokens. Which tokens the paper averages is not published: here the patc
 entropy it gives no numbers, but says that routers trained for consistency by divergence (``jsd``) have a slightly
 higher one than routers trained with PRC (III-B).
 
-The margin between the first two gates says when the first choice changes; ``selection`` has that of the set.
+The margin between the first two gates says when the first choice changes; ``selection`` says when the set does.
 """
 
 from __future__ import annotations

@@ -187,5 +187,5 @@ class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
 
 
 def flip_metric(measured: str, forced: str) -> Metric:
-    """Return the metric of what is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
+    """Return the metric that is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
     return _FAMILIES[measured].make(forced)

@@ -96,7 +96,7 @@ def draw_disagreement(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict
     labels = [position.removeprefix(POSITION).strip() for position in positions]
     tall = max(2.4, 0.22 * min(len(layers), _MOST_TALL) + 0.06 * max(len(layers) - _MOST_TALL, 0) + 1.2)
     figure, axes = grid(2, len(names), width=max(4.5, 0.42 * len(positions) + 1.5), height=tall)
-    scale = Normalize(0, max(float(cells["value"].max()), 1e-9))
+    scale = Normalize(0, float(cells["value"].max()) or 1.0)  # where nothing differs, of all that could
     for column, name in enumerate(names):
         checkpoint_cells = cells[cells["checkpoint"] == name]
         values = checkpoint_cells.pivot_table(index="layer", columns="tokens", values="value").reindex(

@@ -69,7 +69,7 @@ class Flips(Probe["Result"]):
             raise UserError(f"{option('severities')} takes one severity here; got {list(self.severities)}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is forced."""
+        """Return the title of the tables."""
         return f"One token's set replaced in one layer, later choices {self.later}"
 
     @classmethod

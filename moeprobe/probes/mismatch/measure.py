@@ -158,7 +158,7 @@ class _Scoring(TableWork[Result]):
 
 
 def _overlap(routing: LayerRouting, served: LayerRouting) -> tuple[float, float]:
-    """Return the share of served choices that a routing has too, and that of independent draws."""
+    """Return the share of served choices that a routing has too, and the share by chance."""
     present = (routing.valid & served.valid.to(routing.valid.device)).cpu()
     first, second = (side.selected_mask.cpu()[present].double() for side in (routing, served))
     total = second.sum()

@@ -146,7 +146,7 @@ def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
     """Return one row per patch or token of the perturbed input: its choice, and the choice of its partner.
 
     ``clean_expert`` is the expert at the same place in the clean image, whatever it shows; texts have no such places,
-    but what each token reads. Sets and gates are texts, those of the clean input of the corresponding patch.
+    but what each token reads. Sets and gates are texts; each side has its own.
     """
     rows = []
     for item in overlays:

@@ -190,8 +190,8 @@ def class_shares(
 
     Args:
         classes: ``classes.csv`` of ``routes``, as text.
-        checkpoints: those of the overlay.
-        layers: those of the overlay.
+        checkpoints: names in the overlay.
+        layers: names in the overlay.
     """
     numbers = {key: pd.to_numeric(classes[key]) for key in ("value", "ci_low", "ci_high", "images", "trials")}
     ordinary = classes.assign(flag="", **numbers)[classes["tokens"].isin(ORDINARY)]

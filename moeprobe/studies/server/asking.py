@@ -1,4 +1,4 @@
-"""Send requests and keep every answer; a run that was interrupted goes on where it ended."""
+"""Send requests and keep every answer; an interrupted run continues where it ended."""
 
 import json
 import threading

@@ -55,7 +55,7 @@ def check_server(
 ) -> ServerResult:
     """Ask a running server for its routing, and compare it with the model that it serves and with itself.
 
-    Every answer is kept in ``responses/`` of the output folder; an interrupted check goes on with the next request.
+    Every answer is kept in ``responses/`` of the output folder; an interrupted check continues with the next request.
 
     Args:
         address: of vLLM or SGLang, e.g. ``http://127.0.0.1:8000``.
@@ -85,7 +85,7 @@ def check_server(
 
 
 class _ServerCheck(Work[ServerResult]):
-    """Runs of requests, and what is measured of them."""
+    """Runs of requests, and their agreement with the model."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ def _prompts(
     """Return the token ids of each request by its name.
 
     Raises:
-        UserError: the model reads no texts, or has no room for a prompt.
+        UserError: the model reads no texts, or its longest sequence holds no prompt.
     """
     framing = checkpoint.framing
     if not isinstance(framing, TextFraming):
