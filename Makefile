@@ -13,7 +13,7 @@ COMMA := ,
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ test: setup ## Run the tests, but for the slow ones, in as many processes as the
 
 test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
 	$(PYTEST) -m slow
+
+test-vllm: setup ## Compare a real vLLM with the models that it serves, in build/vllm (3.6 GB; ten minutes, then five)
+	$(BIN)/python -m tests.vllm.environment build/vllm
+	VLLM_PYTHON=build/vllm/bin/python $(BIN)/python -m pytest tests/vllm/real_vllm.py
 
 lower-bounds: ## Run the tests with the lowest versions that pyproject.toml allows, in build/lower-bounds
 	$(PYTHON) -m venv build/lower-bounds
