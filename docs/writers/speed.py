@@ -23,9 +23,10 @@ def pages() -> dict[str, str]:
         for folder in sorted(REPORTS.iterdir())
         for sidecar in [json.loads((folder / "table.json").read_text(encoding="utf-8"))]
     ]
+    reached = pd.concat([table["reached"] for table, _ in runs])
     on_gpu = any(sidecar["machine"]["device"] != "cpu" for _, sidecar in runs)
     text = page(
-        "How fast moeprobe is",
+        f"moeprobe reaches {(reached == 'yes').sum()} of its {reached.isin(['yes', 'no']).sum()} targets of speed",
         "reports/bench",
         "`python -m benchmarks.speed` runs moeprobe against other ways to do the same work, and against limits that "
         "nothing "
