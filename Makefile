@@ -44,7 +44,7 @@ test: setup ## Run the tests, but for the slow ones, in as many processes as the
 test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
 	$(PYTEST) -m slow
 
-test-vllm: setup ## Compare a real vLLM with the models that it serves, in build/vllm (3.6 GB; ten minutes, then five)
+test-vllm: setup ## Compare a real vLLM with the models that it serves, in build/vllm (3.6 GB; three minutes, then six)
 	$(BIN)/python -m tests.vllm.environment build/vllm
 	VLLM_PYTHON=build/vllm/bin/python $(BIN)/python -m pytest tests/vllm/real_vllm.py
 
