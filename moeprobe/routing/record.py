@@ -5,9 +5,10 @@ Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
@@ -116,6 +117,12 @@ class LayerRouting:
         """Return which tokens ``(B, T)`` are processed by the same set of experts."""
         return (self.processed_mask == view.processed_mask).all(-1)
 
+    def of_each_input(self, change: Callable[[Tensor], Tensor]) -> LayerRouting:
+        """Return the routing with a change of all that has an entry per input, such as a selection of inputs."""
+        values = {name: getattr(self, name) for name in PER_INPUT}
+        fields: dict[str, Any] = {name: change(value) for name, value in values.items() if value is not None}
+        return replace(self, **fields)
+
     def _mask(self, which: Tensor) -> Tensor:
         import torch
 
@@ -198,17 +205,7 @@ def split(trace: RoutingTrace, sizes: Sequence[int]) -> list[RoutingTrace]:
         part = slice(start, start + size)
         traces.append(
             RoutingTrace(
-                {
-                    name: replace(
-                        layer,
-                        **{
-                            field: value[part]
-                            for field in PER_INPUT
-                            if (value := getattr(layer, field)) is not None
-                        },
-                    )
-                    for name, layer in trace.layers.items()
-                }
+                {name: layer.of_each_input(itemgetter(part)) for name, layer in trace.layers.items()}
             )
         )
         start += size

@@ -18,6 +18,7 @@ from PIL import Image
 from moeprobe import api
 from moeprobe.results.figures import STYLE, save
 from moeprobe.runtime.catalog import DATA
+from reports.scripts.printed import in_256_colors
 from reports.scripts.regenerate_precision import license_lines, made
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def main() -> None:
     for name, figure in drawn.items():
         [path] = save(figure, IMAGES / name)
         with Image.open(path) as image:
-            image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+            in_256_colors(image).save(path, optimize=True)
 
 
 def strip() -> Figure:

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from reports.scripts.printed import ROOT, prepare
+from reports.scripts.printed import ROOT, in_256_colors, prepare
 
 NOTEBOOK = ROOT / "docs" / "guide" / "first-steps.ipynb"
 
@@ -49,7 +49,7 @@ def shortened(output: dict[str, Any]) -> dict[str, Any]:
     if "image/png" in data:
         buffer = io.BytesIO()
         with Image.open(io.BytesIO(base64.b64decode(data["image/png"]))) as image:
-            image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+            in_256_colors(image).save(buffer, "PNG", optimize=True)
         data["image/png"] = base64.b64encode(buffer.getvalue()).decode()
     return output
 

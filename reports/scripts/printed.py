@@ -145,7 +145,12 @@ def wrapped(line: str) -> list[str]:
 def shrink(source: Path, target: Path) -> None:
     """Copy a figure with 256 colors, which is all that a chart needs."""
     with Image.open(source) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+        in_256_colors(image).save(target, optimize=True)
+
+
+def in_256_colors(image: Image.Image) -> Image.Image:
+    """Return a picture with a palette, which takes a third of the bytes, and looks the same."""
+    return image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from moeprobe import api
+from reports.scripts.printed import in_256_colors
 
 SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
 NAMES = ("V-MoE", "V-MoE with PRC")
@@ -72,10 +73,9 @@ def replace(staging: Path, report: Path) -> None:
 
 
 def in_a_palette(path: Path) -> None:
-    """Give a picture 256 colors: overlays of photos take a third of the bytes, and look the same."""
+    """Give a picture of a file 256 colors."""
     with Image.open(path) as picture:
-        flat = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        flat.save(path, optimize=True, dpi=picture.info["dpi"])
+        in_256_colors(picture).save(path, optimize=True, dpi=picture.info["dpi"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -54,10 +54,18 @@ SEQUENCED = {"touched", "first_layer"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
+Record = TypeVar("Record")
 Prices = dict[str, ForcedFlips]
 Asked = (
     LayerPair | OutputPair | Corners | Differences | LogProbabilities | Reasons | Scores | list[Path] | Prices
 )
+
+
+def cut_record(record: Record, rows: slice) -> Record:
+    """Some images of a record of tensors."""
+    kind: Any = type(record)
+    some: Record = kind(*(None if one is None else one[rows] for one in vars(record).values()))
+    return some
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
@@ -66,12 +74,12 @@ def cut(pair: Asked, rows: slice) -> Asked:
         return (
             pair[rows]
             if isinstance(pair, list)
-            else {forced: flips.of_images(rows) for forced, flips in pair.items()}
+            else {forced: cut_record(flips, rows) for forced, flips in pair.items()}
         )
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
     if isinstance(pair, Reasons | LogProbabilities | Scores):
-        return type(pair)(*(None if one is None else one[rows] for one in vars(pair).values()))  # type: ignore[arg-type]
+        return cut_record(pair, rows)
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
         return Corners((one, two, three, four), pair.labels[rows])

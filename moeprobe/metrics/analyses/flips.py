@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,84 +64,61 @@ class ForcedFlips:
         """Return the flips of some tokens ``(B, T)`` alone."""
         return replace(self, weight=self.weight * tokens)
 
-    def of_images(self, rows: slice) -> ForcedFlips:
-        """Return the flips of some images."""
-        weight, price, fall, answer = (
-            values[rows] for values in (self.weight, self.price, self.fall, self.answer)
-        )
-        return ForcedFlips(weight, price, fall, answer, None if self.output is None else self.output[rows])
 
-
-def _price(forced: str) -> Metric:
-    return Metric(
-        f"flip_price_{forced}",
-        about="rise of the cross-entropy with the label by a flip of one token in this layer, on average; the "
-        f"log-probability of the true class falls by as much: {FORCED[forced]}",
-        label=f"price of a flip{_LABELS[forced]}",
-        unit="nats",
-        better="less",
-        of_labels=True,
-    )
-
-
-def _fall(forced: str) -> Metric:
-    return Metric(
-        f"flip_fall_{forced}",
-        about="fall of the log-probability of the class predicted for the clean input by a flip, on average: "
-        f"{FORCED[forced]}",
-        label=f"fall by a flip{_LABELS[forced]}",
-        unit="nats",
-        better="less",
-    )
-
-
-def _size(forced: str) -> Metric:
-    return Metric(
-        f"flip_size_{forced}",
-        about=f"how far a flip moves that log-probability, up or down, on average: {FORCED[forced]}",
-        label=f"size of a flip{_LABELS[forced]}",
-        unit="nats",
-        better="less",
-    )
-
-
-def _answer(forced: str) -> Metric:
-    return Metric(
-        f"flip_answer_{forced}",
-        about=f"share of flips of one token in this layer that change the predicted class: {FORCED[forced]}",
-        label=f"flips that change the answer{_LABELS[forced]}",
-        better="less",
-    )
-
-
-def _output(forced: str) -> Metric:
-    return Metric(
-        f"flip_output_{forced}",
-        about="norm of the change of the layer's output at the token by a flip, over the norm of that output, on "
-        f"average: {FORCED[forced]}",
-        label=f"change of the output{_LABELS[forced]}",
-        unit="other",
-    )
-
-
-_FAMILIES = {
-    measured: MetricFamily(
-        f"flip_{measured}_{{set}}", rf"flip_{measured}_({'|'.join(FORCED)})", make, example=("runner_up",)
-    )
-    for measured, make in (
-        ("price", _price),
-        ("fall", _fall),
-        ("size", _size),
-        ("answer", _answer),
-        ("output", _output),
-    )
+# Of each number: what it is, its label, and the rest of its declaration.
+_MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "price": (
+        "rise of the cross-entropy with the label by a flip of one token in this layer, on average; the "
+        "log-probability of the true class falls by as much",
+        "price of a flip",
+        {"unit": "nats", "better": "less", "of_labels": True},
+    ),
+    "fall": (
+        "fall of the log-probability of the class predicted for the clean input by a flip, on average",
+        "fall by a flip",
+        {"unit": "nats", "better": "less"},
+    ),
+    "size": (
+        "how far a flip moves that log-probability, up or down, on average",
+        "size of a flip",
+        {"unit": "nats", "better": "less"},
+    ),
+    "answer": (
+        "share of flips of one token in this layer that change the predicted class",
+        "flips that change the answer",
+        {"better": "less"},
+    ),
+    "output": (
+        "norm of the change of the layer's output at the token by a flip, over the norm of that output, on average",
+        "change of the output",
+        {"unit": "other"},
+    ),
 }
+
+
+def flip_metric(measured: str, forced: str) -> Metric:
+    """Return the metric that is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
+    meaning, label, declared = _MEASURED[measured]
+    return Metric(
+        f"flip_{measured}_{forced}",
+        about=f"{meaning}: {FORCED[forced]}",
+        label=f"{label}{_LABELS[forced]}",
+        **declared,
+    )
 
 
 class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
     """What forced flips of single tokens do to the loss, the answer and the layer's output, by the kind of set."""
 
-    measures = tuple(_FAMILIES.values())
+    measures = tuple(
+        MetricFamily(
+            f"flip_{measured}_{{set}}",
+            rf"flip_{measured}_({'|'.join(FORCED)})",
+            partial(flip_metric, measured),
+            example=("runner_up",),
+        )
+        for measured in _MEASURED
+    )
     signature = "flips_runner_up"
 
     def sums(self, subject: Mapping[str, ForcedFlips]) -> dict[str, Tensor]:
@@ -173,7 +151,7 @@ class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over flips."""
         estimators = []
-        for forced, measured in itertools.product(FORCED, _FAMILIES):
+        for forced, measured in itertools.product(FORCED, _MEASURED):
             metric = flip_metric(measured, forced)
             if metric.name not in columns:
                 continue
@@ -184,8 +162,3 @@ class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
                 mean = Share if measured == "answer" else Ratio
                 estimators.append(metric.raw(mean(columns[metric.name].astype(np.float64), weight), trials))
         return estimators
-
-
-def flip_metric(measured: str, forced: str) -> Metric:
-    """Return the metric that is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
-    return _FAMILIES[measured].make(forced)

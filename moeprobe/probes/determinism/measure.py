@@ -23,7 +23,7 @@ from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.record import PER_INPUT, RoutingTrace, joined
+from moeprobe.routing.record import RoutingTrace, joined
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,11 @@ def _turned(inputs: Any) -> Any:
 def _in_batch_order(routing: RoutingTrace, *, turned: bool, length: int | None) -> RoutingTrace:
     """Return a routing in the order of the batch, without tokens that were added."""
 
-    def settle(name: str, value: Tensor | None) -> Tensor | None:
-        if value is None:
-            return None
+    def settle(value: Tensor) -> Tensor:
         value = value.flip(0) if turned else value
         return value if length is None or value.ndim < 2 else value[:, :length]
 
-    layers = {}
-    for layer, layer_routing in routing.layers.items():
-        fields: dict[str, Any] = {name: settle(name, getattr(layer_routing, name)) for name in PER_INPUT}
-        layers[layer] = replace(layer_routing, **fields)
-    return RoutingTrace(layers)
+    return RoutingTrace({name: layer.of_each_input(settle) for name, layer in routing.layers.items()})
 
 
 class DeterminismMeasurement(VariantsMeasurement):

@@ -8,6 +8,7 @@ Axes: B images, T tokens, N flips, K choices, D width.
 
 import dataclasses
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from moeprobe.metrics.analyses.flips import ForcedFlips
 from moeprobe.probes.flips.forced import ForcedSets
 from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
-from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace
+from moeprobe.routing.record import RoutingTrace
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,15 @@ def _routing(
     """Return the routing of passes ``(N,)`` of images ``rows``, in each of which one token has its forced set."""
     names = list(trace.layers)
     last = None if is_later_fixed else names.index(layer) + 1
-    layers = {name: _of_rows(trace.layers[name], rows) for name in names[names.index(layer) : last]}
+    layers = {
+        name: trace.layers[name].of_each_input(itemgetter(rows)) for name in names[names.index(layer) : last]
+    }
     selected, processed = layers[layer].selected.clone(), layers[layer].processed.clone()
     passes = torch.arange(len(rows), device=rows.device)
     selected[passes, token] = forced.selected[rows, token]
     processed[passes, token] = True
     layers[layer] = dataclasses.replace(layers[layer], selected=selected, processed=processed)
     return RoutingTrace(layers)
-
-
-def _of_rows(layer: LayerRouting, rows: Tensor) -> LayerRouting:
-    """Return the routing of images ``(N,)`` of a batch, some of them several times."""
-    values = {name: getattr(layer, name) for name in PER_INPUT}
-    return dataclasses.replace(
-        layer, **{name: value[rows] for name, value in values.items() if value is not None}
-    )
 
 
 def _flips(

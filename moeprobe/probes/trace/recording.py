@@ -28,7 +28,7 @@ from moeprobe.recordings.format import metadata, writing
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_rows
 from moeprobe.routing import finite
-from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace
+from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.characters import exact
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
@@ -274,8 +274,4 @@ def rows_of_texts(
 
 def _alone(routing: LayerRouting, row: int, length: int) -> LayerRouting:
     """Return the routing of one text, without padding."""
-    cut = {name: getattr(routing, name) for name in PER_INPUT}
-    return dataclasses.replace(
-        routing,
-        **{name: value[row : row + 1, :length] for name, value in cut.items() if value is not None},
-    )
+    return routing.of_each_input(lambda value: value[row : row + 1, :length])
