@@ -51,7 +51,7 @@ COMMANDS: dict[str, list[str]] = {
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
     "trace record": [],
-    "correspond": [],
+    "correspond": ["--count", "2"],
 }
 # Options that are wrong, or have a wrong value, for any command that knows them.
 WRONG = (
@@ -98,11 +98,12 @@ def fingerprints(commands: list[str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in commands:
-            extra = COMMANDS[name] if "--limit" in COMMANDS[name] else [*COMMANDS[name], "--limit", "24"]
-            of_two = [*name.split(), *models[:2], *extra]
+            counted = {"--limit", "--count"} & {*COMMANDS[name]}
+            extra = COMMANDS[name] if counted else [*COMMANDS[name], "--limit", "24"]
+            of_two = [*name.split(), *models[: 1 if name == "correspond" else 2], *extra]
             hashes |= _outcome(f"{name} --out", [*of_two, "--out", str(root / name)], root)
             hashes |= {f"{name}: {path}": text for path, text in _files(root / name)}
-            if name not in ("trace record", "overlay"):
+            if name not in ("trace record", "overlay", "correspond"):
                 hashes |= _outcome(f"{name} --json", [*name.split(), models[2], *extra, "--json"], root)
         if "match-ratio" in commands:
             given = ["compare", str(root / "match-ratio"), "--out", str(root / "compare")]
