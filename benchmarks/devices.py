@@ -49,7 +49,7 @@ def main() -> None:
     print(table.to_string(index=False, na_rep="", float_format="{:.3g}".format))
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
-        write_csv(table, asked.out / "devices.csv")
+        write_csv(asked.out / "devices.csv", table)
 
 
 def differences(first: Path, second: Path) -> dict[str, Any]:
