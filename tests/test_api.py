@@ -202,3 +202,21 @@ def test_strings_are_paths_and_lists_of_one(
         api.plan_tradeoff("nosuch", out="runs", checkpoints="here")
     with pytest.raises(UserError, match="nosuch"):
         api.tradeoff("nosuch", out="runs", checkpoints="here")
+
+
+def test_passes_compute_in_full_float32(trained: Trained) -> None:
+    checkpoint, seen = api.load_model(trained["prc"]), []
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+
+    def note(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if inputs[0].std() > 0:  # a blank image is only asked whether the model has what is measured
+            seen.append(conv.fp32_precision)
+
+    checkpoint.model.model.register_forward_pre_hook(note)  # type: ignore[attr-defined]
+    before = conv.fp32_precision
+    api.confidence(checkpoint, limit=4)
+    probed = len(seen)
+    api.trace(checkpoint, torch.rand(1, 3, 32, 32))
+    assert 0 < probed < len(seen)
+    assert set(seen) == {"ieee"}
+    assert conv.fp32_precision == before

@@ -27,6 +27,7 @@ from moeprobe.probes.trace import Trace
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime import catalog
 from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.device import full_float32
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
@@ -252,4 +253,5 @@ def trace(
     """
     opened = as_checkpoint(model)
     inputs = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
-    return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]
+    with full_float32():
+        return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """The device that a name means."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError, option
@@ -49,3 +51,23 @@ def choose_device(name: str) -> "torch.device":
         return torch.device(name)
     except RuntimeError:
         raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Let float32 mean float32 while this lasts, on any device.
+
+    PyTorch lets convolutions of float32 on CUDA round their inputs to TF32, with ten bits of mantissa for 23: enough
+    for training, but a patch embedding so rounded moves choices of experts that no perturbation moved.
+    """
+    import torch
+
+    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.device import choose_device, full_float32
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +26,11 @@ def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     with pytest.raises(UserError, match="sees only a CPU and MPS"):
         choose_device("cuda")
+
+
+def test_float32_is_full_while_it_lasts() -> None:
+    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    with full_float32():
+        assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
+    assert [place.fp32_precision for place in places] == before

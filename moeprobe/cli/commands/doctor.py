@@ -4,23 +4,17 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeprobe import __version__
 
-_REQUIRED = (
-    "torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pyarrow", "pillow", "matplotlib", "scikit-learn",
-    "safetensors", "msgpack", "pydantic", "pyyaml", "typer", "rich", "jinja2",
-    "threadpoolctl",
-)  # fmt: skip
-_OPTIONAL = {
-    "datasets": "huggingface",
-    "tensorboard": "tensorboard",
-    "tensorstore": "orbax",
-    "transformers": "hf",
-}
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+# Extras of those who work on moeprobe itself.
+_FOR_DEVELOPERS = ("dev", "docs")
 
 
 @dataclass(frozen=True)
@@ -41,25 +35,46 @@ def examine() -> list[CheckResult]:
             f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         )
     ]
-    findings += [_installed(name) for name in _REQUIRED]
-    findings += [_optional(name, extra) for name, extra in _OPTIONAL.items()]
-    if all(finding.level == "ok" for finding in findings[:3]):
+    findings += _packages()
+    if all(finding.level != "wrong" for finding in findings if finding.subject in ("torch", "torchvision")):
         findings += [_torchvision(), *_devices()]
     return findings
 
 
-def _installed(name: str) -> CheckResult:
+def _packages() -> list[CheckResult]:
+    """Look for what the installed moeprobe asks for, in the versions that it takes: the required, then extras'."""
+    from packaging.requirements import Requirement
+
     try:
-        return CheckResult("ok", name, metadata.version(name))
+        stated = [Requirement(text) for text in metadata.requires("moeprobe") or ()]
+        extras = metadata.metadata("moeprobe").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
-        return CheckResult("wrong", name, f"is missing; install moeprobe again, or: pip install {name}")
+        return [
+            CheckResult("note", "packages", "were not looked at: moeprobe is not installed, only imported")
+        ]
+    required = [_package(one, None) for one in stated if one.marker is None]
+    optional = [
+        _package(one, extra)
+        for extra in extras
+        if extra not in _FOR_DEVELOPERS
+        for one in stated
+        if one.marker is not None and one.marker.evaluate({"extra": extra})
+    ]
+    return required + optional
 
 
-def _optional(name: str, extra: str) -> CheckResult:
+def _package(required: "Requirement", extra: str | None) -> CheckResult:
+    """Return whether a package is there in a version that is taken, and how to get it."""
+    name, level = required.name, "wrong" if extra is None else "note"
+    wanted = f"'{name}{required.specifier}'" if extra is None else f"'moeprobe[{extra}]'"
     try:
-        return CheckResult("ok", name, metadata.version(name))
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return CheckResult("note", name, f"is not installed (optional): pip install 'moeprobe[{extra}]'")
+        missing = "is missing" if extra is None else "is not installed (optional)"
+        return CheckResult(level, name, f"{missing}: pip install {wanted}")
+    if required.specifier.contains(version, prereleases=True):
+        return CheckResult("ok", name, version)
+    return CheckResult(level, name, f"{version} does not fit {required.specifier}: pip install -U {wanted}")
 
 
 def _torchvision() -> CheckResult:

@@ -29,7 +29,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat
-from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.device import choose_device, full_float32
 from moeprobe.runtime.progress import Advance, Progress
 
 M = TypeVar("M", bound=Result)
@@ -214,6 +214,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Measure no more than a shard of the images."""
         self.spec = dataclasses.replace(self.spec, shard=shard)
 
+    @full_float32()
     def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
         """Write the part files of the images of the shard; returns the skipped images, and the speed."""
         started = time.perf_counter()

@@ -16,6 +16,7 @@ from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.sidecars import Sidecar, make_sidecar
 from moeprobe.results.summaries import About
 from moeprobe.runtime.catalog import ANALYSES
+from moeprobe.runtime.device import full_float32
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
@@ -145,6 +146,11 @@ class ProbeWork(Work[R]):
 
     models: Sequence[Checkpoint]
     data: str
+
+    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Do the work in an open folder, with passes in full float32; without a folder nothing is written."""
+        with full_float32():
+            return super().execute_in(folder, progress)
 
     @abstractmethod
     def plan(self) -> Plan:
