@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.runtime.arguments import checked
@@ -62,7 +62,7 @@ def full_float32() -> Iterator[None]:
     """
     import torch
 
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    places: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
     before = [place.fp32_precision for place in places]
     for place in places:
         place.fp32_precision = "ieee"

@@ -1,5 +1,7 @@
 """What a device is that is not here: a sentence that says what is."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_float32_is_full_while_it_lasts() -> None:
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    places: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
     before = [place.fp32_precision for place in places]
     with full_float32():
         assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
