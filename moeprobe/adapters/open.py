@@ -12,13 +12,13 @@ from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.checkpoints.header import refuse_settings
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
-from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.device import AUTO, check_dtype, choose_device
 from moeprobe.runtime.files import TAKEN
 from moeprobe.runtime.seeds import random_state_kept
 
@@ -29,7 +29,12 @@ _LONGEST_NAME = 200
 @checked
 @random_state_kept()
 def load_model(
-    source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
+    source: str | Path,
+    *,
+    device: str = "auto",
+    trained_capacity: bool = False,
+    group_images: int = 1,
+    dtype: str = AUTO,
 ) -> Checkpoint:
     """Load a checkpoint, or open a foreign model, for probing.
 
@@ -40,16 +45,22 @@ def load_model(
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
+        dtype: precision of all of a model of ``hf:``: "float32", "bfloat16" or "float16"; "auto" = as it was saved.
 
     Raises:
         UserError: it is missing, truncated or foreign, or does not fit its settings.
     """
+    check_dtype(dtype)
+    in_precision = {} if dtype == AUTO else {"dtype": dtype}
+    if in_precision and not str(source).startswith("hf:"):
+        raise UserError(f"{option('dtype')} is for models of hf:; leave it out for {source}.")
     if is_foreign(source):
         return _open(
             str(source),
             device=choose_device(device),
             trained_capacity=trained_capacity,
             group_images=group_images,
+            **in_precision,
         )
 
     model, info = load(source)
@@ -89,6 +100,11 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
         UserError: it is neither a checkpoint nor the path or name of one.
     """
     if isinstance(model, Checkpoint):
+        if more.get("dtype", AUTO) != AUTO:
+            raise UserError(
+                f"{model.name} is loaded already; choose its precision where it is loaded: "
+                f"api.load_model('hf:…', dtype={more['dtype']!r})."
+            )
         return model
     if isinstance(model, str | Path):
         return load_model(model, **more)

@@ -31,6 +31,11 @@ class Finding:
     fault: bool = True
     empty: bool = False
 
+    @property
+    def line(self) -> str:
+        """The finding as it is printed."""
+        return f"{'Fault' if self.fault else 'Note'}, {self.name}: {self.sentence}"
+
 
 _EMPTY = {
     "all unset": "No token has an expert: known as an all -1 capture, of a buffer that no layer wrote; look at the "

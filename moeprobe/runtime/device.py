@@ -1,4 +1,4 @@
-"""The device that a name means."""
+"""The device that a name means, and names of precisions."""
 
 import re
 from collections.abc import Iterator
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = ("cpu", "cuda", "mps")
+# Precisions of a language model of ``hf:``; auto = as its weights were saved.
+AUTO, FLOAT32 = "auto", "float32"
+DTYPES = (AUTO, FLOAT32, "bfloat16", "float16")
 _LABELS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 _NAME = re.compile(rf"({'|'.join(_KINDS)})(:\d+)?")
 
@@ -22,6 +25,12 @@ def check_device(name: str) -> None:
         raise UserError(
             f"There is no device {name!r}; choose auto or one of {', '.join(_KINDS)}, e.g. cuda:1."
         )
+
+
+def check_dtype(name: str) -> None:
+    """Raise ``UserError`` unless a precision is called ``name``."""
+    if name not in DTYPES:
+        raise UserError(f"{option('dtype')} is {', '.join(DTYPES[:-1])} or {DTYPES[-1]}; got {name!r}.")
 
 
 @checked

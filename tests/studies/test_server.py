@@ -1,7 +1,10 @@
 """A server beside its model: every dialect and every fault of a stub, and what is kept of an interrupted run."""
 
 import base64
+import dataclasses
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
+from moeprobe.recordings.faults import Finding
+from moeprobe.results.numbers import interval
 from moeprobe.studies.server import client
+from moeprobe.studies.server.page import page_html, page_text
 from tests.commands import run
 from tests.studies.server_stub import Answer, StatusError, Stub, late, running
 
@@ -59,6 +65,7 @@ def test_a_server_that_routes_as_its_model(dialect: str, model: Path, tmp_path: 
         "again.jsonl", "alone.jsonl", "batch-4.jsonl",
     ]  # fmt: skip
     assert len((out / "responses" / "alone.jsonl").read_text().splitlines()) == 24
+    assert "random tokens" not in said
     page = (out / "server.html").read_text()
     assert "Agreement with the model" in page and "data:image/png" in page
     assert "**The server routes exactly" in (out / "tables.md").read_text()
@@ -92,12 +99,46 @@ def test_a_server_that_differs_from_its_model_and_not_from_itself(model: Path, t
         result = check(stub, tmp_path / "out")
     assert result.sentences[0].startswith("The server routes otherwise than the model")
     assert "equal to itself in all runs" in result.sentences[0]
+    assert result.sentences[0].endswith(
+        "The prompts were random tokens: your own texts may give other shares."
+    )
+    assert result.sentences[1].startswith("From the model in float32, ")
     [row] = (
         result.runs["agreement"]
         .table.query("metric == 'pairs_differ' and tokens == 'token'")
         .to_dict("records")
     )
     assert 0 < row["ci_low"] < row["value"] < row["ci_high"] < 0.1
+
+
+def test_precision_alone_stands_beside_the_server_and_all_is_said_in_one_order(
+    model: Path, tmp_path: Path
+) -> None:
+    """The stub runs in float32: it differs from the model in bfloat16 as the model in float32 does."""
+    with running(Stub(model)) as stub:
+        result = check(stub, tmp_path / "out", dtype="bfloat16", batches=(1,))
+    rows = result.runs["agreement"].table.query("metric == 'pairs_differ' and tokens == 'token'")
+    served, alone = rows.to_dict("records")
+    assert (served["checkpoint"], alone["checkpoint"]) == ("alone", "small,dtype=float32")
+    # Nothing routes the last token at the server.
+    assert 0 < served["value"] == pytest.approx(alone["value"], rel=0.1)
+    assert result.sentences[1:3] == [
+        f"From the model in bfloat16, {interval(served)} of the pairs of token and layer differ.",
+        f"Precision alone changes {interval(alone)} of them: the model in float32 against itself in bfloat16.",
+    ]
+    assert result.sidecar["checkpoints"]["small,dtype=bfloat16"]["dtype"] == "bfloat16"
+    # Findings stand in one order wherever they are said.
+    found = dataclasses.replace(
+        result,
+        checked=dataclasses.replace(
+            result.checked, findings=[Finding("odd", 1, "Something is odd.", fault=False)]
+        ),
+        left_out=["Something was not measured."],
+    )
+    assert found.details[-2:] == ["Note, odd: Something is odd.", "Something was not measured."]
+    text = [line.removeprefix("* ") for line in page_text(found).splitlines() if line.startswith("* ")]
+    page = [html.unescape(line) for line in re.findall(r"<li>(.*)</li>", page_html(found))]
+    assert text == page == found.details
 
 
 def test_a_server_that_differs_between_its_runs(model: Path, tmp_path: Path) -> None:

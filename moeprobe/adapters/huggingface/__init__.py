@@ -38,6 +38,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import expanded, is_folder
 
 # Tokens of the pass from which routers are learned.
@@ -86,6 +87,11 @@ class HuggingfaceAdapter(Adapter):
     def device(self) -> torch.device:
         """Where the model's parameters are."""
         return self._embedding.weight.device
+
+    @property
+    def dtype(self) -> str:
+        """Precision of the weights, e.g. "bfloat16"."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def width(self) -> int:
@@ -163,6 +169,7 @@ class HuggingfaceAdapter(Adapter):
             "reads": "texts",
             "part": "encoder" if self.model.config.is_encoder_decoder else "whole",
             "width": self.width,
+            "dtype": self.dtype,
             "vocabulary": self._embedding.weight.shape[0],
             "parameters": total,
             "active_parameters": total - idle if is_counted else None,
@@ -267,22 +274,30 @@ class HuggingfaceAdapter(Adapter):
 
     @classmethod
     def open(
-        cls, reference: str, *, device: torch.device, trained_capacity: bool, group_images: int
+        cls,
+        reference: str,
+        *,
+        device: torch.device,
+        trained_capacity: bool,
+        group_images: int,
+        dtype: str = AUTO,
     ) -> Checkpoint:
-        """Load a folder of ``save_pretrained``, or a name on the hub.
+        """Load a folder of ``save_pretrained``, or a name on the hub, in the precision ``dtype``.
 
         Raises:
             UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe.
         """
-        model, tokenizer = load(reference)
+        model, tokenizer = load(reference, dtype=dtype)
         try:
             traceable = cls(model.to(device), trained_capacity=trained_capacity)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
         folder = expanded(reference)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
+        name = (folder.resolve() if is_folder(folder) else folder).name
         return Checkpoint(
-            name=(folder.resolve() if is_folder(folder) else folder).name,
+            # In another precision than its own it is another model, as with settings after a path.
+            name=name if dtype == AUTO else f"{name},dtype={dtype}",
             model=traceable,
             framing=TextFraming(
                 tokenizer,
@@ -295,6 +310,7 @@ class HuggingfaceAdapter(Adapter):
                 "sha256": digest_of(reference, model),
                 "capacity": "trained" if traceable._limited else "unlimited",
                 "group_images": 1,
+                "dtype": traceable.dtype,
                 "training": {},
             },
         )

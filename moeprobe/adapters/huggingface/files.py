@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import check_regular_files, expanded, is_folder, is_there, read_json
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 from moeprobe.runtime.torchvision_compat import import_with_operators
@@ -138,8 +139,8 @@ class NoTokenizer:
         )
 
 
-def load(reference: str) -> tuple[Any, FastTokenizer | NoTokenizer]:
-    """Return a model and its tokenizer.
+def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoTokenizer]:
+    """Return a model in a precision (auto = as it was saved), and its tokenizer.
 
     Raises:
         UserError: there is none, it is damaged, or it needs code of its own.
@@ -167,7 +168,7 @@ def load(reference: str) -> tuple[Any, FastTokenizer | NoTokenizer]:
             model, loading_info = kind.from_pretrained(
                 source,
                 config=config,
-                dtype="auto",
+                dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
                 # Not those of config.json, which may name code on the hub: the library's own choice.

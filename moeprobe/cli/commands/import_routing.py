@@ -150,12 +150,10 @@ def _content_of_log(imported: "ImportedTrace") -> dict[str, object]:
 
 
 def _lines_of_log(imported: "ImportedTrace") -> list[str]:
-    from moeprobe.cli.commands.traces import finding_lines
-
     lines = [
         f"{imported.requests:,} requests, layers {', '.join(imported.layers)}: {imported.tokens:,} tokens in all "
         f"layers, {imported.nbytes:,} bytes.",
-        *finding_lines(imported.findings),
+        *(finding.line for finding in imported.findings),
     ]
     if imported.unordered:
         lines.append(
@@ -173,15 +171,13 @@ def _content_of_responses(imported: "ImportedExperts") -> dict[str, object]:
 
 
 def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
-    from moeprobe.cli.commands.traces import finding_lines
-
     layers = imported.layers
     what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"
     lines = [
         f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
         f"{what}, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
         *imported.missing,
-        *finding_lines(imported.findings),
+        *(finding.line for finding in imported.findings),
     ]
     if imported.dependent:
         samples = imported.requests - imported.dependent

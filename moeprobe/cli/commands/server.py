@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_folder
-from moeprobe.cli.front.options import AsJson, IntervalSeed, Overwrite, Svg, command_line
+from moeprobe.cli.front.options import AsJson, Dtype, IntervalSeed, Overwrite, Svg, command_line
 from moeprobe.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def server(
     ] = 120.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests per batch of the model here.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps, for the model here.")] = "auto",
+    dtype: Dtype = "auto",
     seed: IntervalSeed = 0,
     overwrite: Overwrite = False,
     svg: Svg = False,
@@ -47,7 +48,8 @@ def server(
 
     Sends each request alone, again, and many at a time, and keeps every answer. Then it imports the routing, checks it
     for faults of capture, compares it with the model and with the server's other runs, and splits the difference of
-    log-probabilities into routing and the rest. After Ctrl-C the same command continues.
+    log-probabilities into routing and the rest. After Ctrl-C the same command continues. With --dtype of the server's
+    precision, the model in float32 stands beside the server: what precision alone changes.
 
     Example: `moeprobe server http://127.0.0.1:8000 --model model --texts prompts.txt --out reports/server`
     """
@@ -67,6 +69,7 @@ def server(
             timeout=timeout,
             batch_size=batch_size,
             device=device,
+            dtype=dtype,
             seed=seed,
             out=out,
             overwrite=overwrite,
@@ -87,7 +90,6 @@ def _sizes(batches: str) -> list[int]:
 def _print(result: "ServerResult", *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from moeprobe.cli.commands.traces import finding_lines
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.runtime.files import display_path
@@ -108,8 +110,8 @@ def _print(result: "ServerResult", *, as_json: bool) -> None:
         )
         return
     screen = console()
-    verdict, *details = result.sentences
-    screen.print(f"{result.server}, {result.requests:,} requests: {verdict}", style="bold", soft_wrap=True)
-    for line in [*details, *finding_lines(result.checked.findings), *result.left_out]:
+    verdict = f"{result.server}, {result.requests:,} requests: {result.sentences[0]}"
+    screen.print(verdict, style="bold", soft_wrap=True)
+    for line in result.details:
         screen.print(line, soft_wrap=True)
     screen.print(f"The page: {display_path(result.folder)}/{HTML}", soft_wrap=True)

@@ -1,6 +1,5 @@
 """``moeprobe trace analyze``, ``drift``, ``mismatch`` and ``check``: recorded routing, without a model."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,10 +7,19 @@ import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
 from moeprobe.cli.front.finished import result_of
-from moeprobe.cli.front.options import AsJson, Full, IntervalSeed, Names, Overwrite, Svg, command_line, names
+from moeprobe.cli.front.options import (
+    AsJson,
+    Dtype,
+    Full,
+    IntervalSeed,
+    Names,
+    Overwrite,
+    Svg,
+    command_line,
+    names,
+)
 
 if TYPE_CHECKING:
-    from moeprobe.recordings.faults import Finding
     from moeprobe.results.folder import Result
 
 
@@ -160,6 +168,7 @@ def mismatch(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests per batch.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Dtype = "auto",
     seed: IntervalSeed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
@@ -194,6 +203,7 @@ def mismatch(
                 limit=limit,
                 batch_size=batch_size,
                 device=device,
+                dtype=dtype,
                 seed=seed,
                 out=out,
                 overwrite=overwrite,
@@ -252,8 +262,8 @@ def check_trace(
         screen.print(
             f"{checked.inputs:,} inputs, {len(layers)} layers ({layers[0]} to {layers[-1]}).", soft_wrap=True
         )
-        for line in finding_lines(checked.findings):
-            screen.print(line, soft_wrap=True)
+        for finding in checked.findings:
+            screen.print(finding.line, soft_wrap=True)
         if checked.overlap is not None and checked.sound:
             overlap = checked.overlap
             screen.print(
@@ -273,10 +283,3 @@ def check_trace(
             screen.print(f"Next: moeprobe audit {recordings}", soft_wrap=True)
     if not checked.sound:
         raise typer.Exit(FAILED)
-
-
-def finding_lines(findings: "Sequence[Finding]") -> list[str]:
-    """Return the findings as lines."""
-    return [
-        f"{'Fault' if finding.fault else 'Note'}, {finding.name}: {finding.sentence}" for finding in findings
-    ]

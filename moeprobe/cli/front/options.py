@@ -70,6 +70,7 @@ ShardOption = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
 Names = Annotated[str | None, typer.Option("--names", help=arg_of(Options, "names").help)]
 IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
+Dtype = Annotated[str, typer.Option("--dtype", help=arg_of(Options, "dtype").help)]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.

@@ -23,6 +23,7 @@ def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
             device=options.device,
             trained_capacity=options.trained_capacity,
             group_images=options.group_images,
+            dtype=options.dtype,
         )
         for model in sources
     ]

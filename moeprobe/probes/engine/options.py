@@ -11,7 +11,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import F, checked, checked_class
-from moeprobe.runtime.device import check_device
+from moeprobe.runtime.device import AUTO, check_device, check_dtype
 from moeprobe.runtime.processes import MOST_WORKERS
 
 
@@ -27,6 +27,7 @@ class Keywords(TypedDict, total=False):
     workers: int
     retry: bool
     device: str
+    dtype: str
     trained_capacity: bool
     group_images: int
     masks: str | Path | None
@@ -75,6 +76,9 @@ class Options:
         bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
     ] = False
     device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
+    dtype: Annotated[
+        str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
+    ] = AUTO
     trained_capacity: Annotated[
         bool,
         Arg(
@@ -119,6 +123,7 @@ class Options:
             if value is not None and not smallest <= value <= largest:
                 raise UserError(f"{option(name)} takes {what}; got {value}.")
         check_device(self.device)
+        check_dtype(self.dtype)
 
 
 _BOUNDS = {

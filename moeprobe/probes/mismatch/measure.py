@@ -70,8 +70,8 @@ def mismatch(
         tokens: file of the server's responses with token ids and log-probabilities.
         routing: trace that was imported of its routed experts, of the same requests.
         gates: weights of the replayed experts: "recomputed" as the router weighs them, or "replayed" as in the trace.
-        options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``seed`` (of the intervals), ``out``,
-            ``overwrite``, ``figures`` and ``svg``; ``changes`` are applied to them by name.
+        options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``dtype``, ``seed`` (of the intervals),
+            ``out``, ``overwrite``, ``figures`` and ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
 
     Raises:
@@ -89,7 +89,7 @@ class _Scoring(TableWork[Result]):
         if gates not in ("recomputed", "replayed"):
             raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
         self.served = _Served(tokens, TraceFile(routing), limit=options.limit)
-        self.checkpoint = checkpoint = as_checkpoint(model, device=options.device)
+        self.checkpoint = checkpoint = as_checkpoint(model, device=options.device, dtype=options.dtype)
         if not isinstance(checkpoint.model, Rerouted):
             raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
         self.model = checkpoint.model

@@ -20,11 +20,8 @@ _TITLES = {
 
 def page_text(result: ServerResult) -> str:
     """Return the sentences as Markdown."""
-    verdict, *details = result.sentences
     heading = f"# {result.server}, {result.requests:,} requests"
-    lines = [heading, "", f"**{verdict}**", "", *(f"* {sentence}" for sentence in details)]
-    lines += [f"* {finding.sentence}" for finding in result.checked.findings]
-    lines += [f"* {sentence}" for sentence in result.left_out]
+    lines = [heading, "", f"**{result.sentences[0]}**", "", *(f"* {sentence}" for sentence in result.details)]
     return "\n".join([*lines, ""])
 
 

@@ -22,6 +22,7 @@ from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
+from moeprobe.runtime.device import AUTO, FLOAT32
 from moeprobe.runtime.files import is_file, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.seeds import generator
@@ -65,8 +66,8 @@ def check_server(
         batches: how many requests are on their way at the same time, a run for each; of 1 there are two.
         max_tokens: tokens that are generated for each request, greedily.
         timeout: seconds to wait for an answer; a request is sent three times.
-        options: only ``out``, which is needed, ``overwrite``, ``seed``, ``batch_size``, ``device``, ``figures`` and
-            ``svg``; ``changes`` are applied to them by name.
+        options: only ``out``, which is needed, ``overwrite``, ``seed``, ``batch_size``, ``device``, ``dtype``,
+            ``figures`` and ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress.
 
     Raises:
@@ -110,7 +111,8 @@ class _ServerCheck(Work[ServerResult]):
                 f"{option('model')} takes the folder of the served model; {self.folder} has no config.json."
             )
         self.dialect: Dialect = detect(client)
-        self.checkpoint: Checkpoint = as_checkpoint(f"hf:{self.folder}", device=options.device)
+        self.checkpoint = self._model(options.dtype)
+        self.random = texts is None
         self.prompts = _prompts(self.checkpoint, texts, requests, max_tokens=max_tokens, seed=options.seed)
         self.at_once = {FIRST: 1, AGAIN: 1} | {f"batch-{size}": size for size in sorted({*batches} - {1})}
         self.request: dict[str, Any] = {
@@ -137,20 +139,29 @@ class _ServerCheck(Work[ServerResult]):
             )
         traces = [self._import(path, name, progress) for name in self.at_once]
         first = self._responses(path, FIRST)
-        recorded = engine.run(
-            Trace(tokens=first), [self.checkpoint], options=self._inside(path / "model"), watcher=progress
-        )
+        recorded = [
+            *engine.run(
+                Trace(tokens=first),
+                self._models(),
+                options=self._inside(path / "model"),
+                watcher=progress,
+            ).files
+        ]
         runs = {
             "agreement": analyze_trace(
-                [traces[0], *recorded.files], options=self._inside(path / "agreement"), watcher=progress
+                [recorded[0], traces[0], *recorded[1:]],
+                options=self._inside(path / "agreement"),
+                watcher=progress,
             ),
             "determinism": analyze_trace(
                 traces, options=self._inside(path / "determinism"), watcher=progress
             ),
         }
         left_out = self._split(path, runs, progress)
-        checked = check_trace(traces[0], against=recorded.files[0], watcher=progress)
-        sentences = sentences_of(checked, runs["agreement"].table, runs["determinism"].table)
+        checked = check_trace(traces[0], against=recorded[0], watcher=progress)
+        sentences = sentences_of(
+            checked, runs["agreement"].table, runs["determinism"].table, dtype=self._dtype, random=self.random
+        )  # fmt: skip
         if "mismatch" in runs:
             sentences += Mismatch.conclusions(runs["mismatch"].table)
         sidecar = self.make_sidecar(
@@ -171,6 +182,19 @@ class _ServerCheck(Work[ServerResult]):
         write_text(folder.path / TEXT, page_text(result))
         write_text(folder.path / HTML, page_html(result))
         return result
+
+    def _model(self, dtype: str) -> Checkpoint:
+        return as_checkpoint(f"hf:{self.folder}", device=self.options.device, dtype=dtype)
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.checkpoint.provenance["dtype"])
+
+    def _models(self) -> list[Checkpoint]:
+        """Return the model; in a precision that was chosen, also in float32, to show what precision alone does."""
+        if self.options.dtype in (AUTO, FLOAT32):
+            return [self.checkpoint]
+        return [self.checkpoint, self._model(FLOAT32)]
 
     def _responses(self, path: Path, name: str) -> Path:
         return path / "responses" / f"{name}.jsonl"
@@ -200,7 +224,8 @@ class _ServerCheck(Work[ServerResult]):
 
     def _inside(self, out: Path) -> Options:
         """Return the options of a run inside of the folder, which an interrupted check may have begun."""
-        return dataclasses.replace(self.options, out=out, overwrite=True)
+        # The models are loaded already, in their precisions.
+        return dataclasses.replace(self.options, out=out, overwrite=True, dtype=AUTO)
 
 
 def _prompts(

@@ -12,6 +12,7 @@ from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.recordings.check_trace import CheckedTrace
 from moeprobe.results.numbers import interval, number
+from moeprobe.runtime.device import FLOAT32
 
 Row = Mapping[str, Any]
 # The share that a run should be able to exclude.
@@ -24,19 +25,28 @@ def differing(table: pd.DataFrame) -> dict[str, Row]:
     return {row["checkpoint"]: row for row in rows.to_dict("records")}
 
 
-def sentences_of(checked: CheckedTrace, agreement: pd.DataFrame, determinism: pd.DataFrame) -> list[str]:
+def sentences_of(
+    checked: CheckedTrace, agreement: pd.DataFrame, determinism: pd.DataFrame, *, dtype: str, random: bool
+) -> list[str]:
     """Return the verdict, what it rests on, and what more requests would show.
 
     Args:
         checked: the capture, with its overlap with the model.
-        agreement: table of the server's first run and the model.
+        agreement: table of the model, the server's first run and perhaps the model in float32.
         determinism: table of the server's runs.
+        dtype: precision of the model.
+        random: whether the prompts were random tokens.
     """
-    [model] = differing(agreement).values()
+    model, *in_float32 = differing(agreement).values()
     runs = differing(determinism)
+    prompts = " The prompts were random tokens: your own texts may give other shares." if random else ""
     return [
-        _verdict(checked, model, runs),
-        f"From the model {interval(model)} of the pairs of token and layer differ.",
+        _verdict(checked, model, runs) + prompts,
+        f"From the model in {dtype}, {interval(model)} of the pairs of token and layer differ.",
+        *(
+            f"Precision alone changes {interval(row)} of them: the model in {FLOAT32} against itself in {dtype}."
+            for row in in_float32
+        ),
         *(
             f"From its first run, in the run {name}, {interval(row)} of them differ."
             for name, row in runs.items()
