@@ -100,9 +100,9 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
         UserError: it is neither a checkpoint nor the path or name of one.
     """
     if isinstance(model, Checkpoint):
-        if more.get("dtype", AUTO) != AUTO:
+        if more.get("dtype", AUTO) not in (AUTO, model.provenance.get("dtype")):
             raise UserError(
-                f"{model.name} is loaded already; choose its precision where it is loaded: "
+                f"{model.name} is loaded already, in another precision; choose it where it is loaded: "
                 f"api.load_model('hf:…', dtype={more['dtype']!r})."
             )
         return model

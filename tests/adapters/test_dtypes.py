@@ -1,5 +1,6 @@
 """A language model in another precision than it was saved in: all of it, and said so."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,16 @@ def test_precisions_that_there_are_not(model: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     with pytest.raises(UserError, match=r"dtype.* is auto, float32, bfloat16 or float16; got 'half'"):
         api.load_model(f"hf:{model}", dtype="half")
-    with pytest.raises(UserError, match="is loaded already; choose its precision where it is loaded"):
-        api.confidence(api.load_model(f"hf:{model}"), data=f"text:{tmp_path}/lines.txt", dtype="float32")
+    with pytest.raises(UserError, match="is loaded already, in another precision; choose it where"):
+        api.confidence(api.load_model(f"hf:{model}"), data=f"text:{tmp_path}/lines.txt", dtype="float16")
     said = refused("confidence", REFERENCE, "--dtype", "bfloat16")
     assert "--dtype is for models of hf:; leave it out for" in said
+
+
+def test_a_study_takes_models_that_it_has_loaded(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(f"line {number} of some text" for number in range(24)))
+    comparison = api.compare(
+        [f"hf:{model}", f"hf:{shutil.copytree(model, tmp_path / 'other')}"],
+        probe="confidence", data=f"text:{tmp_path}/lines.txt", dtype="bfloat16",
+    )  # fmt: skip
+    assert list(comparison.sidecar["checkpoints"]) == ["small,dtype=bfloat16", "other,dtype=bfloat16"]
