@@ -180,9 +180,15 @@ def _renumber(values: Integers) -> tuple[int, Integers]:
 def _on_both_sides(cell: Integers, size: int) -> Integers:
     """Return the cells that occur on either side ``(2, M)``, ascending; they are below ``size``."""
     if size > DENSE_KEYS:
-        return np.intersect1d(np.unique(cell[0]), np.unique(cell[1]), assume_unique=True)
+        return np.intersect1d(_distinct(cell[0]), _distinct(cell[1]), assume_unique=True)
     reference, view = (np.bincount(side, minlength=size) > 0 for side in cell)
     return np.flatnonzero(reference & view)
+
+
+def _distinct(values: Integers) -> Integers:
+    """Return the different values, ascending; NumPy 2.3 hashes them, which takes as long as 90 such sorts."""
+    ordered = np.sort(values)
+    return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def _counts(cell: Integers, cells: Integers, image: Integers, num_images: int) -> Any:

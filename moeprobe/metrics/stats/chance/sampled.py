@@ -50,7 +50,17 @@ class Sets:
 
     def take(self, rows: NDArray[np.generic] | slice) -> "Sets":
         """Return the sets of some of the tokens."""
-        return Sets(self.words[:, rows], self.sizes[rows])
+        if isinstance(rows, slice):
+            return Sets(self.words[:, rows], self.sizes[rows])
+        # Word by word, in a third of the time; of sets of one size nothing is gathered.
+        words = np.stack([word[rows] for word in self.words])
+        size = self.common_size
+        return Sets(words, self.sizes[rows] if size is None else _as_large(size, words.shape[1]))
+
+    @property
+    def common_size(self) -> int | None:
+        """How many experts every set has, where that is kept once for all; else None."""
+        return int(self.sizes[0]) if len(self.sizes) and self.sizes.strides == (0,) else None
 
     def members(self) -> Array:
         """Return them as ones and zeros ``(M, 64 W)``."""
@@ -61,7 +71,12 @@ class Sets:
 def of_words(words: Sequence[NDArray[np.uint64]]) -> Sets:
     """Return sets of their words, ``(M,)`` each."""
     stacked = np.stack(words)
-    return Sets(stacked, _count(stacked))
+    return Sets(stacked, _count(stacked).astype(np.float64))
+
+
+def _as_large(size: int, number: int) -> Array:
+    """Return the size of so many sets, as one number that takes no memory to read."""
+    return np.broadcast_to(np.float64(size), number)
 
 
 def of_choices(choices: NDArray[Any], num_experts: int) -> Sets:
@@ -75,20 +90,26 @@ def of_choices(choices: NDArray[Any], num_experts: int) -> Sets:
         bits[:-1][inside] = np.uint64(1) << (experts[inside] % _BITS).astype(np.uint64)
         words.append(np.bitwise_or.reduce([bits[column] for column in choices.T]))
     if choices.min(initial=0) >= 0:
-        # One number that stands for all takes no memory to read.
-        return Sets(np.stack(words), np.broadcast_to(float(choices.shape[1]), len(choices)))
+        return Sets(np.stack(words), _as_large(choices.shape[1], len(choices)))
     return of_words(words)
 
 
 def jaccard(reference: Sets, view: Sets) -> Array:
     """Return |S ∩ T| / |S ∪ T| ``(M,)``, token by token; 0 where both are empty."""
     common = _count(reference.words & view.words)
-    return common / np.maximum(reference.sizes + view.sizes - common, 1)
+    size, other_size = reference.common_size, view.common_size
+    if size is None or other_size is None:
+        return common / np.maximum(reference.sizes + view.sizes - common, 1)
+    # Of sets of one size there are few indices: they are looked up.
+    possible = np.arange(min(size, other_size) + 1)
+    indices: Array = possible / np.maximum(size + other_size - possible, 1)
+    return indices.take(common)
 
 
-def _count(words: NDArray[np.uint64]) -> Array:
+def _count(words: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """Return how many bits are set ``(M,)`` in all words of each."""
     first, *following = np.bitwise_count(words)
-    counts = first.astype(np.float64)
+    counts = first.astype(np.uint16)
     for word in following:
         counts += word
     return counts
@@ -170,26 +191,34 @@ class SampledChance:
 
         In the order of the rows every draw would pair tokens of one image, which lie beside each other.
         """
-        order = rng.permutation(len(self._image))
-        order = order[np.argsort(self._strata.number[order], kind="stable")]
-        _, stratum = np.unique(self._strata.number[order], return_inverse=True)
+        num_trials = len(self._image)
+        _, stratum, size = np.unique(self._strata.number, return_inverse=True, return_counts=True)
+        by_size = np.argsort(-size, kind="stable")
+        rank = np.empty_like(by_size)
+        rank[by_size] = np.arange(len(size))
+        place = np.empty(num_trials, dtype=np.int64)
+        place[rng.permutation(num_trials)] = np.arange(num_trials)
+        stratum = rank[stratum]
+        order = np.argsort(stratum * num_trials + place)
         reference, view = (side.take(order) for side in self._sides)
-        return _ShuffledTrials(self._image[order], stratum, reference, view)
+        return _ShuffledTrials(self._image[order], stratum[order], by_size, reference, view)
 
 
 @dataclass(frozen=True)
 class _ShuffledTrials:
-    """Trials (pairs of tokens) in the order of their strata.
+    """Trials (pairs of tokens) in the order of their strata, the largest stratum first.
 
     Attributes:
         image: ``(M,)`` image of each.
         stratum: ``(M,)`` stratum of each, ascending; numbers from 0 to s − 1, all of which occur.
+        number: ``(s,)`` the place of each stratum among all, in the order of what they are of.
         reference: the reference's sets.
         view: the view's sets.
     """
 
     image: Integers
     stratum: Integers
+    number: Integers
     reference: Sets
     view: Sets
 
@@ -259,11 +288,11 @@ def _draw(rng: np.random.Generator, trials: _ShuffledTrials) -> tuple[Array, Arr
     steps = np.zeros((partners, len(size)), dtype=np.int32)
     for draw in range(partners):
         # Of as many steps as there are, one of each equal part; none leads to the token itself.
-        drawn_steps = 1 + (draw + rng.random(len(size))) / partners * (size - 1)
+        drawn_steps = 1 + (draw + rng.random(len(size))[trials.number]) / partners * (size - 1)
         all_steps = np.where(draw + 1 < size, draw + 1, 0)
         steps[draw] = np.where(size - 1 <= partners, all_steps, drawn_steps)
     index, image = np.arange(num_trials), trials.image.astype(np.int32)
-    similarity, num_pairs = np.zeros(num_trials), np.full(num_trials, 2.0 * partners)
+    similarity, num_pairs = np.zeros(num_trials), 2.0 * np.minimum(size - 1, partners)[trials.stratum]
     for rows, partner in _meetings(trials.stratum, size, steps):
         agreement = jaccard(trials.reference.take(rows), trials.view.take(partner))
         same_image = np.flatnonzero(image[rows] == image[partner])
@@ -282,7 +311,10 @@ _Rows = slice | Integers
 
 
 def _meetings(stratum: Integers, size: Integers, steps: NDArray[np.int32]) -> Iterator[tuple[_Rows, _Rows]]:
-    """Yield trials and their partners: of a large stratum as slices, which take a third of the time."""
+    """Yield trials and their partners: of a large stratum as slices, which take a third of the time.
+
+    Strata come the largest first. No step leads from a token to itself.
+    """
     ends = np.cumsum(size)
     for number in np.flatnonzero(size > _LARGE):
         first, end = int(ends[number] - size[number]), int(ends[number])
@@ -295,15 +327,17 @@ def _meetings(stratum: Integers, size: Integers, steps: NDArray[np.int32]) -> It
                     yield slice(start, cut), slice(start + step, cut + step)
                 if cut < stop:
                     yield slice(cut, stop), slice(cut + back, stop + back)
-    small = np.flatnonzero(size[stratum] <= _LARGE)
-    for start in range(0, len(small), _AT_ONCE):
-        rows = small[start : start + _AT_ONCE]
-        of_rows = stratum[rows]
+    for start in range(int(size[size > _LARGE].sum()), len(stratum), _AT_ONCE):
+        of_rows = stratum[start : start + _AT_ONCE]
+        index = np.arange(start, start + len(of_rows))
         width, end_of = size[of_rows], ends[of_rows]
-        for step in steps:
-            partner = rows + step[of_rows]
-            partner -= width * (partner >= end_of)
-            yield rows, partner
+        # Sizes descend: the strata that still have a step to take come first.
+        still = np.searchsorted(-width, -1 - np.arange(len(steps)))
+        for step, stop in zip(steps[: np.count_nonzero(still)], still.tolist(), strict=False):
+            rows = slice(0, stop)
+            partner = index[rows] + step[of_rows[rows]]
+            partner -= width[rows] * (partner >= end_of[rows])
+            yield slice(start, start + stop), partner
 
 
 def set_chance_within_image(
