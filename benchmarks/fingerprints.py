@@ -48,6 +48,7 @@ COMMANDS: dict[str, list[str]] = {
     "determinism": [],
     "precision": ["--formats", "int8"],
     "flips": ["--limit", "20", "--patches", "2"],
+    "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "3", "--limit", "20"],
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
     "trace record": [],

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.metrics import key_routes, registry
+from moeprobe.metrics import corruption_error, key_routes, registry
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
@@ -75,6 +75,8 @@ def section(analysis: str, measures: Iterable[Declaration]) -> str:
         title, about = analysis.replace("_", " ").capitalize(), catalog.ANALYSES.describe(analysis)
     elif measures is key_routes.measures:
         title, about = "Key routes", "Key routes of classes over all MoE layers, in `routes`."
+    elif measures is corruption_error.measures:
+        title, about = "Corruption error", "Errors relative to a baseline, in `corruptions --baseline`."
     else:
         title, about = "Costs", "What trainings and models cost, in `tradeoff`."
     return f"## {title}\n\n{inline(about)}\n\n{table(_HEADINGS, map(row, measures))}"

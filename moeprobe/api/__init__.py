@@ -34,24 +34,21 @@ if TYPE_CHECKING:
         use_plugins,
     )
     from moeprobe.api.probing import (
-        attack,
         confidence,
         contagion,
-        determinism,
         discontinuity,
         evaluate,
         fewshot,
-        flips,
         match_ratio,
         noise_sweep,
         overlay,
-        precision,
         probe,
         record,
         routes,
         s_matrix,
         sweep,
     )
+    from moeprobe.api.stress import attack, corruptions, determinism, flips, precision
     from moeprobe.errors import UserError
     from moeprobe.inputs.data.readers.naming import open_data
     from moeprobe.inputs.open import open_view
@@ -138,6 +135,7 @@ __all__ = [
     "confidence",
     "contagion",
     "correspond",
+    "corruptions",
     "curves",
     "determinism",
     "discontinuity",

@@ -6,22 +6,18 @@ from typing import TypeVar, Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask, attribution, choose_probe
-from moeprobe.probes.attack import Attack
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.contagion import Contagion
-from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.discontinuity import Discontinuity
 from moeprobe.probes.discontinuity.measure import DiscontinuityResult
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.fewshot import Fewshot
-from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.measure import OverlayResult
-from moeprobe.probes.precision import Precision
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.s_matrix import SMatrix
@@ -205,38 +201,6 @@ def contagion(
 
 
 @with_options
-def flips(
-    models: Models,
-    *,
-    data: str | None = None,
-    view: str = Flips.view,
-    severities: Sequence[float] | None = Flips.severities,
-    patches: int = Flips.patches,
-    later: str = Flips.later,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> Result:
-    """Measure what it costs when one token of one layer gets another set of experts.
-
-    Args:
-        models: as in ``match_ratio``.
-        data: as in ``match_ratio``.
-        view: a view with a severity that leaves patches in place; the sets chosen under it are forced, too.
-        severities: the one severity of the view; None = its strongest.
-        patches: patches of an image that are flipped, in each layer to each kind of set.
-        later: "fixed": later layers choose as in the clean pass; "free": as their routers choose after the flip.
-        options: as in ``match_ratio``.
-        watcher: as in ``match_ratio``.
-
-    Raises:
-        UserError: something named does not exist or does not fit, or no token can get another set alone.
-    """
-    probe = Flips(view=view, severities=severities, patches=patches, later=later)
-    return ask(probe, models, data, options, watcher, changes)
-
-
-@with_options
 def fewshot(
     models: Models,
     *,
@@ -328,93 +292,6 @@ def probe(
         UserError: something named does not exist or does not fit.
     """
     return ask(choose_probe(kind, view, severities, attribute), models, data, options, watcher, changes)
-
-
-@with_options
-def attack(
-    models: Models,
-    *,
-    data: str | None = None,
-    epsilons: Sequence[float] = Attack.epsilons,
-    steps: int = Attack.steps,
-    direction: str = Attack.direction,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> Result:
-    """Measure how the routing changes under a small change of the pixels that harms the answer.
-
-    Args:
-        models: as in ``match_ratio``.
-        data: as in ``match_ratio``.
-        epsilons: largest changes of a value of the image, in 255ths of the range of a pixel.
-        steps: of the ascent.
-        direction: "gradient", up the cross-entropy, or "random", what a change of that size does by itself.
-        options: as in ``match_ratio``, with ``changes``.
-        watcher: as in ``match_ratio``.
-
-    Raises:
-        UserError: something named does not exist or does not fit, or a model has no gradient to follow.
-    """
-    probe = Attack(epsilons=epsilons, steps=steps, direction=direction)
-    return ask(probe, models, data, options, watcher, changes)
-
-
-@with_options
-def precision(
-    models: Models,
-    *,
-    data: str | None = None,
-    parts: Sequence[str] = Precision.parts,
-    formats: Sequence[str] = Precision.formats,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> Result:
-    """Measure how many tokens change experts when the weights of one part of a model are rounded to a format.
-
-    Args:
-        models: as in ``match_ratio``.
-        data: as in ``match_ratio``.
-        parts: of ``router``, ``experts``, ``attention`` and ``rest``; several are rounded together too.
-        formats: of ``bf16``, ``fp16``, ``fp8_e4m3``, ``int8`` and ``int4_g128``.
-        options: as in ``match_ratio``.
-        watcher: as in ``match_ratio``.
-
-    Raises:
-        UserError: something named does not exist or does not fit.
-    """
-    return ask(Precision(parts=parts, formats=formats), models, data, options, watcher, changes)
-
-
-@with_options
-def determinism(
-    models: Models,
-    *,
-    data: str | None = None,
-    batches: Sequence[int] = Determinism.batches,
-    padding: int = Determinism.padding,
-    repeats: int = Determinism.repeats,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> Result:
-    """Measure how many tokens change experts when the same inputs are run in other ways.
-
-    Args:
-        models: as in ``match_ratio``.
-        data: as in ``match_ratio``.
-        batches: sizes of batches beside ``batch_size``.
-        padding: tokens of padding that are added to texts.
-        repeats: how often a batch is run again as it was.
-        options: as in ``match_ratio``.
-        watcher: as in ``match_ratio``.
-
-    Raises:
-        UserError: something named does not exist or does not fit.
-    """
-    probe = Determinism(batches=batches, padding=padding, repeats=repeats)
-    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options

@@ -73,6 +73,7 @@ class Layout(enum.Enum):
     ALL = "a column per checkpoint, with all that was measured"
     FEW_SHOTS = "a line per checkpoint and number of shots"
     BY_VIEW = "a line per checkpoint and variant of its run"
+    MEANS = "a line per checkpoint and family of corruptions"
     OVERLAYS = "a line per drawn image"
     TRACES = "the files that were written"
     OWN = "by a command of its own"

@@ -121,8 +121,16 @@ def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
 
 
 def _lines_of(site: Sequence[StoredCell], value: Evaluator, reference: str, run_info: About) -> _Lines:
-    """Return the lines of a site's cells, then the lines of their differences from the reference."""
-    valued = [value(cell) for cell in site]
+    """Return the lines of a site's cells, and of their differences from the reference."""
+    return lines_of_values([value(cell) for cell in site], reference, run_info)
+
+
+def lines_of_values(valued: Sequence[CellValues], reference: str, run_info: About) -> _Lines:
+    """Return the lines of the values of one site, one of each checkpoint, and of their differences from ``reference``.
+
+    Raises:
+        UserError: two are of different images.
+    """
     rows = {
         at: [
             row(run_info, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)

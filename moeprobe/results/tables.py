@@ -120,9 +120,9 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
-def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table with rows more, which come last."""
-    return pd.concat([table, frame(rows)], ignore_index=True) if rows else table
+def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]], *, comparison: bool = False) -> pd.DataFrame:
+    """Return a table, or a comparison, with rows more, which come last."""
+    return pd.concat([table, frame(rows, comparison=comparison)], ignore_index=True) if rows else table
 
 
 def agreement_of(table: pd.DataFrame) -> str:

@@ -37,8 +37,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--nonsense": ("1",),
 }
 PROBES = (
-    "confidence", "match-ratio", "contagion", "discontinuity", "eval", "fewshot", "flips", "noise-sweep", "overlay",
-    "routes", "s-matrix", "sweep", "trace record",
+    "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "fewshot", "flips", "noise-sweep",
+    "overlay", "routes", "s-matrix", "sweep", "trace record",
 )  # fmt: skip
 FEW = PROBES[:1]
 NEEDED = {"sweep": ("--view", "gaussian_noise")}
@@ -51,6 +51,9 @@ OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("fewshot", "--shots"): ("x", "", "0", "-1", "1.5"),
     ("fewshot", "--draws"): ("x", "", "0", "-1"),
     ("contagion", "--share"): ("x", "", "-1", "2", "nan"),
+    ("corruptions", "--corruptions"): ("x", "", "fog,fog", "fog;snow"),
+    ("corruptions", "--severities"): ("x", "", "0", "6", "1.5", "1,1", "nan"),
+    ("corruptions", "--baseline"): ("x",),
     ("flips", "--patches"): ("x", "", "0", "-1", "1.5"),
     ("flips", "--severities"): ("x", "", "-1", "0,1", "nan"),
     ("flips", "--view"): ("x", "", "random_crop", "affine"),

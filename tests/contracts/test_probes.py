@@ -43,7 +43,7 @@ def test_a_kind_says_what_it_is(kind: type[Kind]) -> None:
 @EVERY_KIND
 def test_its_headlines_are_measured_by_it(kind: type[Kind]) -> None:
     for headline in kind.headlines:
-        assert headline.at in ("only", "weakest", "strongest")
+        assert headline.at in ("only", "weakest", "strongest", "mean")
         if isinstance(headline, Agreement):
             continue
         # Attribution is added to a sweep by its option.

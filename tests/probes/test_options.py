@@ -21,8 +21,9 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import nearest
 
 Trained = dict[str, Path]
-PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion", "flips",
-          "discontinuity", "overlay", "record", "analyze_trace", "compare", "correspond")  # fmt: skip
+PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
+          "corruptions", "flips", "discontinuity", "overlay", "record", "analyze_trace",
+          "compare", "correspond")  # fmt: skip
 
 
 def test_the_keywords_are_the_options() -> None:

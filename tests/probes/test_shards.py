@@ -22,7 +22,7 @@ from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, 
 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
-LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism")
+LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism", "corruptions")
 # Those that are tried with one model; the others compare two.
 OF_ONE = ("sweep", "attack")
 PROBES = {
@@ -38,6 +38,7 @@ PROBES = {
     "precision": ["--formats", "int8", "--parts", "router,experts"],
     "determinism": ["--batches", "1,5", "--repeats", "1"],
     "flips": ["--patches", "2"],
+    "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],
     "discontinuity": ["--limit", "3", "--count", "2", "--layers", "first"],
 }

@@ -27,7 +27,7 @@ from moeprobe.runtime import distributed
 
 _FILES = (Layout.TRACES, Layout.OVERLAYS)  # whose result is no table of values
 # Layouts with a short form.
-_SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY)
+_SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY, Layout.MEANS)
 
 
 def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:

@@ -25,6 +25,7 @@ from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.means import means_table
 from moeprobe.results.naming import names_in, with_names
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
@@ -58,6 +59,7 @@ def _tables(
         Layout.ALL: partial(tables.side_by_side, title=title),
         Layout.FEW_SHOTS: few_shots,
         Layout.BY_VIEW: partial(by_view, title=title),
+        Layout.MEANS: partial(means, title=title, full=full),
     }
     return layouts[probe.layout]
 
@@ -228,6 +230,18 @@ def by_view(result: "Result", *, title: str) -> Printed:
         *on_screen(layout, title=layout.caption, stacked=stacked),
     ]
     return [*parts, layout.note] if layout.note else parts
+
+
+def means(result: "Result", *, title: str, full: bool) -> Printed:
+    """Return the output for means over corruptions: of families and all, with ``full`` of each."""
+    layout = means_table(result.table, result.comparison, caption=title, full=full)
+    stacked = console().width < _STACKED
+    parts: Printed = [
+        *leading_sentences(result, Layout.MEANS),
+        *on_screen(layout, title=title, stacked=stacked),
+        layout.note,
+    ]
+    return parts if full else [*parts, "Each corruption: --full."]
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:

@@ -29,3 +29,5 @@ STANDARD = tuple(name for names in FAMILIES.values() for name in names)
 NAMES = (*STANDARD, *(name for names in EXTRA.values() for name in names))
 # Those that move content between pixels: their control resamples alike, and moves nothing.
 MOVING = ("glass_blur", "zoom_blur", "elastic_transform")
+# In tables: the end of the name of a control, and the mean over the corruptions of all families.
+CONTROL, MEAN = "_control", "mean"

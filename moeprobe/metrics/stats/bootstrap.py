@@ -108,6 +108,33 @@ class Replicates:
             undefined=self.undefined,
         )
 
+    def over(self, denominator: "Replicates") -> "Replicates":
+        """Return the ratio; paired, as differences are. Where the denominator is 0 there is no trial."""
+        if denominator.point == 0:
+            return replace(self, point=np.nan, values=np.empty(0), trials=0, bounds=None)
+        length = min(len(self.values), len(denominator.values))
+        divisors = denominator.values[:length]
+        ratio, influence = self.point / denominator.point, None
+        images = min(self.images, denominator.images)
+        if self.influence is not None and denominator.influence is not None:
+            influence = (self.influence - ratio * denominator.influence) / denominator.point
+        return Replicates(
+            point=ratio,
+            values=self.values[:length] / np.where(divisors == 0, np.nan, divisors),
+            images=images,
+            trials=min(self.trials, denominator.trials),
+            swing=max(self.swing, denominator.swing) / denominator.point,
+            grain=max(self.grain, denominator.grain) / denominator.point,
+            error=None if influence is None else standard_error(influence, images),
+            influence=influence,
+            undefined=self.undefined,
+        )
+
+    def complement(self) -> "Replicates":
+        """Return 1 minus the value."""
+        influence = None if self.influence is None else -self.influence
+        return replace(self, point=1 - self.point, values=1 - self.values, influence=influence, bounds=None)
+
     def interval(self) -> Estimate:
         """Return the 95 % interval; none where over 1 % of the resamples are undefined.
 
@@ -159,6 +186,35 @@ class Replicates:
     def missed(self, critical_value: float) -> float:
         """Return how large a difference could be that showed in no image."""
         return self.swing * proportions.unseen(self.images, critical_value)
+
+
+def average(members: Sequence[Replicates]) -> Replicates:
+    """Return the mean of values of the same images; its interval is paired, as a difference's is.
+
+    A mean of shares of images is such a share, with a score interval. Where one has no value, neither has the mean.
+    """
+    if len(members) == 1:
+        return members[0]
+    length = min(len(member.values) for member in members)
+    images = min(member.images for member in members)
+    influences = [member.influence for member in members if member.influence is not None]
+    influence = np.mean(influences, axis=0) if len(influences) == len(members) else None
+    mean = Replicates(
+        point=float(np.mean([member.point for member in members])),
+        values=np.mean([member.values[:length] for member in members], axis=0),
+        images=images,
+        trials=sum(member.trials for member in members),
+        swing=max(member.swing for member in members),
+        error=None if influence is None else standard_error(influence, images),
+        influence=influence,
+        undefined=next((m.undefined for m in members if np.isnan(m.point)), members[0].undefined),
+    )
+    if np.isnan(mean.point) or any(member.bounds is None or member.swing != 1 for member in members):
+        return mean
+    error = mean.error
+    if error is None:
+        error = float(mean.values.std() / np.sqrt(1 - 1 / images))
+    return replace(mean, bounds=proportions.score_interval(mean.point, error, images))
 
 
 def bounded(

@@ -23,6 +23,8 @@ def leading_sentences(result: Result, layout: Layout) -> list[str]:
             return _of_first(run, measured_headlines(run))
         case Layout.BY_VIEW:
             return conclusions_of(run)
+        case Layout.MEANS:
+            return [*_of_first(run, measured_headlines(run)), *conclusions_of(run)]
         case _:
             return []
 

@@ -101,6 +101,10 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Return lines of the table that follow from several cells together."""
         return []
 
+    def more_differences(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
+        """Return the paired differences of these lines, where there are several checkpoints."""
+        return []
+
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return where the images of a checkpoint are cut; shards cut no batch."""
         return loop.block_sizes(self.spec, model)
@@ -159,6 +163,8 @@ class Measurement(TableWork[M], ProbeWork[M]):
         )
         table, comparison = summaries.summarize(sums, analyses=spec.analyses, run_info=info)
         table = tables.with_rows(table, self.more_rows(sums, info))
+        if comparison is not None:
+            comparison = tables.with_rows(comparison, self.more_differences(sums, info), comparison=True)
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,

@@ -27,8 +27,9 @@ class RunSpec:
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
     ``labeled`` False ignores the data's labels (the model has other classes). ``replayed_gates`` says how an
-    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
-    many of the images, from the first one on, are run again unchanged for the noise floor (see ``noise_floor``).
+    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``draws``: purpose of
+    the view's random numbers; empty = its name. ``floor_images``: how many of the images, from the first one on, are
+    run again unchanged for the noise floor (see ``noise_floor``).
     ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
     ``shard``: the part of the images that is run; None = all. ``shards``: folders of the part files of all shards, in
     their order, which are put together in place of running anything; empty = there are none.
@@ -47,6 +48,7 @@ class RunSpec:
     skip_bad_images: bool = False
     labeled: bool = True
     replayed_gates: str = "recomputed"
+    draws: str = ""
     floor_images: int = 0
     allow_not_finite: bool = False
     shard: Shard | None = None
@@ -116,7 +118,7 @@ def recipe(spec: RunSpec, framing: AnyFraming) -> Recipe:
     return partial(
         _severities,
         view=spec.view,
-        name=spec.view_name,
+        name=spec.draws or spec.view_name,
         severities=spec.severities,
         framing=framing,
         seed=spec.seed,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality
@@ -57,17 +58,19 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
         return []
     collected = []
     for headline in resolve_headlines(declared, run.table, run.modality):
-        values = select_rows(run.table, headline.which)
+        table, comparison = _of_view(run.table, headline.view), _of_view(run.comparison, headline.view)
+        assert table is not None
+        values = select_rows(table, headline.which)
         severity = severity_of(values, headline.at)
         first_layers = values.groupby("checkpoint", sort=False)["layer"].first()
         for layer in dict.fromkeys(first_layers):
             names = set(first_layers.index[first_layers == layer])
             every = [headline.which, *(which for _, which in headline.companions)]
-            rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
-            differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
+            rows = {which: _rows(table, which, layer, severity, names) for which in every}
+            differences = {which: _rows(comparison, which, layer, severity, names) for which in every}
             in_layers, between_layers = (
                 _in_layers(side, headline.which, severity, names) if layer else []
-                for side in (run.table, run.comparison)
+                for side in (table, comparison)
             )
             collected.append(
                 HeadlineValues(headline, layer, severity, rows, differences, in_layers, between_layers)
@@ -109,7 +112,15 @@ def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) 
 
 def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> Headline:
     companions = (("raw", (metric, "")), ("by chance", (f"{metric}{CHANCE}", null)))
-    return Headline(f"{metric}{KAPPA}", null, at=declared.at, companions=companions, noun=noun)
+    return Headline(
+        f"{metric}{KAPPA}",
+        null,
+        at=declared.at,
+        companions=companions,
+        severity=declared.severity,
+        noun=noun,
+        view=declared.view,
+    )
 
 
 def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
@@ -121,8 +132,15 @@ def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
     return table[keep]
 
 
+def _of_view(table: pd.DataFrame | None, view: str) -> pd.DataFrame | None:
+    """Return the rows of one view, or all where none is named."""
+    return table if table is None or not view else table[table["view"] == view]
+
+
 def severity_of(table: pd.DataFrame, at: str) -> float | None:
-    """Return the severity that a headline means; None where the run has none."""
+    """Return the severity that a headline means; None where the run has none, NaN for the mean over them."""
+    if at == "mean":
+        return np.nan
     steps = table["severity"].dropna()
     if steps.empty:
         return None
@@ -146,6 +164,6 @@ def _rows(
     here = select_rows(table, which)
     here = here[here["layer"] == layer] if layer is not None else here[~here["layer"].isin(("", "all"))]
     if severity is not None:
-        here = here[here["severity"] == severity]
+        here = here[here["severity"].isna() if np.isnan(severity) else here["severity"] == severity]
     rows: Sequence[Row] = here.to_dict("records")
     return [row for row in rows if {row["checkpoint"], row.get("reference", row["checkpoint"])} <= names]

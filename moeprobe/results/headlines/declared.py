@@ -15,7 +15,8 @@ class Headline:
     Attributes:
         metric: its name in tables.
         null: the chance level that it is about; empty = none.
-        at: which severity is meant where a run has several: "only", "weakest", "strongest".
+        at: which severity is meant where a run has several: "only", "weakest", "strongest"; "mean" = their mean.
+        view: the view that it is about, where a run has several; empty = all.
         companions: numbers without which it is not understood: noun -> metric and null.
         severity: phrase for the severity.
         noun: what it is called in the middle of a sentence; empty = as its metric says.
@@ -29,6 +30,7 @@ class Headline:
     severity: str = "at severity {severity:g}, the {at} of the run"
     noun: str = ""
     beside: bool = False
+    view: str = ""
 
     @property
     def which(self) -> Which:
@@ -40,7 +42,9 @@ class Headline:
 class Agreement:
     """The headline of what measures agreement: the first kind of it that all checkpoints have, beyond chance.
 
-    With several experts per token, κ of their sets stands beside it, also within the image.
+    With several experts per token, κ of their sets stands beside it, also within the image. Fields as in ``Headline``.
     """
 
     at: str = "only"
+    view: str = ""
+    severity: str = Headline.severity

@@ -199,7 +199,9 @@ def _circumstances(run: Run, headline: HeadlineValues) -> str:
     if is_clean or not (run.view or headline.severity is not None or headline.layer):
         return f"on clean {run.modality.plural}"
     parts = [f"under {run.view}"] if run.view else []
-    if headline.severity is not None:
+    if headline.declared.at == "mean":
+        parts.append(headline.declared.severity)
+    elif headline.severity is not None:
         # The unit of gaussian noise is "noise σ", and the view says noise already.
         unit = (run.sidecar.severity_unit or "severity").split(",")[0]
         unit = unit.removeprefix(f"{run.view.split(' ')[-1]} ")

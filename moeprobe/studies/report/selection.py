@@ -25,6 +25,7 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity
 from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.means import means_table
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
@@ -41,7 +42,12 @@ def short_tables(run: Run) -> list[Table]:
     table, zeros = (None, []) if table is None else _without_zeros(table)
     if table is not None:
         kind = of_kind(run.kind)
-        layouts = {Layout.ALONG_SEVERITY: _sweep, Layout.FEW_SHOTS: _few_shots, Layout.BY_VIEW: _by_view}
+        layouts = {
+            Layout.ALONG_SEVERITY: _sweep,
+            Layout.FEW_SHOTS: _few_shots,
+            Layout.BY_VIEW: _by_view,
+            Layout.MEANS: _means,
+        }
         layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
         tables += layout(run, table, comparison)
     if zeros and tables:
@@ -132,6 +138,12 @@ def _by_view(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> 
     """Return a line per checkpoint and variant of its run."""
     assert run.table is not None
     return [by_view_table(run.table, caption="What was measured")]
+
+
+def _means(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return a line per checkpoint and corruption, and family of them."""
+    assert run.table is not None
+    return [means_table(run.table, run.comparison, caption="What was measured", full=True)]
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:

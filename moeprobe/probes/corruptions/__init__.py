@@ -1,0 +1,97 @@
+"""The declaration of ``corruptions``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.corruptions import CONTROL, MEAN, MOVING, NAMES, SEVERITIES
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe, Views
+from moeprobe.runtime.catalog import unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.results.folder import Result
+
+_OVER = "on average over corruptions and severities"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruptions(Probe["Result"]):
+    """How far do routing and accuracy withstand the corruptions of ImageNet-C?
+
+    All 19 at severities 1 to 5: accuracy and κ of routing for each, for each family and on average, with intervals
+    paired over images. Means are over the 15 standard ones, as ImageNet-C's are. Those that move content between
+    patches have a control, which resamples alike and moves nothing by a pixel.
+
+    Example: `moeprobe corruptions checkpoints/demo-baseline checkpoints/demo-prc --severities 1,3,5 --limit 50`
+    """
+
+    name: ClassVar[str] = "corruptions"
+    title: ClassVar[str] = "Routing under the corruptions of ImageNet-C"
+    work: ClassVar[str] = "moeprobe.probes.corruptions.measure:CorruptionsMeasurement"
+    panel: ClassVar[Panel] = Panel.STRESS
+    view: ClassVar[str] = "corruption"
+    views: ClassVar[Views] = Views.SEVERITIES
+    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
+    optional: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Agreement(at="mean", view=MEAN, severity=_OVER),
+        Headline("accuracy", at="mean", view=MEAN, severity=_OVER, beside=True),
+    )
+    layout: ClassVar[Layout] = Layout.MEANS
+    compares: ClassVar[bool] = False
+    joinable: ClassVar[bool] = False
+
+    corruptions: Annotated[
+        Sequence[str], Arg(f"Comma-separated corruptions: {', '.join(NAMES)}; default all.")
+    ] = NAMES
+    severities: Annotated[Sequence[float], Arg("Comma-separated severities, whole numbers from 1 to 5.")] = (
+        SEVERITIES
+    )
+    baseline: Annotated[
+        str | None,
+        Arg(
+            "One of the checkpoints, by name: errors of the others are divided by its errors (corruption error)."
+        ),
+    ] = None
+    controls: Annotated[bool, Arg(f"Run the geometric controls of {', '.join(MOVING)} too.")] = True
+
+    def check(self) -> None:
+        """Raise ``UserError`` for a corruption or a severity that there is not, or is there twice."""
+        for name in self.corruptions:
+            if name not in NAMES:
+                raise UserError(unknown("corruption", name, NAMES))
+        for name, values in (("corruptions", self.corruptions), ("severities", self.severities)):
+            if not values or len(set(values)) < len(values):
+                raise UserError(
+                    f"{option(name)} takes each value once, and at least one; got {list(values)}."
+                )
+        for severity in self.severities:
+            if severity not in SEVERITIES:
+                raise UserError(f"{option('severities')} takes whole numbers from 1 to 5; got {severity:g}.")
+
+    @property
+    def variants(self) -> list[tuple[str, str, bool]]:
+        """What is run: its name in the column ``view``, the kind of corruption, and whether it moves content."""
+        controls = [(f"{kind}{CONTROL}", kind, False) for kind in MOVING if kind in self.corruptions]
+        return [(kind, kind, True) for kind in self.corruptions] + (controls if self.controls else [])
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what the rows of the tables are."""
+        return "Mean over severities, against the clean image"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return under which corruption routing changes most and least, and what the controls explain."""
+        from moeprobe.probes.corruptions.sentences import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return accuracy and κ along the severity, a panel per family and one for the mean."""
+        from moeprobe.probes.corruptions.figure import draw
+
+        return draw(result.table, colors=result.sidecar.colors)
