@@ -71,12 +71,12 @@ def full_float32() -> Iterator[None]:
     """
     import torch
 
-    places: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
+    backends: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
     try:
         yield
     finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

@@ -52,13 +52,13 @@ def _packages() -> list[CheckResult]:
         return [
             CheckResult("note", "packages", "were not looked at: moeprobe is not installed, only imported")
         ]
-    required = [_package(one, None) for one in stated if one.marker is None]
+    required = [_package(requirement, None) for requirement in stated if requirement.marker is None]
     optional = [
-        _package(one, extra)
+        _package(requirement, extra)
         for extra in extras
         if extra not in _FOR_DEVELOPERS
-        for one in stated
-        if one.marker is not None and one.marker.evaluate({"extra": extra})
+        for requirement in stated
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
     ]
     return required + optional
 
@@ -66,15 +66,17 @@ def _packages() -> list[CheckResult]:
 def _package(required: "Requirement", extra: str | None) -> CheckResult:
     """Return whether a package is there in a version that is taken, and how to get it."""
     name, level = required.name, "wrong" if extra is None else "note"
-    wanted = f"'{name}{required.specifier}'" if extra is None else f"'moeprobe[{extra}]'"
+    pip_argument = f"'{name}{required.specifier}'" if extra is None else f"'moeprobe[{extra}]'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         missing = "is missing" if extra is None else "is not installed (optional)"
-        return CheckResult(level, name, f"{missing}: pip install {wanted}")
+        return CheckResult(level, name, f"{missing}: pip install {pip_argument}")
     if required.specifier.contains(version, prereleases=True):
         return CheckResult("ok", name, version)
-    return CheckResult(level, name, f"{version} does not fit {required.specifier}: pip install -U {wanted}")
+    return CheckResult(
+        level, name, f"{version} does not fit {required.specifier}: pip install -U {pip_argument}"
+    )
 
 
 def _torchvision() -> CheckResult:
