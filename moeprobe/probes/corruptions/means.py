@@ -63,7 +63,7 @@ def mean_values(
     evaluate: Callable[[StoredCell], CellValues],
     baseline: str | None,
 ) -> Iterable[list[CellValues]]:
-    """Yield the values of each mean, one of each checkpoint; one layer and kind of tokens is held at a time.
+    """Yield the values of each mean, one of each checkpoint; only one layer and kind of tokens is in memory.
 
     Args:
         sums: of a run.

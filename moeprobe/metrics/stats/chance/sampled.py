@@ -196,10 +196,10 @@ class SampledChance:
         by_size = np.argsort(-size, kind="stable")
         rank = np.empty_like(by_size)
         rank[by_size] = np.arange(len(size))
-        place = np.empty(num_trials, dtype=np.int64)
-        place[rng.permutation(num_trials)] = np.arange(num_trials)
+        shuffled_rank = np.empty(num_trials, dtype=np.int64)
+        shuffled_rank[rng.permutation(num_trials)] = np.arange(num_trials)
         stratum = rank[stratum]
-        order = np.argsort(stratum * num_trials + place)
+        order = np.argsort(stratum * num_trials + shuffled_rank)
         reference, view = (side.take(order) for side in self._sides)
         return _ShuffledTrials(self._image[order], stratum[order], by_size, reference, view)
 
