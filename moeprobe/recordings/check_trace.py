@@ -18,6 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.matching import NAMES, TOKENS, check_match, match_traces
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.progress import Progress, progress_of
@@ -93,7 +94,7 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     if not ids:
         raise UserError(
             f"{first.path} and {second.path} have no input in common; their names look like {first.ids[0]!r} and "
-            f"{second.ids[0]!r}. Send the same request_id both times."
+            f"{second.ids[0]!r}. Send the same request_id both times, or use {option('match', TOKENS)}."
         )
     sizes = {
         (layer.num_experts, layer.top_k, layer.experts_choose)
@@ -214,18 +215,24 @@ class CheckedTrace:
 
 @checked
 def check_trace(
-    path: str | Path, *, against: str | Path | None = None, watcher: Progress | None = None
+    path: str | Path,
+    *,
+    against: str | Path | None = None,
+    match: str = NAMES,
+    watcher: Progress | None = None,
 ) -> CheckedTrace:
     """Look for faults of capture in a routing trace, and for shifts against another one of the same inputs.
 
     Args:
         path: the trace.
         against: another trace of the same model and inputs.
+        match: "names": an input has one name in both; "tokens": the same tokens, whatever it is called.
         watcher: shows the rows read.
 
     Raises:
         UserError: a file is damaged or no trace, or the two cannot be compared.
     """
+    check_match(match)
     trace, watcher = TraceFile(Path(path)), progress_of(watcher)
     check = CaptureCheck()
     watcher.start("trace check", trace.num_rows)
@@ -239,15 +246,17 @@ def check_trace(
     findings, shared = [*check.findings(), *incomplete], None
     # Where choices are none that a trace may hold, there is nothing to compare.
     if against is not None and not any(finding.empty or finding.name in _UNREADABLE for finding in findings):
-        shared = overlap(trace, TraceFile(Path(against)))
-        findings = [*findings, *_of_overlap(shared, Path(against))]
+        matched, notes = match_traces([trace, TraceFile(Path(against))], match)
+        shared = overlap(*matched)
+        findings += [Finding(MATCHED, 1, f"Not compared: {note}.", fault=False) for note in notes]
+        findings += _of_overlap(shared, Path(against))
     load_only = all(layer.load_only for layer in trace.layers.values())
     findings.sort(key=lambda one: not one.fault)
     return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, shared, load_only)
 
 
-# A note that an import lacked rows.
-INCOMPLETE = "incomplete"
+# Notes that an import lacked rows, and on inputs that were matched by their tokens.
+INCOMPLETE, MATCHED = "incomplete", "matched by tokens"
 _UNREADABLE = ("duplicate expert", "expert out of range", "255 fill")
 
 

@@ -180,7 +180,8 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
         paths = " and ".join(str(trace.path) for trace in traces)
         raise UserError(
             f"{paths} have no input in common; their names look like "
-            f"{' and '.join(repr(trace.ids[0]) for trace in traces)}. Send the same request_id both times."
+            f"{' and '.join(repr(trace.ids[0]) for trace in traces)}. Send the same request_id both times, or "
+            f"match them by their tokens: {option('match', 'tokens')}."
         )
     for trace in traces[1:]:
         for layer in layers:

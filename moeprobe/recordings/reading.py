@@ -5,9 +5,10 @@ A trace may come from anybody: whatever does not hold together is one sentence.
 Axes: n inputs of a block, T tokens (the most that one of them has), P of them after the prefix, K choices, E experts.
 """
 
+import copy
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,20 @@ class TraceFile:
         layer = Layer(**values, load_only=not num_tokens.any())
         checks.layer(self.path, name, vars(layer), num_tokens)
         return layer
+
+    def renamed(self, names: Mapping[str, str], *, clusters: Mapping[str, str]) -> "TraceFile":
+        """Return this trace with other names of its inputs, and without those that get none.
+
+        Args:
+            names: new names by the present ones.
+            clusters: of the renamed inputs; see ``about``.
+        """
+        renamed = copy.copy(self)
+        renamed.ids = [names[name] for name in self.ids if name in names]
+        renamed._index_of = {names[name]: index for name, index in self._index_of.items() if name in names}
+        renamed.about = self.about | {"clusters": dict(clusters)}
+        renamed._cache, renamed._bytes = OrderedDict(), 0
+        return renamed
 
     @property
     def num_rows(self) -> int:

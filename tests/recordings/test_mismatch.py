@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 import torch
 from matplotlib.figure import Figure
 
-from moeprobe.errors import RunWarning
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.probes.mismatch.figure import draw
@@ -119,6 +119,19 @@ def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
     assert (twice["trials"] == 2 * once["trials"]).all() and (twice["images"] == REQUESTS).all()
     columns = ["value", "ci_low", "ci_high"]
     np.testing.assert_allclose(twice[columns], once[columns], atol=1e-6)
+
+
+def test_requests_are_matched_by_tokens_where_their_names_differ(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
+    by_name = measured(folder)
+    lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    lines = [line | {"id": f"again-{line['id']}"} for line in reversed(lines)]
+    (folder / "responses.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(UserError, match=r"no request in common.*Match them by their tokens"):
+        measured(folder)
+    by_tokens = measured(folder, match="tokens")
+    columns = ["value", "ci_low", "ci_high", "trials", "images"]
+    np.testing.assert_allclose(by_tokens[columns], by_name[columns], atol=1e-6)
 
 
 def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,13 @@ from moeprobe.cli.front.options import (
     names,
 )
 
+Match = Annotated[
+    str,
+    typer.Option(
+        help="How inputs of two files belong together: names, or tokens where the names differ and token ids are known."
+    ),
+]
+
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
@@ -41,6 +48,7 @@ def analyze_trace(
             "or merged model."
         ),
     ] = None,
+    match: Match = "names",
     called: Names = None,
     seed: IntervalSeed = 0,
     out: Annotated[
@@ -69,6 +77,7 @@ def analyze_trace(
             return api.analyze_trace(
                 traces,
                 expert_map=expert_map,
+                match=match,
                 layers=tuple(names(layers)) or None,
                 names=tuple(names(called)) or None,
                 seed=seed,
@@ -159,6 +168,7 @@ def mismatch(
             help="Weights of the replayed experts: recomputed by the model's routers, or replayed from the trace."
         ),
     ] = "recomputed",
+    match: Match = "names",
     layers: Annotated[
         str | None,
         typer.Option(help="MoE layers that replay the server's routing, comma-separated; default all."),
@@ -199,6 +209,7 @@ def mismatch(
                 tokens=tokens,
                 routing=routing,
                 gates=gates,
+                match=match,
                 layers=tuple(names(layers)) or None,
                 limit=limit,
                 batch_size=batch_size,
@@ -234,6 +245,7 @@ def check_trace(
             help="Another trace of the same model and inputs: are layers, positions or experts shifted?"
         ),
     ] = None,
+    match: Match = "names",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
     """Look for known capture faults in recorded routing; the exit code is 3 if there is one.
@@ -251,7 +263,7 @@ def check_trace(
     from moeprobe.recordings.check_trace import check_trace
 
     with Bar("rows") as bar:
-        checked = check_trace(trace, against=against, watcher=bar)
+        checked = check_trace(trace, against=against, match=match, watcher=bar)
     if json:
         content = asdict(checked) | {"path": str(checked.path), "sound": checked.sound}
         content["file"] = content.pop("path")

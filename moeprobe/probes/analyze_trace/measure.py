@@ -30,6 +30,7 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
+from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import (
     NamedTrace,
     clusters_of,
@@ -68,6 +69,7 @@ def analyze_trace(
     paths: str | Path | Sequence[str | Path],
     *,
     expert_map: str | Path | None = None,
+    match: str = NAMES,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -81,6 +83,7 @@ def analyze_trace(
         paths: trace files; the first is the reference.
         expert_map: JSON file that says which experts of the first trace became which of the others
             (``recordings.expert_map``); None = they have the same numbers.
+        match: "names": an input has one name in all traces; "tokens": the same tokens, whatever it is called.
         options: only ``layers``, ``names``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and
             ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
@@ -91,6 +94,7 @@ def analyze_trace(
     work = _TraceAnalysis(
         [Path(path) for path in several(paths)],
         expert_map=None if expert_map is None else Path(expert_map),
+        match=match,
         options=combine(options, changes),
     )
     return work.execute(progress_of(watcher))
@@ -99,11 +103,15 @@ def analyze_trace(
 class _TraceAnalysis(TableWork[Result]):
     """Each trace by itself, and each but the first compared with the first."""
 
-    def __init__(self, paths: Sequence[Path], *, expert_map: Path | None, options: Options) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, expert_map: Path | None, match: str, options: Options
+    ) -> None:
         self.options = options
+        check_match(match)
         if not paths:
             raise UserError("Name at least one trace.")
-        self.traces = name_all([TraceFile(path) for path in paths])
+        matched, self.matching = match_traces([TraceFile(path) for path in paths], match)
+        self.traces = name_all(matched)
         self.names = choose_names(
             options.names, list(dict.fromkeys(trace_view.name for trace_view in self.traces))
         )
@@ -114,6 +122,7 @@ class _TraceAnalysis(TableWork[Result]):
             None if expert_map is None else read_expert_map(expert_map, files[0], files[1:], self.layers)
         )
         self.request = request_of(self.traces, self.ids, options, expert_map=self.expert_map)
+        self.request |= {"match": match} if match != NAMES else {}
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the traces, and put the tables together."""
@@ -135,7 +144,9 @@ class _TraceAnalysis(TableWork[Result]):
         analyses = make_analyses(AnalyzeTrace.analyses)
         table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
         notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
-        sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **self.names, **facts_of(traces))
+        sidecar = self.make_sidecar(
+            notes=notes + self.matching, wall_seconds=self.seconds, **self.names, **facts_of(traces)
+        )
         return Result(table, comparison, sums, sidecar, figures_of, leading_sentences_of)
 
 

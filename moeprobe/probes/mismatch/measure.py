@@ -29,6 +29,7 @@ from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
 from moeprobe.recordings.check_trace import is_by_chance
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
 from moeprobe.recordings.log_rows import Tokens
+from moeprobe.recordings.matching import NAMES, TOKENS, check_match, with_names_of
 from moeprobe.recordings.pairs import check_placed, clusters_of
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
@@ -56,6 +57,7 @@ def mismatch(
     tokens: str | Path,
     routing: str | Path,
     gates: str = "recomputed",
+    match: str = NAMES,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -70,6 +72,7 @@ def mismatch(
         tokens: file of the server's responses with token ids and log-probabilities.
         routing: trace that was imported of its routed experts, of the same requests.
         gates: weights of the replayed experts: "recomputed" as the router weighs them, or "replayed" as in the trace.
+        match: "names": a request has one name in both files; "tokens": the same tokens, whatever it is called.
         options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``dtype``, ``seed`` (of the intervals),
             ``out``, ``overwrite``, ``figures`` and ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
@@ -77,18 +80,23 @@ def mismatch(
     Raises:
         UserError: a file is not as it should be, the two are not of one model, or its choices cannot be replayed.
     """
-    work = _Scoring(model, Path(tokens), Path(routing), gates=gates, options=combine(options, changes))
+    work = _Scoring(
+        model, Path(tokens), Path(routing), gates=gates, match=match, options=combine(options, changes)
+    )
     return work.execute(progress_of(watcher))
 
 
 class _Scoring(TableWork[Result]):
     """Two passes over each sequence: with the model's routing, and with the server's."""
 
-    def __init__(self, model: Model, tokens: Path, routing: Path, *, gates: str, options: Options) -> None:
+    def __init__(
+        self, model: Model, tokens: Path, routing: Path, *, gates: str, match: str, options: Options
+    ) -> None:
         self.gates, self.options = gates, options
         if gates not in ("recomputed", "replayed"):
             raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
-        self.served = _Served(tokens, TraceFile(routing), limit=options.limit)
+        check_match(match)
+        self.served = _Served(tokens, TraceFile(routing), match=match, limit=options.limit)
         self.checkpoint = checkpoint = as_checkpoint(model, device=options.device, dtype=options.dtype)
         if not isinstance(checkpoint.model, Rerouted):
             raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
@@ -103,6 +111,7 @@ class _Scoring(TableWork[Result]):
             "severities": [], "analyses": list(Mismatch.analyses), "aligned": True, "replayed_gates": gates,
             "trained_capacity": False, "class_null": False, "labels_used": False,
             "checkpoints": {checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
+            **({"match": match} if match != NAMES else {}),
         }  # fmt: skip
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
@@ -171,12 +180,16 @@ def _overlap(routing: LayerRouting, served: LayerRouting) -> tuple[float, float]
 class _Served:
     """What a server recorded: sequences, log-probabilities and routing of the requests that have all three."""
 
-    def __init__(self, path: Path, trace: TraceFile, *, limit: int | None) -> None:
-        self.path, self.trace = path, trace
+    def __init__(self, path: Path, trace: TraceFile, *, match: str, limit: int | None) -> None:
+        self.path = path
         check_placed(trace)
         self.sequences, self.scores = read_sequences(path), read_log_probabilities(path)
-        routed_ids = set(trace.ids)
         scored_names = [name for name in self.sequences if name in self.scores]
+        self._matching: list[str] = []
+        if match == TOKENS:
+            ids = {name: self.sequences[name].ids for name in scored_names}
+            trace, self._matching = with_names_of(ids, trace, clusters={})
+        self.trace, routed_ids = trace, set(trace.ids)
         self.names = [name for name in scored_names if name in routed_ids][:limit]
         self._without = {
             "log-probabilities": len(self.sequences) - len(scored_names),
@@ -185,7 +198,7 @@ class _Served:
         if not self.names:
             raise UserError(
                 f"{path} and {trace.path} have no request in common; their names look like {next(iter(self.scores))!r} "
-                f"and {trace.ids[0]!r}."
+                f"and {trace.ids[0]!r}. Match them by their tokens: {option('match', TOKENS)}."
             )
 
     def check(self, checkpoint: Checkpoint, layers: Sequence[str], *, gates: str) -> None:
@@ -246,7 +259,8 @@ class _Served:
 
     def notes(self) -> list[str]:
         """Return sentences on omitted parts."""
-        return [f"{count:,} requests without {what}" for what, count in self._without.items() if count]
+        without = [f"{count:,} requests without {what}" for what, count in self._without.items() if count]
+        return without + self._matching
 
 
 def _scores(

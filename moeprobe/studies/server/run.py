@@ -139,7 +139,7 @@ class _ServerCheck(Work[ServerResult]):
             )
         traces = [self._import(path, name, progress) for name in self.at_once]
         first = self._responses(path, FIRST)
-        recorded = [
+        model_traces = [
             *engine.run(
                 Trace(tokens=first),
                 self._models(),
@@ -149,7 +149,7 @@ class _ServerCheck(Work[ServerResult]):
         ]
         runs = {
             "agreement": analyze_trace(
-                [recorded[0], traces[0], *recorded[1:]],
+                [model_traces[0], traces[0], *model_traces[1:]],
                 options=self._inside(path / "agreement"),
                 watcher=progress,
             ),
@@ -158,7 +158,7 @@ class _ServerCheck(Work[ServerResult]):
             ),
         }
         left_out = self._split(path, runs, progress)
-        checked = check_trace(traces[0], against=recorded[0], watcher=progress)
+        checked = check_trace(traces[0], against=model_traces[0], watcher=progress)
         sentences = sentences_of(
             checked, runs["agreement"].table, runs["determinism"].table, dtype=self._dtype, random=self.random
         )  # fmt: skip
