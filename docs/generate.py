@@ -49,6 +49,7 @@ DRAWN = {
     "overlay-texts.png": "guide_figures",
     "shards.png": "guide_figures",
     "good-kappa.png": "kappa_reference",
+    "align.png": "printed",
     "guide-drift.png": "printed",
     "guide-forest.png": "printed",
     "guide-match.png": "printed",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.metrics import corruption_error, key_routes, registry
+from moeprobe.metrics import alignment, corruption_error, costs, key_routes, registry
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
@@ -17,14 +17,17 @@ Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
 TRACES = ("touched", "unshared", "mismatch")
+# What is measured of several trainings, which has a page, too.
+TRAININGS = (alignment.measures, costs.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
 
 
 def pages() -> dict[str, str]:
-    """Return the page of all metrics, and that of recorded routing's own."""
+    """Return the page of all metrics, and those of recorded routing and of trainings."""
     kinds = {"tokens choose": tokens_choose, "experts choose": experts_choose, "soft": soft}
     apply = {kind: applicable(pair(make(seed=0), make(seed=1))) for kind, make in kinds.items()}
-    of_routing, rest = [], []
+    of_routing: list[Declaration] = []
+    rest: list[tuple[str, tuple[Declaration, ...]]] = []
     for analysis, measures in registry.by_analysis():
         found = catalog.ANALYSES.get(analysis) if analysis else None
         if (
@@ -44,12 +47,16 @@ def pages() -> dict[str, str]:
         "[Few shots](../concepts/few-shot.md).",
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
-        "The column `null` names the chance level. What only recorded routing has is on [a page of its "
-        "own](metrics-traces.md).",
+        "The column `null` names the chance level. What only [recorded routing](metrics-traces.md) has, and only "
+        "[trainings](metrics-trainings.md), is on pages of its own.",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
-        *(section(analysis, measures) for analysis, measures in rest if analysis not in TRACES),
+        *(
+            section(analysis, measures)
+            for analysis, measures in rest
+            if analysis not in TRACES and measures not in TRAININGS
+        ),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
     )  # fmt: skip
@@ -60,7 +67,19 @@ def pages() -> dict[str, str]:
         "[any routing](metrics.md): see [Recorded routing](../guide/recorded-routing.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in TRACES),
     )
-    return {"reference/metrics.md": text, "reference/metrics-traces.md": traces}
+    trainings = page(
+        "Metrics of trainings",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say of several trainings, beside what it says of "
+        "[any routing](metrics.md): see [Experts of several trainings](../concepts/aligned-experts.md) and "
+        "[What a router costs](../guide/tradeoff.md).",
+        *(section("", measures) for measures in TRAININGS),
+    )
+    return {
+        "reference/metrics.md": text,
+        "reference/metrics-traces.md": traces,
+        "reference/metrics-trainings.md": trainings,
+    }
 
 
 def where(one: Declaration, apply: Mapping[str, list[Declaration]]) -> str:
@@ -73,6 +92,8 @@ def section(analysis: str, measures: Iterable[Declaration]) -> str:
     """Return what one analysis computes that is not about the routing of a layer, or what trainings cost."""
     if analysis:
         title, about = analysis.replace("_", " ").capitalize(), catalog.ANALYSES.describe(analysis)
+    elif measures is alignment.measures:
+        title, about = "Aligned experts", "Agreement of trainings whose experts are aligned, in `align`."
     elif measures is key_routes.measures:
         title, about = "Key routes", "Key routes of classes over all MoE layers, in `routes`."
     elif measures is corruption_error.measures:

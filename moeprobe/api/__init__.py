@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint, Model, Models
     from moeprobe.adapters.hooks import Hooks
     from moeprobe.adapters.open import load_model, wrap
+    from moeprobe.api.aligning import align
     from moeprobe.api.asking import (
         measure_shard,
         merge,
@@ -125,6 +126,7 @@ __all__ = [
     "TradeoffResult",
     "UserError",
     "Watcher",
+    "align",
     "analyze_trace",
     "attack",
     "audit",

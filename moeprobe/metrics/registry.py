@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.metrics import corruption_error, costs, key_routes
+from moeprobe.metrics import alignment, corruption_error, costs, key_routes
 from moeprobe.metrics.analyses.match import TOP_K, TOP_K_SET
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
@@ -135,6 +135,7 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
         *sorted(
             groups, key=lambda item: min((_example(declaration).rank for declaration in item[1]), default=100)
         ),
+        ("", alignment.measures),
         ("", key_routes.measures),
         ("", corruption_error.measures),
         ("", costs.measures),

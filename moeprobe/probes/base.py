@@ -74,6 +74,7 @@ class Layout(enum.Enum):
     FEW_SHOTS = "a line per checkpoint and number of shots"
     BY_VIEW = "a line per checkpoint and variant of its run"
     MEANS = "a line per checkpoint and family of corruptions"
+    ALIGNED = "a line per layer and pair of trainings"
     OVERLAYS = "a line per drawn image"
     TRACES = "the files that were written"
     OWN = "by a command of its own"

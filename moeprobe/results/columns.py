@@ -29,7 +29,9 @@ VERDICTS = {
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
     "percentile": "percentiles of resamples of whole images",
-    "permutations": "2.5 % and 97.5 % quantiles over permutations of the images' labels, not a confidence interval",
+    "permutations": "2.5 % and 97.5 % quantiles over permutations of the images or of their labels, not a confidence "
+    "interval",
+    "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
     "information of experts",
 }

@@ -39,6 +39,7 @@ PAGES = (
     "guide/many-machines.md",
     "guide/tradeoff.md",
     "guide/training.md",
+    "concepts/aligned-experts.md",
 )
 # Figures that the commands draw: the file in docs/img, and where a command wrote it.
 FIGURES = {
@@ -47,6 +48,7 @@ FIGURES = {
     "guide-forest.png": "reports/my-compare/figures/forest.png",
     "guide-own-model.png": "reports/mine/figures/routing.png",
     "guide-drift.png": "reports/my-drift/figures/drift.png",
+    "align.png": "reports/my-align/figures/align.png",
 }
 WIDTH = 118
 _BLOCK = re.compile(

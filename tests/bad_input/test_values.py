@@ -37,10 +37,10 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--nonsense": ("1",),
 }
 PROBES = (
-    "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "fewshot", "flips", "noise-sweep",
-    "overlay", "routes", "s-matrix", "sweep", "trace record",
+    "align", "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "fewshot", "flips",
+    "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
 )  # fmt: skip
-FEW = PROBES[:1]
+FEW = ("confidence",)
 NEEDED = {"sweep": ("--view", "gaussian_noise")}
 OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("sweep", "--view"): ("x", "", "random_crop", "gaussian_noise:", "synonyms:nowhere"),
@@ -58,6 +58,7 @@ OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("flips", "--severities"): ("x", "", "-1", "0,1", "nan"),
     ("flips", "--view"): ("x", "", "random_crop", "affine"),
     ("flips", "--later"): ("x", ""),
+    ("align", "--permutations"): ("x", "", "0", "-1", "1.5"),
     ("discontinuity", "--steps"): ("x", "", "0", "-1"),
     ("overlay", "--count"): ("x", "", "0", "-1"),
     ("overlay", "--severity"): ("x", "", "-1", "nan"),

@@ -336,6 +336,7 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
                 "set_match",
                 "weights",
                 "churn",
+                "expert_overlap",
                 "load",
                 "balance",
                 "coactivation",
@@ -348,7 +349,16 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
         ),
         (
             expert_choice(),
-            {"set_match", "weights", "churn", "coactivation", "unserved", "experts_per_token", "selection"}
+            {
+                "set_match",
+                "weights",
+                "churn",
+                "expert_overlap",
+                "coactivation",
+                "unserved",
+                "experts_per_token",
+                "selection",
+            }
             | {*USE, *GATES, *CONTAGION},
         ),
         (soft(), {"slot_match", "weights", *USE, *GATES, "batch_contagion", "attention_contagion"}),

@@ -23,6 +23,7 @@ from moeprobe.results.headlines.collected import HeadlineValues
 from moeprobe.results.headlines.declared import Which
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.agreement import agreement_table
+from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.layouts.means import means_table
@@ -60,6 +61,7 @@ def _tables(
         Layout.FEW_SHOTS: few_shots,
         Layout.BY_VIEW: partial(by_view, title=title),
         Layout.MEANS: partial(means, title=title, full=full),
+        Layout.ALIGNED: partial(aligned, title=title),
     }
     return layouts[probe.layout]
 
@@ -242,6 +244,14 @@ def means(result: "Result", *, title: str, full: bool) -> Printed:
         layout.note,
     ]
     return parts if full else [*parts, "Each corruption: --full."]
+
+
+def aligned(result: "Result", *, title: str) -> Printed:
+    """Return the output for aligned trainings: sentences, and a line for each pair and set of them."""
+    stacked = console().width < _STACKED
+    layouts = aligned_tables(result.table, caption=title)
+    tables = [part for layout in layouts for part in on_screen(layout, title=layout.caption, stacked=stacked)]
+    return [*leading_sentences(result, Layout.ALIGNED), *tables]
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:

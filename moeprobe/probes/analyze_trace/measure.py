@@ -4,7 +4,7 @@ The analyses are shared with the probes and fed with the same records, so the nu
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -48,6 +48,7 @@ from moeprobe.results.naming import choose_names
 from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
+from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
@@ -60,6 +61,8 @@ _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits.
 INPUTS_IN_MEMORY, _CHOICES = 1024, 2**24
+# From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
+Renumber = Callable[[str, Sequence[str], LayerPair], LayerPair]
 # Inputs of a block that is read, and gates of one layer of it (16 MiB); the smaller of the two limits.
 INPUTS_AT_ONCE, _GATES = 256, 2**22
 
@@ -153,6 +156,15 @@ class _TraceAnalysis(TableWork[Result]):
 class Measuring:
     """The sums per input of every trace; of the first, alone, only on request.
 
+    Args:
+        traces: the first is the reference.
+        layers: those of all.
+        ids: inputs of all.
+        expert_map: which experts became which.
+        alone: whether the first trace is measured by itself.
+        of_pairs: analyses of a pair.
+        renumber: gives a pair the numbers of experts that are compared; None = as in the traces.
+
     Attributes:
         left_out: by trace, tokens of the first one and of it after the common beginning.
     """
@@ -165,8 +177,11 @@ class Measuring:
         *,
         expert_map: ExpertMap | None = None,
         alone: bool = True,
+        of_pairs: Sequence[str] = _OF_PAIRS,
+        renumber: Renumber | None = None,
     ) -> None:
         self._traces, self._expert_map, self._alone = traces, expert_map, alone
+        self._renumber = renumber
         self._clusters = clusters_of([trace_view.trace for trace_view in traces])
         self._ids = self._with_clusters_together(ids)
         # Of each layer as many tokens as the longest of all inputs has.
@@ -177,8 +192,9 @@ class Measuring:
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self.left_out: dict[str, tuple[int, int]] = {}
-        self._lists = trial_lists(make_analyses(_OF_PAIRS))
-        self._analyses = {names: make_analyses(names) for names in (_OF_PAIRS, _ALONE, ())}
+        self._of_pairs = make_analyses(of_pairs)
+        self._of_one = make_analyses(_ALONE) if alone else ()
+        self._lists = trial_lists(self._of_pairs)
 
     def sums(self, watcher: Progress) -> SumsStore:
         """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
@@ -257,10 +273,11 @@ class Measuring:
                 has_weights = (
                     weighted(trace_block.layer) and weighted(blocks[0].layer) and longest <= describe.LONGEST
                 )
-                names = _OF_PAIRS if number else (_ALONE if self._alone else ())
+                if number and self._renumber is not None:
+                    subject = self._renumber(layer, ids, subject)
                 analyses = [
                     analysis
-                    for analysis in self._analyses[names]
+                    for analysis in (self._of_pairs if number else self._of_one)
                     if isinstance(analysis, LayerAnalysis)
                     and (has_weights or not isinstance(analysis, WeightsAnalysis))
                 ]

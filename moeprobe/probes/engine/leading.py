@@ -21,7 +21,7 @@ def leading_sentences(result: Result, layout: Layout) -> list[str]:
             return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(run)]
         case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:
             return _of_first(run, measured_headlines(run))
-        case Layout.BY_VIEW:
+        case Layout.BY_VIEW | Layout.ALIGNED:
             return conclusions_of(run)
         case Layout.MEANS:
             return [*_of_first(run, measured_headlines(run)), *conclusions_of(run)]

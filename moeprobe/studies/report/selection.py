@@ -14,6 +14,7 @@ from moeprobe.metrics.registry import (
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts import verdicts
+from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
     REGION_COLUMNS,
@@ -47,6 +48,7 @@ def short_tables(run: Run) -> list[Table]:
             Layout.FEW_SHOTS: _few_shots,
             Layout.BY_VIEW: _by_view,
             Layout.MEANS: _means,
+            Layout.ALIGNED: _aligned,
         }
         layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
         tables += layout(run, table, comparison)
@@ -144,6 +146,12 @@ def _means(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     """Return a line per checkpoint and corruption, and family of them."""
     assert run.table is not None
     return [means_table(run.table, run.comparison, caption="What was measured", full=True)]
+
+
+def _aligned(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return a line per layer and pair of trainings, and per set of them."""
+    assert run.table is not None
+    return aligned_tables(run.table, caption="What was measured")
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:

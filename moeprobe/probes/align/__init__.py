@@ -1,0 +1,73 @@
+"""The declaration of ``align``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError, option
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align(Probe["Result"]):
+    """Do two trainings learn the same experts? Experts are aligned by the tokens that they have in common.
+
+    The one-to-one alignment is fitted to one half of the images and judged on the other, both ways, since the best of
+    many alignments agrees by chance. Of three or more trainings that differ in their seed: the share of routing that
+    data determine.
+
+    Example: `moeprobe align checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/align`
+    """
+
+    name: ClassVar[str] = "align"
+    title: ClassVar[str] = "Experts of several trainings, aligned"
+    work: ClassVar[str] = "moeprobe.probes.align.measure:Alignment"
+    analyses: ClassVar[tuple[str, ...]] = ("expert_overlap",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
+    layout: ClassVar[Layout] = Layout.ALIGNED
+    panel: ClassVar[Panel] = Panel.COMPARE
+    joinable: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
+
+    permutations: Annotated[
+        int, Arg("Random orders of the images that show how well unrelated routing can be aligned.")
+    ] = 200
+
+    def check(self) -> None:
+        """Raise ``UserError`` where there are too few orders for the ends of their range."""
+        if not 40 <= self.permutations <= 100_000:
+            raise UserError(
+                f"{option('permutations')} takes a whole number from 40 to 100,000; got {self.permutations}."
+            )
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where the null by class is wanted."""
+        if options.class_null:
+            raise UserError(f"Experts are aligned over all classes; leave {option('class_null')} out.")
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the tables."""
+        return "Aligned routing of two trainings, on images that the alignment was not fitted to"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return how much of the routing data determine, and which pairs agree no better than unrelated ones."""
+        from moeprobe.probes.align.sentences import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the common tokens of aligned experts, and κ of each layer beside κ of unrelated images."""
+        from moeprobe.probes.align.figure import draw
+
+        return draw(result.table, colors=result.sidecar.colors)

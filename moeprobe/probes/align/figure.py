@@ -1,0 +1,108 @@
+"""Common tokens of the experts of two trainings, in the order of their alignment; and κ layer by layer."""
+
+from collections.abc import Mapping
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from scipy.optimize import linear_sum_assignment
+
+from moeprobe.metrics import alignment
+from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
+from moeprobe.results.figures.layers import draw_line, label_axis, shifts
+from moeprobe.results.palette import colors as make_palette
+
+# Pairs of trainings that have heat maps; layers with one each, of more the first and the last.
+_MOST_PAIRS, _MOST_LAYERS = 3, 3
+# More experts than this, and numbers in the cells would be too small to read.
+_MOST_NUMBERED = 10
+_UNRELATED = "#999999"
+
+
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the heat maps of common tokens (of many pairs the first), and κ of every pair by layer."""
+    entries = table[table["metric"] == alignment.JOINT_ROUTING.name]
+    return {"align": _maps(entries), "align-kappa": _kappas(panels.ordinary(table), colors)}
+
+
+def _maps(entries: pd.DataFrame) -> Figure:
+    every, pairs = panels.layers(entries), panels.checkpoints(entries)
+    layers = every if len(every) <= _MOST_LAYERS else [every[0], every[-1]]
+    # The first pair of each set of trainings before any second one.
+    groups = entries.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
+    ranks = groups.groupby(groups).cumcount()
+    pairs_in_maps = list(ranks.sort_values(kind="stable").index[:_MOST_PAIRS])
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(
+            figsize=(3.6 * len(pairs_in_maps) + 1.2, 3.9 * len(layers) + 0.7), layout="constrained"
+        )
+        axes = figure.subplots(len(layers), len(pairs_in_maps), squeeze=False)
+    scale = Normalize(0, 1)
+    for row, layer in enumerate(layers):
+        for column, pair in enumerate(pairs_in_maps):
+            panel = axes[row, column]
+            _map(panel, panels.select(entries, layer=layer, checkpoint=pair), scale)
+            first, _, second = pair.partition(" with ")
+            panel.set_title(layer)
+            panel.set_ylabel(f"expert of {first}")
+            panel.set_xlabel(f"expert of {second}")
+    color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7, above=False)
+    notes = ["Columns in the order of the alignment on all inputs"]
+    if len(layers) < len(every):
+        notes.append("In the table only: the layers between")
+    if len(pairs_in_maps) < len(pairs):
+        notes.append(f"In the table only: {len(pairs) - len(pairs_in_maps)} more pairs")
+    return panels.finish(
+        figure, entries, title="Tokens that two experts have in common", notes=notes, mark=None
+    )
+
+
+def _map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
+    """Draw one matrix; its rows by their largest entry in the alignment, its columns as aligned."""
+    matrix = rows.pivot_table(index="expert", columns="expert_b", values="value", dropna=False)
+    values = matrix.to_numpy(float)
+    first, second = linear_sum_assignment(values, maximize=True)
+    order = np.argsort(-values[first, second], kind="stable")
+    rows_in_order = [*first[order], *(row for row in range(values.shape[0]) if row not in first)]
+    columns = [*second[order], *(column for column in range(values.shape[1]) if column not in second)]
+    values = values[np.ix_(rows_in_order, columns)]
+    axes.imshow(values, cmap=MAP, norm=scale, interpolation="nearest")
+    if max(values.shape) <= _MOST_NUMBERED:
+        write_numbers(axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0"))
+    for axis, names in ((axes.yaxis, rows_in_order), (axes.xaxis, columns)):
+        step = -(-len(names) // _MOST_NUMBERED)
+        axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:
+    """Draw κ of every pair, on inputs that the alignment was not fitted to, beside the best of unrelated inputs."""
+    kappas = table[(table["metric"] == f"{EXPERT_OVERLAP.name}{KAPPA}") & (table["null"] == "pooled")]
+    unrelated = table[table["metric"] == alignment.FITTED_UNRELATED.name]
+    layers, pairs = panels.layers(kappas), panels.checkpoints(kappas)
+    figure, axes = panels.panels(1, 1, width=max(4.6, 1.0 + 0.16 * len(layers) * len(pairs)), height=3.2)
+    panel = axes[0, 0]
+    groups = kappas.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
+    # Pairs of several sets have the colors of these: what is compared are the sets.
+    labels = groups if groups.nunique() > 1 else pd.Series(pairs, index=pairs)
+    palette = colors if groups.nunique() == 1 else make_palette(list(dict.fromkeys(groups)))
+    for pair, shift in zip(pairs, shifts(len(pairs)), strict=True):
+        draw_line(
+            panel, panels.select(kappas, checkpoint=pair), layers, color=palette[labels[pair]], label=labels[pair],
+            shift=shift, style="o",
+        )  # fmt: skip
+        draw_line(
+            panel, panels.select(unrelated, checkpoint=pair), layers, color=_UNRELATED,
+            label="best alignment of unrelated inputs (range: 95 % of orders)", shift=shift, style="_",
+        )  # fmt: skip
+    panel.axhline(0, color=_UNRELATED, linewidth=0.8)
+    panel.set_ylabel("κ (0 = chance)")
+    label_axis(panel, layers)
+    return panels.finish(figure, kappas, title="Agreement of aligned experts on held-out inputs")

@@ -1,0 +1,282 @@
+"""Alignment of experts: planted copies and independent routing, against permutations that are all tried, by hand."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from moeprobe import api
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.errors import UserError
+from moeprobe.metrics.stats.alignment import JointCounts, joint_counts, permuted_orders
+from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
+from moeprobe.probes.align.fit import Halves, with_numbers
+from moeprobe.probes.align.measure import pair_label
+from moeprobe.routing.record import LayerRouting, RoutingTrace
+from moeprobe.runtime.seeds import generator
+from tests.routing.routings import Softened, aligned, checkpoint, routing
+
+LAYERS = ["blocks.1", "blocks.3"]
+
+
+class Scripted(Vmoe):
+    """A model whose tokens choose at random, most of an image the same few experts; or by their position alone."""
+
+    seed = 0
+    by_position = False
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        scores, trace = super().trace(images, layers=layers, logits=logits)
+        return scores, RoutingTrace(
+            {name: self._scripted(images, layer) for name, layer in trace.layers.items()}
+        )
+
+    def _scripted(self, images: Tensor, layer: LayerRouting) -> LayerRouting:
+        num_experts, gates = layer.num_experts, torch.zeros_like(layer.gates)
+        for row, image in enumerate(images):
+            rng = generator(self.seed, "scripted", "" if self.by_position else image.numpy().tobytes().hex())
+            liked = rng.dirichlet(np.full(num_experts, 0.3))
+            chosen = rng.choice(num_experts, size=gates.shape[1], p=liked)
+            gates[row, torch.arange(gates.shape[1]), torch.from_numpy(chosen)] = 1.0
+        selected = gates.argmax(-1, keepdim=True).to(torch.int16)
+        return dataclasses.replace(layer, gates=gates, selected=selected, processed=selected >= 0)
+
+
+def scripted(name: str, seed: int, *, by_position: bool = False, group: str = "") -> Checkpoint:
+    made = checkpoint(name, adapter=Scripted, top_k=1)
+    assert isinstance(made.model, Scripted)
+    made.model.seed, made.model.by_position = seed, by_position
+    return dataclasses.replace(made, group=group)
+
+
+def permuted_copy(model: Checkpoint, order: Tensor) -> Checkpoint:
+    """The same model, whose experts of every layer have other numbers: new expert i is old expert order[i]."""
+    copy = checkpoint("copy", top_k=1)
+    state = model.model.model.state_dict()  # type: ignore[attr-defined]
+    for name, value in state.items():
+        if ".router." in name or ".experts." in name:
+            state[name] = value[order]
+    copy.model.model.load_state_dict(state)  # type: ignore[attr-defined]
+    return copy
+
+
+def align(models: Sequence[Checkpoint], **options: Any) -> pd.DataFrame:
+    """The table of a few random orders of digits: enough where the null does not matter."""
+    return api.align(models, data="digits", permutations=40, figures=False, **options).table
+
+
+def values(table: pd.DataFrame, metric: str, null: str = "", **wanted: Any) -> pd.DataFrame:
+    """The rows of a metric of patches, a layer each."""
+    rows = table[(table["metric"] == metric) & (table["null"] == null) & (table["tokens"] == "patch")]
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 6), (6, 4)])
+def test_the_alignment_is_the_best_of_all(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    tokens = 300
+    members = [np.eye(size, dtype=np.int32)[rng.integers(size, size=tokens)] for size in shape]
+    is_token = [np.ones((tokens, 1), np.int32), (rng.random((tokens, 1)) < 0.9).astype(np.int32)]
+    members[1] *= is_token[1]
+    counts = joint_counts(
+        *(sparse.csr_array(np.hstack(side)) for side in zip(members, is_token, strict=True))
+    )
+    present = is_token[1][:, 0] > 0
+    both = np.zeros(shape, int)
+    for first, second in zip(members[0][present], members[1][present], strict=True):
+        both[first.argmax(), second.argmax()] += 1
+    assert (counts.common == both).all() and counts.tokens == present.sum()
+    numbers = counts.align()
+    assert (
+        sorted(numbers) == list(range(max(shape))) if shape[1] >= shape[0] else len(set(numbers)) == shape[1]
+    )
+    tried = [
+        sum(both[row, column] for row, column in zip(rows, columns, strict=True))
+        for rows in itertools.combinations(range(shape[0]), min(shape))
+        for columns in itertools.permutations(range(shape[1]), min(shape))
+    ]
+    kept = [(new, old) for old, new in enumerate(numbers) if new < shape[0]]
+    assert sum(both[pair] for pair in kept) == max(tried)
+    match = np.mean([both[pair] for pair in kept]) * len(kept) / counts.tokens
+    chance = sum(both.sum(1)[new] * both.sum(0)[old] for new, old in kept) / counts.tokens**2
+    assert counts.kappa(numbers) == pytest.approx((match - chance) / (1 - chance))
+
+
+def test_chance_of_one_has_no_kappa() -> None:
+    all_of_one = np.array([[5, 0], [0, 0]])
+    collapsed = JointCounts(all_of_one, all_of_one.sum(1), all_of_one.sum(0), 5)
+    assert np.isnan(collapsed.kappa(np.arange(2)))
+
+
+def test_orders_keep_clusters_together() -> None:
+    clusters = np.array([0, 0, 0, 1, 2, 2])
+    orders = list(permuted_orders(clusters, generator(0, "test"), 20))
+    assert len({tuple(order) for order in orders}) > 3
+    for order in orders:
+        assert sorted(order) == list(range(6))
+        assert (np.diff(clusters[order]) != 0).sum() == 2
+
+
+def test_halves_part_no_cluster_and_belong_to_the_names() -> None:
+    names = [f"r{number}" for number in range(11)]
+    clusters = {"r1": "r0", "r2": "r0"}
+    halves = Halves.of(names, clusters, seed=0)
+    in_second = dict(zip(halves.ids, halves.second.tolist(), strict=True))
+    assert in_second["r0"] == in_second["r1"] == in_second["r2"]
+    assert Halves.of(names[::-1], clusters, seed=0).ids == halves.ids
+    assert 0 < halves.second.sum() < len(names)
+    with pytest.raises(UserError, match="two at least"):
+        Halves.of(["r0", "r1"], clusters, seed=0)
+
+
+def test_experts_have_their_new_numbers_in_every_token() -> None:
+    view = routing(num_experts=5, top_k=2, absent=0.3)
+    pair = aligned(routing(num_experts=4, top_k=2, seed=1), view)
+    numbers = torch.tensor([[3, 1, 4, 0, 2], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]])
+    renumbered = with_numbers(pair, numbers)
+    assert renumbered.reference.num_experts == renumbered.view.num_experts == 5
+    for image, token in itertools.product(range(3), range(view.valid.shape[1])):
+        old = [int(expert) for expert in view.selected[image, token]]
+        new = [int(numbers[image, expert]) if expert >= 0 else -1 for expert in old]
+        assert renumbered.view.selected[image, token].tolist() == new
+        unordered = with_numbers(aligned(pair.reference, dataclasses.replace(view, ordered=False)), numbers)
+        present = sorted(expert for expert in new if expert >= 0)
+        assert unordered.view.selected[image, token].tolist()[: len(present)] == present
+
+
+@pytest.fixture(scope="module")
+def independent() -> pd.DataFrame:
+    return api.align([scripted("a", 1), scripted("b", 2)], data="digits", limit=60, figures=False).table
+
+
+def test_a_permuted_copy_is_aligned_exactly() -> None:
+    model, order = checkpoint("a", top_k=1), torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
+    table = align([model, permuted_copy(model, order)], limit=30)
+    for metric, null in (("expert_overlap", ""), ("expert_overlap_kappa", "pooled"), ("fitted", "")):
+        found = values(table, metric, null)["value"].dropna()
+        assert len(found) >= len(LAYERS) and (found == 1).all()
+    joint = values(table, "joint_routing")
+    for layer in LAYERS:
+        matrix = joint[joint["layer"] == layer].pivot_table(
+            index="expert", columns="expert_b", values="value"
+        )
+        loaded = matrix.to_numpy().any(1)
+        assert loaded.sum() > 2
+        for expert in np.flatnonzero(loaded):
+            assert matrix.loc[expert].idxmax() == order.tolist().index(expert)
+            assert matrix.loc[expert].max() == 1
+    assert (values(table, "same_numbers")["value"] < 0.9).all()
+
+
+def test_independent_routing_agrees_by_chance_where_it_was_not_fitted(independent: pd.DataFrame) -> None:
+    held_out, fitted = values(independent, "expert_overlap_kappa", "pooled"), values(independent, "fitted")
+    unrelated, p = values(independent, "fitted_unrelated"), values(independent, "fitted_p")
+    for layer in LAYERS:
+        kappa = held_out[held_out["layer"] == layer].iloc[0]
+        assert kappa["ci_low"] < 0 < kappa["ci_high"]
+        in_sample = fitted[fitted["layer"] == layer]["value"].iloc[0]
+        assert in_sample > kappa["ci_high"], "the best of many alignments agrees where it was chosen"
+        of_orders = unrelated[unrelated["layer"] == layer].iloc[0]
+        assert of_orders["ci_low"] < in_sample < of_orders["ci_high"]
+        assert p[p["layer"] == layer]["value"].iloc[0] > 0.05
+
+
+def test_what_independent_routing_is_said_to_be(independent: pd.DataFrame) -> None:
+    from moeprobe.probes.align.sentences import sentences
+
+    said = sentences(independent)
+    assert len(said) == len(LAYERS) and all("no better than of unrelated inputs" in line for line in said)
+
+
+def test_position_alone_determines_what_goes_by_position() -> None:
+    models = [scripted(name, seed, by_position=True, group="g") for seed, name in enumerate("abc")]
+    table = align(models, limit=30)
+    shares = {
+        name: values(table, f"share_{name}", checkpoint="g")["value"].to_numpy()
+        for name in ("data", "position", "content", "seed")
+    }
+    assert (shares["data"] > 0.1).all(), "the same positions are aligned"
+    assert shares["position"] == pytest.approx(shares["data"], abs=1e-9)
+    assert shares["content"] == pytest.approx([0, 0], abs=1e-9)
+    assert shares["data"] + shares["seed"] == pytest.approx([1, 1])
+
+
+def test_a_share_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    pairs = list(itertools.combinations(range(4), 2))
+    made = {pair: Quantity(float(rng.random()), rng.normal(size=50) / 50) for pair in pairs}
+    share = SetShare.over_pairs(made)
+    assert share.value == pytest.approx(np.mean([made[pair].value for pair in pairs]))
+    pseudo = []
+    for training in range(4):
+        without = np.mean([made[pair].value for pair in pairs if training not in pair])
+        pseudo.append(4 * share.value - 3 * without)
+    assert share.variance == pytest.approx(np.var(pseudo, ddof=1) / 4)
+    influence = np.mean([made[pair].influence for pair in pairs], axis=0)
+    error = np.sqrt(50 / 49 * (influence**2).sum() + share.variance)
+    low, high = share.ends(50)
+    assert (high - low) / 2 == pytest.approx(3.1824 * error, rel=1e-4)
+    change = share.minus(share)
+    assert change.value == 0 and change.variance == pytest.approx(2 * share.variance)
+    assert np.isnan(share.ends(19)).all()
+
+
+def test_sets_of_trainings_and_their_difference() -> None:
+    models = [
+        scripted(f"{group}-{seed}", seed + 10 * (group == "y"), group=group)
+        for group in "xy"
+        for seed in range(3)
+    ]
+    table = align(models, limit=30, layers="blocks.1")
+    pairs = values(table, "fitted")["checkpoint"].tolist()
+    assert pairs == ["x-0 with 1", "x-0 with 2", "x-1 with 2", "y-0 with 1", "y-0 with 2", "y-1 with 2"]
+    data = values(table, "share_data").set_index("checkpoint")
+    kappas = values(table, "expert_overlap_kappa", "pooled").set_index("checkpoint")["value"]
+    assert data.loc["x", "value"] == pytest.approx(kappas[pairs[:3]].mean())
+    change = data.loc["y − x"]
+    assert change["value"] == pytest.approx(data.loc["y", "value"] - data.loc["x", "value"])
+    assert change["ci_low"] < 0 < change["ci_high"]
+    alone = align(models[2:], limit=20, layers="blocks.1")
+    assert "all trainings" in set(alone["checkpoint"]), "one of a group has no partner there"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "label"),
+    [
+        ("run-seed0", "run-seed1", "run-seed0 with seed1"),
+        ("a", "b", "a with b"),
+        ("run", "run-2", "run with run-2"),
+    ],
+)
+def test_what_a_pair_is_called(first: str, second: str, label: str) -> None:
+    assert pair_label(first, second) == label
+
+
+def test_other_numbers_of_experts() -> None:
+    models = [checkpoint("a", top_k=2), checkpoint("b", seed=1, top_k=2, num_experts=4)]
+    table = align(models, limit=20)
+    joint = values(table, "joint_routing", layer="blocks.1")
+    assert (joint["expert"].max(), joint["expert_b"].max()) == (7, 3)
+    assert not len(values(table, "same_numbers"))
+    assert values(table, "expert_overlap_kappa", "pooled")["value"].notna().all()
+
+
+def test_what_cannot_be_aligned_is_refused() -> None:
+    with pytest.raises(UserError, match="at least two trainings"):
+        api.align([checkpoint("a")], data="digits")
+    with pytest.raises(UserError, match="every expert gets a share of every token"):
+        api.align([checkpoint("a"), checkpoint("b", adapter=Softened)], data="digits")
+    with pytest.raises(UserError, match="top_k is 1 in the first"):
+        api.align([checkpoint("a", top_k=1), checkpoint("b", top_k=2)], data="digits", limit=20)
