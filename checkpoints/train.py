@@ -39,7 +39,7 @@ def name(data: str, objective: str, top_k: int, seed: int) -> str:
     return f"{data}-{objective}-k{top_k}-seed{seed}"
 
 
-def continued(data: str, objective: str, top_k: int, seed: int) -> tuple[str, list[str]]:
+def continued(folder: Path, data: str, objective: str, top_k: int, seed: int) -> tuple[str, list[str]]:
     """Return the configuration of a checkpoint and what is changed in it: k = 1 goes on from the kept k = 2."""
     base = f"{data}-{objective}"
     if top_k == 2:
@@ -47,26 +47,26 @@ def continued(data: str, objective: str, top_k: int, seed: int) -> tuple[str, li
     return base, [
         "model.top_k=1",
         f"epochs={load(base).epochs // 3}",
-        f"initialise.checkpoint={FOLDER / name(data, objective, 2, seed)}",
+        f"initialise.checkpoint={folder / name(data, objective, 2, seed)}",
         "initialise.keep_head=true",
     ]
 
 
-def fine_tuned(data: str, objective: str, top_k: int, seed: int) -> tuple[str, list[str]]:
+def fine_tuned(folder: Path, data: str, objective: str, top_k: int, seed: int) -> tuple[str, list[str]]:
     """Return the same of a checkpoint that is fine-tuned from a pretrained model, which is trained here first."""
     base = f"{data}-{objective}"
-    start = FOLDER / f"{base}-pretrained-seed{seed}"
+    start = folder / f"{base}-pretrained-seed{seed}"
     run_and_keep(start, base, [f"seed={seed}", f"group={base}-pretrained"])
     return f"{base}-ft", [f"model.top_k={top_k}", f"initialise.checkpoint={start}"]
 
 
-def train(data: str, objective: str, top_k: int, seed: int) -> None:
-    """Train one checkpoint and keep it."""
-    folder = FOLDER / name(data, objective, top_k, seed)
-    if is_kept(folder):
+def train(folder: Path, data: str, objective: str, top_k: int, seed: int) -> None:
+    """Train one checkpoint and keep it in a folder."""
+    kept = folder / name(data, objective, top_k, seed)
+    if is_kept(kept):
         return
-    config, changes = (fine_tuned if data == "fashion" else continued)(data, objective, top_k, seed)
-    run_and_keep(folder, config, [f"seed={seed}", f"group={data}-{objective}-k{top_k}", *changes])
+    config, changes = (fine_tuned if data == "fashion" else continued)(folder, data, objective, top_k, seed)
+    run_and_keep(kept, config, [f"seed={seed}", f"group={data}-{objective}-k{top_k}", *changes])
 
 
 def is_kept(folder: Path) -> bool:
@@ -104,12 +104,13 @@ def main() -> None:
     )
     parser.add_argument("data", nargs="+", choices=DATA)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where they are kept, under checkpoints/")
     asked = parser.parse_args()
     for data in asked.data:
         for seed in asked.seeds:
             for top_k in (2, 1):
                 for objective in OBJECTIVES:
-                    train(data, objective, top_k, seed)
+                    train(asked.folder, data, objective, top_k, seed)
 
 
 if __name__ == "__main__":
