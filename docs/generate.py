@@ -60,6 +60,7 @@ DRAWN = {
     "server-disagreement.png": "a server",
     "server-mismatch.png": "a server",
     "flips.png": "guide_figures",
+    "indexer.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

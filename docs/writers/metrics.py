@@ -16,7 +16,7 @@ from writers.markdown import code, inline, page, table
 Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
-TRACES = ("touched", "unshared", "mismatch")
+TRACES = ("touched", "unshared", "mismatch", "indexer")
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]

@@ -28,9 +28,9 @@ STUDIES = {
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {
-    "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts", "check_trace",
-    "recorded_routing", "check_server", "ServerResult",
+    "record", "analyze_trace", "drift", "import_trace", "import_routed_experts", "check_trace", "recorded_routing",
 }  # fmt: skip
+SERVERS = {"check_server", "ServerResult", "mismatch", "indexer"}
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
 TITLES = {
@@ -39,6 +39,7 @@ TITLES = {
     "plans": "Python: what a run would take",
     "pictures": "Python: pictures",
     "traces": "Python: recorded routing",
+    "servers": "Python: servers",
     "studies": "Python: comparisons and reports",
     "models": "Python: models and data",
     "arguments": "Python: classes that functions take",
@@ -77,8 +78,8 @@ def pages() -> dict[str, str]:
 
 def kind_of(name: str) -> str:
     """Return the page that a name is on."""
-    if name in TRACES:
-        return "traces"
+    if name in TRACES | SERVERS:
+        return "servers" if name in SERVERS else "traces"
     if not inspect.isfunction(inspect.unwrap(getattr(api, name))):
         return "arguments" if name in GIVEN else "results"
     if name.startswith("plan"):

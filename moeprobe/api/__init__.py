@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from moeprobe.probes.engine.merging import MeasuredShard
     from moeprobe.probes.engine.options import Options
     from moeprobe.probes.engine.work import Plan
+    from moeprobe.probes.indexer.measure import indexer
     from moeprobe.probes.mismatch.measure import mismatch
     from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.routes.measure import RoutesResult
@@ -151,6 +152,7 @@ __all__ = [
     "import_swin_moe",
     "import_trace",
     "import_vmoe",
+    "indexer",
     "load_model",
     "match_ratio",
     "measure_shard",

@@ -168,6 +168,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "trace analyze": traces.analyze_trace,
         "trace drift": traces.drift,
         "trace mismatch": traces.mismatch,
+        "trace indexer": traces.indexer,
         "server": server.server,
     },
     Panel.FILES: {

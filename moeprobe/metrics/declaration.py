@@ -52,6 +52,16 @@ NULLS = {
         "the same token of the vocabulary in other texts, since a router may know little more than which token it is; "
         "where token ids are known",
     ),
+    "random": Null(
+        "κ",
+        "of a sparse-attention indexer: two random sets of as many of the keys that a query sees; hypergeometric, "
+        "exact",
+    ),
+    "recency": Null(
+        "κ, recency",
+        "of a sparse-attention indexer: the selection of another request's query at the same position, since an "
+        "indexer may know little more than how far back a key is",
+    ),
 }
 
 
@@ -70,7 +80,7 @@ class Estimator:
 
     Attributes:
         name: its ``metric`` column.
-        null: which null it is about (pooled, position, image, class, token), empty where it is about none.
+        null: which null it is about (a key of ``NULLS``), empty where it is about none.
         statistic: how it follows from the sums.
         denominator: per image ``(n,)``; None = the statistic counts its trials, on request.
         expert: the expert it is about; None where it is about none.
@@ -101,7 +111,7 @@ class Estimator:
     @property
     def between_images(self) -> bool:
         """Whether it relates one image to other images, so that a single image has no value."""
-        return self.null not in ("", "image")
+        return self.null not in ("", "image", "random")
 
     @property
     def used_trials(self) -> NDArray[np.generic]:

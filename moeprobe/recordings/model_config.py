@@ -1,4 +1,4 @@
-"""What a language model's ``config.json`` says of its MoE layers: how many experts, how many a token, which layers.
+"""What a language model's ``config.json`` says of its MoE layers, and of its sparse-attention indexers.
 
 The fields are named as in Hugging Face's configurations. An absent field is never guessed.
 """
@@ -60,11 +60,7 @@ def read_moe_shape(path: Path) -> MoeShape:
     Raises:
         UserError: it cannot be read, lacks a field, or holds fields that contradict one another or are not known.
     """
-    config = read_json(path)
-    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
-        config = config["text_config"]
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is no configuration of a model: a JSON object is due.")
+    config = _read_config(path)
     layers = _whole_number(path, config, "num_hidden_layers", highest=MOST_LAYERS)
     experts = {
         _whole_number(path, config, name, highest=MOST_EXPERTS)
@@ -86,6 +82,75 @@ def read_moe_shape(path: Path) -> MoeShape:
     by_id = _whole_number(path, config, "num_hash_layers", least=0, highest=layers, default=0)
     hashed = tuple(number for number in sparse if (kinds[number] == "hash_moe" if kinds else number < by_id))
     return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed)
+
+
+@dataclass(frozen=True)
+class IndexerShape:
+    """The indexers of a model with sparse attention.
+
+    Attributes:
+        layers: numbers of the hidden layers whose attention reads selected keys.
+        computing: of these, the layers that select themselves; the others reuse the selection of one before.
+        top_k: K, keys that an indexer selects.
+        tokens_per_key: tokens behind a key: 1, or the ratio of compression.
+    """
+
+    layers: tuple[int, ...]
+    computing: tuple[int, ...]
+    top_k: int
+    tokens_per_key: int = 1
+
+
+# The ratio of compressed layers that have an indexer (DeepSeek-V4); the others read all of their keys.
+_INDEXED_RATIO = 4
+
+
+def read_indexer_shape(path: Path) -> IndexerShape:
+    """Read the indexers of a ``config.json``.
+
+    Raises:
+        UserError: it cannot be read, or is of no model with an indexer.
+    """
+    config = _read_config(path)
+    if config.get("index_topk") is None:
+        raise UserError(
+            f"{path} has no index_topk: the model has no sparse-attention indexer. DeepSeek-V3.2, DeepSeek-V4 and "
+            "GLM-5 have one."
+        )
+    top_k = _whole_number(path, config, "index_topk", highest=2**31 - 1)
+    layers = _whole_number(path, config, "num_hidden_layers", highest=MOST_LAYERS)
+    ratios = config.get("compress_ratios") or config.get("compress_rates")
+    if ratios is not None:
+        if not isinstance(ratios, list) or len(ratios) < layers:
+            raise UserError(f"{path}: compress_ratios takes a number for each of {layers} layers.")
+        compressed = tuple(number for number in range(layers) if ratios[number] == _INDEXED_RATIO)
+        if not compressed:
+            raise UserError(
+                f"{path}: none of compress_ratios is {_INDEXED_RATIO}, so no layer has an indexer."
+            )
+        return IndexerShape(compressed, compressed, top_k, _INDEXED_RATIO)
+    hidden = tuple(range(layers))
+    return IndexerShape(hidden, _computing(path, config, layers), top_k)
+
+
+def _computing(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return which layers select keys themselves."""
+    pattern = config.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return tuple(number for number in range(layers) if pattern[number : number + 1] != "S")
+    step = _whole_number(path, config, "index_topk_freq", highest=layers, default=1)
+    first = _whole_number(path, config, "index_skip_topk_offset", least=0, highest=layers, default=2)
+    return tuple(number for number in range(layers) if max(number - first + 1, 0) % step == 0)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """Return the fields of the language model."""
+    config = read_json(path)
+    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
+        config = config["text_config"]
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is no configuration of a model: a JSON object is due.")
+    return config
 
 
 def _sparse(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

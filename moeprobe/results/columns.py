@@ -54,7 +54,8 @@ COLUMNS: dict[str, str] = {
     "background; for recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
     "one of two checkpoints has); empty for the model's output",
     "metric": "name of the metric",
-    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token; of "
+    "indexers random or recency",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",

@@ -5,7 +5,9 @@
 Writes into ``docs/img``.
 """
 
+import base64
 import contextlib
+import json
 import tempfile
 from pathlib import Path
 
@@ -32,7 +34,8 @@ SHOWN = ("digits", "shapes", "checkerboard")
 def main() -> None:
     """Draw all of them."""
     drawn = {
-        "overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards(), "flips": flips()
+        "overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards(), "flips": flips(),
+        "indexer": indexer(),
     }  # fmt: skip
     for name, figure in drawn.items():
         [path] = save(figure, IMAGES / name)
@@ -59,6 +62,31 @@ def flips() -> Figure:
     """Return the sizes of flips on digits, by margin, of two committed models."""
     models = [ROOT / f"checkpoints/reference/digits-{name}-k2-seed0" for name in ("baseline", "prc")]
     return api.flips(models, data="digits", figures=False).plot()["flips"]
+
+
+def indexer(requests: int = 32, tokens: int = 260, layers: int = 6, top_k: int = 32) -> Figure:
+    """Return the agreement of two made-up captures of an indexer that prefers near keys; later layers agree less."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps({"num_hidden_layers": layers, "index_topk": top_k}))
+        paths = [Path(folder) / f"{name}.jsonl" for name in ("served", "trainer")]
+        noise = 0.02 + 0.06 * np.arange(layers)[:, None]
+        for side, path in enumerate(paths):
+            lines = []
+            for number in range(requests):
+                random, extra = np.random.default_rng(number), np.random.default_rng([number, side])
+                keys = np.full((tokens - 1, layers, top_k), -1, np.int32)
+                for query in range(tokens - 1):
+                    far = np.log1p(np.arange(query, -1, -1)) / 6
+                    scores = random.random((layers, query + 1)) + noise * extra.normal(
+                        size=(layers, query + 1)
+                    )
+                    size = min(top_k, query + 1)
+                    keys[query, :, :size] = np.argsort(far - scores, axis=1)[:, :size]
+                encoded = base64.b64encode(keys.tobytes()).decode()
+                lines.append(json.dumps({"meta_info": {"id": f"r{number}", "indexer_topk": encoded}}))
+            path.write_text("\n".join(lines))
+        return api.indexer(*paths, model_config=config).plot()["indexer"]
 
 
 def texts() -> Figure:

@@ -12,6 +12,7 @@ from torch import Tensor
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
+from moeprobe.metrics.analyses.indexer import KeyOverlap
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
@@ -57,7 +58,16 @@ SIZE = 5
 Record = TypeVar("Record")
 Prices = dict[str, ForcedFlips]
 Asked = (
-    LayerPair | OutputPair | Corners | Differences | LogProbabilities | Reasons | Scores | list[Path] | Prices
+    LayerPair
+    | OutputPair
+    | Corners
+    | Differences
+    | LogProbabilities
+    | Reasons
+    | Scores
+    | KeyOverlap
+    | list[Path]
+    | Prices
 )
 
 
@@ -78,7 +88,7 @@ def cut(pair: Asked, rows: slice) -> Asked:
         )
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
-    if isinstance(pair, Reasons | LogProbabilities | Scores):
+    if isinstance(pair, Reasons | LogProbabilities | Scores | KeyOverlap):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
@@ -117,6 +127,18 @@ def _mismatches() -> list[Asked]:
     return [Scores(both.view, both.reference, both.reference * 0.9)]
 
 
+def _key_overlaps() -> list[Asked]:
+    """Overlaps of selected keys: of queries that are no trials, without another request, and without scores."""
+    random = torch.Generator().manual_seed(0)
+    jaccard, chance, lost, lost_chance, recency, attention = (
+        torch.rand(SIZE, 7, generator=random).double() for _ in range(6)
+    )
+    jaccard[1, :3] = jaccard[2] = torch.nan
+    recency[3] = recency[4, :2] = torch.nan
+    without = KeyOverlap(jaccard, chance, lost, lost_chance, recency * torch.nan, attention * torch.nan)
+    return [KeyOverlap(jaccard, chance, lost, lost_chance, recency, attention), without]
+
+
 def _flips() -> list[Asked]:
     """Prices of flips: with the layer's output and without, of an image without a label, of tokens not flipped."""
     random = torch.Generator().manual_seed(0)
@@ -135,6 +157,7 @@ OF_TOKENS = {
     "unshared": _reasons,
     "mismatch": _mismatches,
     "flips": _flips,
+    "indexer": _key_overlaps,
 }
 
 

@@ -19,7 +19,7 @@ from moeprobe.adapters.huggingface.files import kind_of
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
-from moeprobe.recordings.readers.vllm import _npy
+from moeprobe.recordings.readers.base import npy
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused
 
@@ -51,7 +51,7 @@ def imported(path: Path, **keywords: Any) -> tuple[ImportedExperts, TraceFile]:
 
 
 def rows_of(choice: dict[str, Any]) -> np.ndarray:
-    return _npy(base64.b64decode(choice["routed_experts"]))
+    return npy(base64.b64decode(choice["routed_experts"]), "it", axes="tokens, layers and experts")
 
 
 def test_rows_that_a_server_was_asked_to_leave_out_are_the_first(tmp_path: Path) -> None:

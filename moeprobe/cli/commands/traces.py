@@ -1,4 +1,4 @@
-"""``moeprobe trace analyze``, ``drift``, ``mismatch`` and ``check``: recorded routing, without a model."""
+"""``moeprobe trace analyze``, ``drift``, ``mismatch``, ``check``: recorded routing; ``indexer``: selected keys."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -229,6 +229,73 @@ def mismatch(
         as_json=json,
         show=lambda shown: side_by_side(shown, title="Log-probabilities of server and model", full=True),
     )
+
+
+def indexer(
+    first: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FIRST.jsonl",
+            help="Responses of a server with indexer_topk; the reference of the comparison.",
+        ),
+    ],
+    second: Annotated[
+        Path,
+        typer.Argument(metavar="SECOND.jsonl", help="Responses to the same requests, matched by their ids."),
+    ],
+    model_config: Annotated[
+        Path, typer.Option(help="config.json of the model: index_topk, and which layers have an indexer.")
+    ],
+    start: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Position of each sequence's first row, if the server was asked to leave out leading rows.",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Layers with sparse attention, comma-separated, e.g. layers.3; default all."),
+    ] = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """Do two captures of a sparse-attention indexer (DeepSeek-V3.2, V4, GLM-5) select the same keys?
+
+    Overlap of the keys that each query selects, per layer and by position, corrected for chance, with intervals over
+    requests. Chance depends on how many keys the query sees.
+
+    Captures with physical slots, shifted or truncated rows, or duplicates are refused.
+
+    Example: `moeprobe trace indexer served.jsonl trainer.jsonl --model-config config.json`
+    """
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import selected_keys
+
+    def compute() -> "Result":
+        with Bar("requests") as bar:
+            return api.indexer(
+                first,
+                second,
+                model_config=model_config,
+                start=start,
+                layers=tuple(names(layers)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(result_of(compute), out=out, as_json=json, show=selected_keys)
 
 
 # What a check that failed returns.

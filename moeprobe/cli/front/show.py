@@ -254,6 +254,25 @@ def aligned(result: "Result", *, title: str) -> Printed:
     return [*leading_sentences(result, Layout.ALIGNED), *tables]
 
 
+def selected_keys(result: "Result") -> Printed:
+    """Return the output for selected keys of indexers: sentences, and a line per layer."""
+    from moeprobe.metrics.analyses.indexer import KEY_JACCARD
+
+    layout = agreement_table(
+        result.table[result.table["layer"] != ""],
+        None,
+        [KEY_JACCARD.name],
+        caption="Selected keys of sparse-attention indexers",
+        modality=modality_of(result.table["tokens"], data=result.sidecar.request.data),
+        nulls=("random", "recency"),
+    )
+    sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
+    if layout is None:
+        return [*sentences]
+    stacked = console().width < _STACKED
+    return [*sentences, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+
+
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for a sweep; everything with ``full``."""
     kappas = {

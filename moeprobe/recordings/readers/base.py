@@ -8,6 +8,7 @@ Axes: T rows (tokens that were routed), L layers as they were sent, K experts pe
 
 import base64
 import binascii
+import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from moeprobe.recordings.model_config import MoeShape
 KEY = "routed_experts"
 # More tokens than any sequence has.
 _MOST = 2**31 - 1
+# The first bytes of an .npy file, in base64.
+NPY = "k05VTVBZ"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
@@ -219,3 +222,37 @@ def array(content: bytes, *, dtype: Any, shape: Sequence[int], what: str) -> NDA
     if not content:
         return np.zeros((0, 0, 0), kind)
     return np.frombuffer(content, kind).reshape(sizes)
+
+
+def npy(content: bytes, what: str, *, axes: str, real: bool = False) -> NDArray[Any]:
+    """Return what an .npy file of three axes holds; its header is checked against its bytes before it is read.
+
+    Args:
+        content: of the file.
+        what: the key that it is from.
+        axes: what they are of.
+        real: whether it holds float32, and no whole numbers.
+
+    Raises:
+        Fault: it is no such file.
+    """
+    stream = io.BytesIO(content)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        shape, fortran, dtype = headers[np.lib.format.read_magic(stream)](stream)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise Fault(f"{what} is not base64 of an .npy file") from None
+    if len(shape) != 3 or min(shape) < 0:
+        raise Fault(f"{what} is an .npy file of shape {shape}; {axes} are due")
+    kinds = ("float32",) if real else ("uint8", "uint16", "int16", "int32", "int64")
+    if dtype.newbyteorder("=").name not in kinds:
+        raise Fault(f"{what} is an .npy file of {dtype}; {'float32 is' if real else 'whole numbers are'} due")
+    if fortran or dtype.byteorder == ">":
+        raise Fault(f"{what} is an .npy file in another order of axes or bytes than servers write")
+    # Bits of the same size.
+    kind = "int32" if real else dtype.name
+    numbers = array(content[stream.tell() :], dtype=kind, shape=shape, what=what)
+    return numbers.view(np.float32) if real else numbers

@@ -1,6 +1,5 @@
 """Responses of vLLM."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,18 +10,17 @@ from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import (
     KEY,
+    NPY,
     Capture,
     Reader,
     Stated,
-    array,
     choices,
     decoded,
+    npy,
     stated,
 )
 
 _PROMPT = "prompt_routed_experts"
-# The first bytes of an .npy file, in base64.
-_MAGIC = "k05VTVBZ"
 
 
 class Vllm(Reader):
@@ -32,7 +30,7 @@ class Vllm(Reader):
         """Whether choices have the key, with null, nested lists or an .npy file."""
         values = [choice[KEY] for choice in choices(response) if KEY in choice]
         return bool(values) and all(
-            value is None or isinstance(value, list) or (isinstance(value, str) and value.startswith(_MAGIC))
+            value is None or isinstance(value, list) or (isinstance(value, str) and value.startswith(NPY))
             for value in values
         )
 
@@ -46,7 +44,11 @@ class Vllm(Reader):
         if value is None:
             return Capture(None)
         if isinstance(value, str):
-            return Capture(_npy(decoded(value, KEY)), stated=tokens, ends_together=True)
+            return Capture(
+                npy(decoded(value, KEY), KEY, axes="tokens, layers and experts per token"),
+                stated=tokens,
+                ends_together=True,
+            )
         experts = nested(value, KEY)
         if _PROMPT not in response:
             return Capture(experts, last=True, stated=tokens)
@@ -62,26 +64,6 @@ class Vllm(Reader):
         if len({part.shape[1:] for part in parts}) > 1:
             raise Fault(f"{_PROMPT} and {KEY} differ in layers or experts per token")
         return Capture(np.concatenate(parts), last=True, stated=tokens)
-
-
-def _npy(content: bytes) -> NDArray[Any]:
-    """Return what an .npy file holds; its header is checked against its bytes before anything is allocated."""
-    stream = io.BytesIO(content)
-    headers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    try:
-        shape, fortran, dtype = headers[np.lib.format.read_magic(stream)](stream)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise Fault(f"{KEY} is not base64 of an .npy file") from None
-    if len(shape) != 3 or min(shape) < 0:
-        raise Fault(f"{KEY} is an .npy file of shape {shape}; tokens, layers and experts per token are due")
-    if dtype.newbyteorder("=").name not in ("uint8", "uint16", "int16", "int32", "int64"):
-        raise Fault(f"{KEY} is an .npy file of {dtype}; whole numbers are due")
-    if fortran or dtype.byteorder == ">":
-        raise Fault(f"{KEY} is an .npy file in another order of axes or bytes than servers write")
-    return array(content[stream.tell() :], dtype=dtype.name, shape=shape, what=KEY)
 
 
 def nested(value: Any, what: str) -> NDArray[Any]:

@@ -12,8 +12,8 @@ from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, trials_of, value
 
 Row = dict[str, Any]
-# Chance level of the column after κ, where a run has it.
-_STRICTER = "image"
+# The chance level, and that of the column after κ, where a run has it.
+_NULLS = "pooled", "image"
 
 
 def agreement_table(
@@ -23,6 +23,7 @@ def agreement_table(
     *,
     caption: str,
     modality: Modality,
+    nulls: tuple[str, str] = _NULLS,
 ) -> Table | None:
     """Return a line per layer, metric and checkpoint, then one per difference; None where nothing was measured.
 
@@ -32,14 +33,16 @@ def agreement_table(
         metrics: kinds of agreement, such as ``top1_match``.
         caption: of the table.
         modality: images or texts.
+        nulls: the chance level, and a stricter one whose κ is shown where a run has it.
     """
-    table = _select(table, metrics)
+    usual, strict = nulls
+    table = _select(table, metrics, nulls)
     if table.empty:
         return None
-    pairs = [] if comparison is None else _select(comparison, metrics).to_dict("records")
+    pairs = [] if comparison is None else _select(comparison, metrics, nulls).to_dict("records")
     # Of two checkpoints the names stand in the lines above.
     two = table["checkpoint"].nunique() == 2
-    stricter = f"{metrics[0]}{KAPPA}" if (table["null"] == _STRICTER).any() else ""
+    stricter = f"{metrics[0]}{KAPPA}" if (table["null"] == strict).any() else ""
     lines: dict[tuple[str, str, str], dict[tuple[str, str], Row]] = {}
     for row in [*table.to_dict("records"), *pairs]:
         reference = row.get("reference")
@@ -59,23 +62,22 @@ def agreement_table(
         cells = [
             value(of_line.get((metric, "")), signed=signed),
             # A difference of chance levels says nothing about routing.
-            Cell("") if signed else _without_interval(of_line.get((f"{metric}{CHANCE}", "pooled"))),
-            value(of_line.get((f"{metric}{KAPPA}", "pooled")), signed=signed),
+            Cell("") if signed else _without_interval(of_line.get((f"{metric}{CHANCE}", usual))),
+            value(of_line.get((f"{metric}{KAPPA}", usual)), signed=signed),
         ]
         if stricter:
-            cells.append(value(of_line.get((f"{metric}{KAPPA}", _STRICTER)), signed=signed))
+            cells.append(value(of_line.get((f"{metric}{KAPPA}", strict)), signed=signed))
         rows.append([Cell(layer), Cell(find(metric).full_label("", modality)), Cell(name), *cells])
     headings = ["layer", "metric", "checkpoint", _heading(metrics), "chance", "κ"]
-    headings += [find(stricter).label(_STRICTER, modality).strip()] if stricter else []
+    headings += [find(stricter).label(strict, modality).strip()] if stricter else []
     images, trials = (counts(table[what]).text for what in ("images", "trials"))
     note = f"Over {modality.format_count(images)}, {trials_of(trials)}."
     return Table(caption, headings, rows, note, keys=3, place=2)
 
 
-def _select(table: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+def _select(table: pd.DataFrame, metrics: Sequence[str], nulls: tuple[str, str]) -> pd.DataFrame:
     names = {f"{metric}{form}" for metric in metrics for form in ("", CHANCE, KAPPA)}
-    nulls = ("", "pooled", _STRICTER)
-    keep = table["metric"].isin(names) & table["null"].isin(nulls) & table["tokens"].isin(ORDINARY)
+    keep = table["metric"].isin(names) & table["null"].isin(("", *nulls)) & table["tokens"].isin(ORDINARY)
     if "draw" in table:  # of several draws the rows of all together
         keep &= table["draw"].isna() | (table["draw"].astype(object) == "")
     return table[keep]

@@ -1,0 +1,63 @@
+"""What a table of ``indexer`` says in words."""
+
+import pandas as pd
+
+from moeprobe.inputs.modality import REQUEST
+from moeprobe.metrics.analyses.indexer import ATTENTION_LOST, KEY_JACCARD, KEYS_LOST
+from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.metrics.token_kinds import POSITION
+from moeprobe.results.numbers import interval, number
+
+KEY_KAPPA = f"{KEY_JACCARD.name}{KAPPA}"
+
+
+def rows_of(table: pd.DataFrame, metric: str, null: str = "") -> pd.DataFrame:
+    """Return the rows of a number."""
+    return table[(table["metric"] == metric) & (table["null"].fillna("") == null)]
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """Return how far the captures agree over all layers, in which layer least, and at which positions."""
+    overall = table[(table["layer"] == "") & (table["tokens"] == REQUEST.token)]
+    values = {
+        name: rows_of(overall, name, null).to_dict("records")
+        for name, null in (
+            (KEY_JACCARD.name, ""), (f"{KEY_JACCARD.name}{CHANCE}", "random"), (KEY_KAPPA, "random"),
+            (KEYS_LOST.name, ""), (f"{KEYS_LOST.name}{CHANCE}", "random"), (ATTENTION_LOST.name, ""),
+        )
+    }  # fmt: skip
+    if not values[KEY_KAPPA]:
+        return []
+    jaccard, chance, kappa, lost, lost_chance = (rows[0] for rows in list(values.values())[:5])
+    conclusions = [
+        f"{kappa['checkpoint']}: κ of the selected keys is {interval(kappa)} over all layers (overlap "
+        f"{interval(jaccard)}, by chance {number(chance['value'])}). Of the selected keys {interval(lost)} are lost, "
+        f"by chance {number(lost_chance['value'])}."
+    ]
+    recency = rows_of(overall, KEY_KAPPA, "recency").to_dict("records")
+    if recency:
+        conclusions.append(
+            f"κ is {interval(recency[0])} where chance is another request's selection at the same position, which "
+            "knows only how far back keys are."
+        )
+    if values[ATTENTION_LOST.name]:
+        conclusions.append(f"The lost keys had {interval(values[ATTENTION_LOST.name][0])} of the attention.")
+    return conclusions + _least_layer(table)
+
+
+def _least_layer(table: pd.DataFrame) -> list[str]:
+    """Return a sentence on the layer that agrees least, where layers differ."""
+    kappas = rows_of(table, KEY_KAPPA, "random")
+    by_layer = kappas[(kappas["layer"] != "") & (kappas["tokens"] == REQUEST.token) & kappas["value"].notna()]
+    if by_layer["value"].nunique() <= 1:
+        return []
+    least = by_layer.loc[by_layer["value"].idxmin()]
+    return [f"Of {len(by_layer)} layers {least['layer']} agrees least: κ {interval(least)}."]
+
+
+def by_position(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of κ of all layers together by position, each with its first position ``start``."""
+    kappas = rows_of(table, KEY_KAPPA, "random")
+    kappas = kappas[(kappas["layer"] == "") & kappas["tokens"].str.startswith(POSITION)]
+    starts = [int(tokens.split()[1].split("-")[0]) for tokens in kappas["tokens"]]
+    return kappas.assign(start=starts).sort_values("start")
