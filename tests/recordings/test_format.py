@@ -69,6 +69,14 @@ def routings(draw: Callable[..., Any]) -> LayerRouting:
     )
 
 
+def test_experts_are_numbers_of_a_dictionary(tmp_path: Path) -> None:
+    group = pq.read_metadata(save(tmp_path / "t.parquet", {"l": routing()})).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    encoded = {column.path_in_schema for column in columns if "RLE_DICTIONARY" in column.encodings}
+    assert {"id", "layer", "experts.list.element"} <= encoded
+    assert "token_ids.list.element" not in encoded
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layer=routings(), all_gates=st.booleans())
 def test_what_is_written_comes_back(tmp_path: Path, layer: LayerRouting, all_gates: bool) -> None:
