@@ -295,6 +295,10 @@ def find_checkpoint(source: str | Path) -> Path:
             f"{path} is a file of another program: give the model as py:module:factory@settings.yaml, or convert it "
             "with moeprobe import."
         )
+    if path.suffix == ".parquet" and is_file(path):
+        raise UserError(
+            f"{path} is a table, not a checkpoint; recorded routing is for moeprobe trace, e.g. trace analyze."
+        )
     if is_folder(path):
         if not is_file(path / LAST):
             raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")

@@ -18,8 +18,10 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.alignment import JointCounts, joint_counts, permuted_orders
 from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
+from moeprobe.probes.align.figure import draw
 from moeprobe.probes.align.fit import Halves, with_numbers
 from moeprobe.probes.align.measure import pair_label
+from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 from tests.routing.routings import Softened, aligned, checkpoint, routing
@@ -173,6 +175,10 @@ def test_a_permuted_copy_is_aligned_exactly() -> None:
             index="expert", columns="expert_b", values="value"
         )
         loaded = matrix.to_numpy().any(1)
+        by_expert = joint[joint["layer"] == layer].groupby("expert")["trials"]
+        assert (by_expert.nunique() == 1).all() and by_expert.first().sum() == 30 * 16, (
+            "tokens of each expert"
+        )
         assert loaded.sum() > 2
         for expert in np.flatnonzero(loaded):
             assert matrix.loc[expert].idxmax() == order.tolist().index(expert)
@@ -198,6 +204,27 @@ def test_what_independent_routing_is_said_to_be(independent: pd.DataFrame) -> No
 
     said = sentences(independent)
     assert len(said) == len(LAYERS) and all("no better than of unrelated inputs" in line for line in said)
+
+
+def test_a_matrix_is_in_the_order_of_the_alignment(independent: pd.DataFrame) -> None:
+    # With most common tokens expert 0 is expert 0 (60 + 1 > 40 + 9); shares alone would cross (.4 + .9 > .6 + .1).
+    joint = independent["metric"] == "joint_routing"
+    few = joint & (independent["expert"] < 2) & (independent["expert_b"] < 2)
+    table = independent[~joint | few & (independent["layer"] == "blocks.1")].copy()
+    table.loc[table["metric"] == "joint_routing", "value"] = [0.6, 0.4, 0.9, 0.1]
+    table.loc[table["metric"] == "joint_routing", "trials"] = [100, 100, 10, 10]
+    figures = draw(table, colors={"a with b": "#000000"})
+    panel = figures["align"].axes[0]
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["0", "1"]
+    assert [text.get_text() for text in panel.texts] == [".60", ".40", ".90", ".10"]
+    assert len(figures["align-kappa"].axes[0].containers) == 2, "κ and the unrelated one"
+
+
+def test_the_table_has_a_line_per_layer_and_pair(independent: pd.DataFrame) -> None:
+    (pairs,) = aligned_tables(independent, caption="What was measured")
+    assert [[row[0].text, row[1].text] for row in pairs.rows] == [[layer, "a with b"] for layer in LAYERS]
+    kappa = values(independent, "expert_overlap_kappa", "pooled", layer="blocks.1")["value"].item()
+    assert pairs.rows[0][list(pairs.columns).index("κ")].text.startswith(f"{kappa:.3f}")
 
 
 def test_position_alone_determines_what_goes_by_position() -> None:

@@ -64,10 +64,13 @@ def _maps(entries: pd.DataFrame) -> Figure:
 
 
 def _map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
-    """Draw one matrix; its rows by their largest entry in the alignment, its columns as aligned."""
-    matrix = rows.pivot_table(index="expert", columns="expert_b", values="value", dropna=False)
-    values = matrix.to_numpy(float)
-    first, second = linear_sum_assignment(values, maximize=True)
+    """Draw one matrix; its rows by their share in the alignment, its columns as aligned."""
+    values, tokens = (
+        rows.pivot_table(index="expert", columns="expert_b", values=column, dropna=False).to_numpy(float)
+        for column in ("value", "trials")
+    )
+    # Common tokens, as in the fit: of shares another assignment can be the best.
+    first, second = linear_sum_assignment(values * tokens, maximize=True)
     order = np.argsort(-values[first, second], kind="stable")
     rows_in_order = [*first[order], *(row for row in range(values.shape[0]) if row not in first)]
     columns = [*second[order], *(column for column in range(values.shape[1]) if column not in second)]
@@ -98,6 +101,8 @@ def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:
             panel, panels.select(kappas, checkpoint=pair), layers, color=palette[labels[pair]], label=labels[pair],
             shift=shift, style="o",
         )  # fmt: skip
+    # After all pairs, for the order of the legend.
+    for pair, shift in zip(pairs, shifts(len(pairs)), strict=True):
         draw_line(
             panel, panels.select(unrelated, checkpoint=pair), layers, color=_UNRELATED,
             label="best alignment of unrelated inputs (range: 95 % of orders)", shift=shift, style="_",

@@ -257,7 +257,7 @@ class AlignedTrainings:
     def _lines(self, line: "_Lines", fit: Fit) -> list[dict[str, Any]]:
         """Return the lines of a pair and layer that belong to no input."""
         low, high = np.nanquantile(fit.unrelated, _ENDS)
-        first = fit.joint.first.clip(1)
+        tokens = fit.joint.first
         rows = [
             line.row(alignment.FITTED, fit.fitted),
             line.row(
@@ -271,7 +271,13 @@ class AlignedTrainings:
             *([] if fit.same_numbers is None else [line.row(alignment.SAME_NUMBERS, fit.same_numbers)]),
         ]
         return rows + [
-            line.row(alignment.JOINT_ROUTING, float(count / first[expert]), expert=expert, expert_b=expert_b)
+            line.row(
+                alignment.JOINT_ROUTING,
+                float(count / max(tokens[expert], 1)),
+                expert=expert,
+                expert_b=expert_b,
+                trials=int(tokens[expert]),
+            )
             for (expert, expert_b), count in np.ndenumerate(fit.joint.common)
         ]
 
@@ -386,10 +392,12 @@ class _Lines:
         interval: str = "",
         expert: int | None = None,
         expert_b: int | None = None,
+        trials: int | None = None,
     ) -> dict[str, Any]:
         """Return a line."""
         has_ends = ends[0] == ends[0]
-        return self._shared | {
+        of_trials = {} if trials is None else {"trials": trials}
+        return self._shared | of_trials | {
             "metric": metric.name, "null": "", "expert": expert, "expert_b": expert_b, "value": value,
             "ci_low": ends[0], "ci_high": ends[1], "interval": interval if has_ends else "",
             "flag": "" if value == value else "collapsed",

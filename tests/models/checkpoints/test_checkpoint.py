@@ -117,6 +117,9 @@ def test_files_that_are_no_checkpoints(saved: tuple[Path, VisionTransformer], tm
         checkpoint.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no last\.safetensors"):
         checkpoint.load(tmp_path)
+    (tmp_path / "clean.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="recorded routing is for moeprobe trace"):
+        checkpoint.load(tmp_path / "clean.parquet")
     content = path.read_bytes()
     for length in (0, 4, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
