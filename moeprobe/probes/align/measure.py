@@ -273,7 +273,7 @@ class AlignedTrainings:
         return rows + [
             line.row(
                 alignment.JOINT_ROUTING,
-                float(count / max(tokens[expert], 1)),
+                float(count / max(int(tokens[expert]), 1)),
                 expert=expert,
                 expert_b=expert_b,
                 trials=int(tokens[expert]),
