@@ -9,6 +9,7 @@ or ``; after table 1``. The commands run in one folder, page after page. There `
 so no test repeats it. Of named pages only these are written; the commands of those before them are run, too.
 """
 
+import gzip
 import os
 import re
 import shlex
@@ -34,6 +35,7 @@ PAGES = (
     "guide/data.md",
     "guide/routes.md",
     "guide/recorded-routing.md",
+    "guide/recipes.md",
     "guide/reports.md",
     "guide/plugins.md",
     "guide/many-machines.md",
@@ -80,10 +82,14 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Put the checkpoints where the guides have them."""
+    """Put the checkpoints, and a real server's responses and configuration, where the guides have them."""
     for name in ("baseline", "prc"):
         kept = ROOT / "checkpoints" / "reference" / f"digits-{name}-k2-seed0"
         shutil.copytree(kept, folder / "checkpoints" / f"demo-{name}")
+    served = ROOT / "tests" / "recordings" / "servers"
+    (folder / "responses.jsonl").write_bytes(gzip.decompress((served / "bfloat16.jsonl.gz").read_bytes()))
+    (folder / "model").mkdir()
+    shutil.copyfile(served / "olmoe.json", folder / "model" / "config.json")
 
 
 def files(text: str) -> Iterator[tuple[str, str]]:

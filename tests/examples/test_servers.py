@@ -1,12 +1,18 @@
 """The page that goes from a server's responses to a verdict: every command of it runs, on small random models."""
 
+import gzip
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from moeprobe import api
+from moeprobe.recordings.log_probs import read_log_probabilities
 from tests.commands import run
 from tests.docs.pages import ROOT, blocks
 
@@ -15,6 +21,8 @@ pytest.importorskip("transformers")
 from tests.recordings.test_sequences import responses, saved_model, written
 
 PAGE = ROOT / "docs" / "guide" / "servers.md"
+SERVERS = ROOT / "tests" / "recordings" / "servers"
+OFFLINE, MIXTRAL = SERVERS / "offline.jsonl.gz", SERVERS / "mixtral.json"
 
 
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_moe", "mixtral"])
@@ -40,6 +48,44 @@ def test_every_command_of_the_page(family: str, tmp_path: Path, monkeypatch: pyt
     differ = table[table["metric"] == "pairs_differ"].set_index("tokens")["value"]
     assert (differ[["token", "prompt", "generated"]] == 0).all(), "the server runs the same model"
     assert "pairs of token and layer" in (tmp_path / "reports/served-page/report.md").read_text()
+
+
+def as_object(output: dict[str, Any]) -> SimpleNamespace:
+    """An output as Python's ``LLM.generate`` has it: an array, and log-probabilities by token."""
+    steps = [
+        {token: SimpleNamespace(logprob=value)}
+        for token, value in zip(output["token_ids"], output["logprobs"], strict=True)
+    ]
+    return SimpleNamespace(
+        **output | {"routed_experts": np.array(output["routed_experts"]), "logprobs": steps}
+    )
+
+
+def test_outputs_in_python_are_written_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What real requests returned, as objects: the lines of the page and the reader give it back."""
+    real = gzip.decompress(OFFLINE.read_bytes())
+    requests = [json.loads(line) for line in real.splitlines()]
+    outputs = [
+        SimpleNamespace(**request | {"outputs": [as_object(one) for one in request["outputs"]]})
+        for request in requests
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("offline.jsonl").write_bytes(real)
+    [code] = blocks("python", PAGE.with_name("recorded-routing.md"))
+    exec(code, {"outputs": outputs})
+    api.import_routed_experts("responses.jsonl", "served.parquet", model_config=MIXTRAL)
+    api.import_routed_experts("offline.jsonl", "kept.parquet", model_config=MIXTRAL)
+    written, kept = (pd.read_parquet(name) for name in ("served.parquet", "kept.parquet"))
+    pd.testing.assert_frame_equal(written, kept)
+    scores, known = (
+        read_log_probabilities(Path("responses.jsonl")),
+        read_log_probabilities(Path("offline.jsonl")),
+    )
+    assert {name: list(values) for name, values in scores.items()} == {
+        name: list(values) for name, values in known.items()
+    }
 
 
 def test_the_response_on_the_page_is_one() -> None:
