@@ -191,35 +191,48 @@ class _Items(TorchDataset[_Item | _Failure]):
         self,
         dataset: Dataset,
         indices: Numbers,
-        recipe: Recipe | RecipeByPlace,
+        recipes: Sequence[Recipe | RecipeByPlace],
         *,
+        batch_size: int,
         skip_bad_images: bool,
         masks: bool,
     ) -> None:
         self._dataset = dataset
         self._indices = indices
-        self._recipe = recipe
+        self._recipes = recipes
         self._skip = skip_bad_images
         self._masks = masks
+        # Of the last batch, to read each image once for all recipes; of a single recipe none are kept.
+        self._examples: dict[int, Example | TextExample] = {}
+        self._batch_size, self._last_batch = batch_size, -1
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, position: int) -> _Item | _Failure:
+    def __getitem__(self, at: tuple[int, int]) -> _Item | _Failure:
+        recipe, position = at
         index = int(self._indices[position])
         try:
-            example = self._dataset.example(index)
+            example = self._example(index, position // self._batch_size)
         except UserError as error:
             return _Failure(self._dataset.image_ids[index], f"{error}", skip=self._skip, unreadable=True)
         try:
-            return self._item(position, example)
+            return self._item(self._recipes[recipe], position, example)
         except UserError as error:
             return _Failure(example.image_id, f"{error}", skip=False)
 
-    def _item(self, position: int, example: Example | TextExample) -> _Item:
+    def _example(self, index: int, batch: int) -> Example | TextExample:
+        if len(self._recipes) == 1:
+            return self._dataset.example(index)
+        if batch != self._last_batch:
+            self._examples.clear()
+            self._last_batch = batch
+        if index not in self._examples:
+            self._examples[index] = self._dataset.example(index)
+        return self._examples[index]
+
+    def _item(self, recipe: Recipe | RecipeByPlace, position: int, example: Example | TextExample) -> _Item:
         """Return what a batch takes of one source."""
         label = -1 if example.label is None else example.label
-        recipe = self._recipe.at(position) if isinstance(self._recipe, RecipeByPlace) else self._recipe
+        if isinstance(recipe, RecipeByPlace):
+            recipe = recipe.at(position)
         if isinstance(example, TextExample):
             return _Worded(position, example.image_id, label, recipe(example.text, example.image_id))
         samples: list[Sample] = recipe(example.image, example.image_id)
@@ -230,6 +243,24 @@ class _Items(TorchDataset[_Item | _Failure]):
                 for sample in samples
             ]
         return _Pictured(position, example.image_id, label, samples, example.image.size, foreground)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The numbers of recipe and position of each item of a batch: every batch with all recipes, then the next."""
+
+    num_images: int
+    batch_size: int
+    num_recipes: int
+
+    def __len__(self) -> int:
+        return -(-self.num_images // self.batch_size) * self.num_recipes
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for start in range(0, self.num_images, self.batch_size):
+            positions = range(start, min(start + self.batch_size, self.num_images))
+            for recipe in range(self.num_recipes):
+                yield [(recipe, position) for position in positions]
 
 
 def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch | TextBatch] | _Failure:
@@ -331,11 +362,42 @@ def batches(
         UnreadableError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it.
         UserError: loader processes cannot hand over what they load.
     """
+    for _, batch in batches_of_recipes(
+        dataset,
+        indices,
+        [recipe],
+        loading=loading,
+        skip_bad_images=skip_bad_images,
+        group_images=group_images,
+        masks=masks,
+    ):
+        yield batch
+
+
+def batches_of_recipes(
+    dataset: Dataset,
+    indices: Numbers,
+    recipes: Sequence[Recipe | RecipeByPlace],
+    *,
+    loading: Loading,
+    skip_bad_images: bool = False,
+    group_images: int = 1,
+    masks: bool = False,
+) -> Iterator[tuple[int, Any]]:
+    """Yield each batch once for every recipe, one after the other, with the recipe's number; else as ``batches``.
+
+    A loader process reads the images of a batch once for all recipes.
+    """
     if loading.workers:
         _check_shared_memory()
+    batch_size = max(loading.batch_size // group_images, 1) * group_images
+    places = _Places(len(indices), batch_size, len(recipes))
+    items = _Items(
+        dataset, indices, recipes, batch_size=batch_size, skip_bad_images=skip_bad_images, masks=masks
+    )
     loader: DataLoader[Any] = DataLoader(
-        _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images, masks=masks),
-        batch_size=max(loading.batch_size // group_images, 1) * group_images,
+        items,
+        batch_sampler=places,
         num_workers=loading.workers,
         collate_fn=partial(_collate, group_images=group_images),
         pin_memory=loading.pin_memory,
@@ -344,10 +406,11 @@ def batches(
         generator=torch.Generator(),
     )
     try:
-        for loaded in loader:
+        for number, loaded in enumerate(loader):
             if isinstance(loaded, _Failure):
                 raise (UnreadableError if loaded.unreadable else UserError)(loaded.sentence)
-            yield from loaded
+            for batch in loaded:
+                yield number % len(recipes), batch
     except RuntimeError as error:
         lost = lost_workers(error)
         if lost is None:

@@ -1,6 +1,6 @@
 """From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from moeprobe.metrics.stats.bootstrap import SCORE, Replicates, with_observation
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
-from moeprobe.results.tables import FLOORS, frame
+from moeprobe.results.tables import FLOORS, frame, with_rows
 from moeprobe.results.values import Analyses, CellValues, Evaluator
 from moeprobe.routing.finite import COLUMN
 from moeprobe.runtime import processes
@@ -24,6 +24,8 @@ _REPLICATES = "replicates"
 _NONE = np.empty(0)
 # Cells that a design effect is read off, at least.
 _FEWEST_CELLS = 2
+# From the values of all cells of one layer and kind of tokens to more values, e.g. means: lists as those of a site.
+Combine = Callable[[Sequence[Sequence[CellValues]]], Iterable[Sequence[CellValues]]]
 # By the number of the cell in its site: lines of its values, and those of its differences.
 _Lines = tuple[dict[int, list[dict[str, Any]]], dict[int, list[dict[str, Any]]]]
 
@@ -56,37 +58,62 @@ class About:
 
 
 def summarize(
-    images: SumsStore, *, analyses: Analyses, run_info: About
+    images: SumsStore, *, analyses: Analyses, run_info: About, combine: Combine | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return the table of a run and, with two or more checkpoints, the paired differences from the first.
 
-    Where there are random draws, all of them together come first, then each by itself.
+    Where there are random draws, all of them together come first, then each by itself. What ``combine`` makes of the
+    values comes last.
 
     Everything is taken in the order of the image names and with resamples that belong to (seed, resample), so the
     same sums give the same bytes. One site (layer, view, severity, draw, tokens) is held at a time, in each of
-    ``SumsStore.processes``.
+    ``SumsStore.processes``; with ``combine`` all sites of a layer and kind of tokens are.
     """
     stored = images.pool_draws(lists=trial_lists(analyses), keep_single=True)
     order = {id(cell): number for number, cell in enumerate(stored)}
     checkpoints = list(dict.fromkeys(cell.checkpoint for cell in stored))
     paired = len(checkpoints) > 1
-    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, paired=paired)
+    # The interval of a mean needs the resamples of its members, as that of a difference does.
+    resampled = paired or combine is not None
+    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, paired=resampled)
     sites = stored.sites()
+    pieces = [[site] for site in sites] if combine is None else _by_layer(sites)
 
-    def lines_of(number: int) -> _Lines:
-        return _lines_of(sites[number], value, checkpoints[0], run_info)
+    def lines_of(number: int) -> tuple[list[_Lines], list[_Lines]]:
+        valued = [[value(cell) for cell in site] for site in pieces[number]]
+        combined = [] if combine is None else combine(valued)
+        lines = [
+            [lines_of_values(values, checkpoints[0], run_info) for values in part]
+            for part in (valued, combined)
+        ]
+        return lines[0], lines[1]
 
     rows: dict[int, list[dict[str, Any]]] = {}
     differences: dict[int, list[dict[str, Any]]] = {}
-    spread = processes.spread(lines_of, len(sites), processes=stored.processes)
-    for site, (line_values, different) in zip(sites, spread, strict=True):
-        rows |= {order[id(site[at])]: lines for at, lines in line_values.items()}
-        differences |= {order[id(site[at])]: lines for at, lines in different.items()}
+    combined: list[_Lines] = []
+    spread = processes.spread(lines_of, len(pieces), processes=stored.processes)
+    for piece, (of_sites, of_combined) in zip(pieces, spread, strict=True):
+        for site, (line_values, different) in zip(piece, of_sites, strict=True):
+            rows |= {order[id(site[at])]: lines for at, lines in line_values.items()}
+            differences |= {order[id(site[at])]: lines for at, lines in different.items()}
+        combined += of_combined
     table = frame(_unseen([line for number in sorted(rows) for line in rows[number]]))
+    table = with_rows(table, [line for part, _ in combined for lines in part.values() for line in lines])
     if not paired:
         return table, None
-    lines = [line for number in sorted(differences) for line in differences[number]]
-    return table, frame(lines, comparison=True)
+    comparison = frame(
+        [line for number in sorted(differences) for line in differences[number]], comparison=True
+    )
+    more = [line for _, part in combined for lines in part.values() for line in lines]
+    return table, with_rows(comparison, more, comparison=True)
+
+
+def _by_layer(sites: Sequence[list[StoredCell]]) -> list[list[list[StoredCell]]]:
+    """Return the sites of each layer and kind of tokens together."""
+    by_layer: dict[tuple[str, str], list[list[StoredCell]]] = {}
+    for site in sites:
+        by_layer.setdefault((site[0].cell.layer, site[0].cell.tokens), []).append(site)
+    return list(by_layer.values())
 
 
 def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,11 +145,6 @@ def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
     """Return what cells share that have one design effect."""
     return metric, line["tokens"], pd.isna(line["draw"]), pd.isna(line["expert"])
-
-
-def _lines_of(site: Sequence[StoredCell], value: Evaluator, reference: str, run_info: About) -> _Lines:
-    """Return the lines of a site's cells, and of their differences from the reference."""
-    return lines_of_values([value(cell) for cell in site], reference, run_info)
 
 
 def lines_of_values(valued: Sequence[CellValues], reference: str, run_info: About) -> _Lines:

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.batches import Batch, Loading, batches, batches_of_recipes
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.images import Sample, to_tensor
 from moeprobe.runtime.seeds import generator
@@ -127,3 +127,33 @@ def test_short_groups_stand_alone() -> None:
     found = made(bad=frozenset({4}), skip=True, batch_size=8, group_images=2)
     assert [len(batch.image_ids) for batch in found] == [4, 1, 2, 2, 1]
     assert all(torch.equal(batch.views[0], batch.views[1]) for batch in found)
+
+
+@pytest.mark.parametrize("group_images", [1, 3])
+def test_several_recipes_see_the_same_batches_and_read_each_image_once(
+    monkeypatch: pytest.MonkeyPatch, group_images: int
+) -> None:
+    calls, read = [], Pictures.example
+
+    def counted(self: Pictures, index: int) -> Example:
+        calls.append(index)
+        return read(self, index)
+
+    monkeypatch.setattr(Pictures, "example", counted)
+    order, bad = range(12), frozenset(BAD)
+    found: list[list[Batch]] = [[], []]
+    numbers = []
+    for number, batch in batches_of_recipes(
+        Pictures(bad=bad),
+        order,
+        [recipe, lambda image, name: recipe(image, name)[::-1]],
+        loading=Loading(6),
+        skip_bad_images=True,
+        group_images=group_images,
+    ):
+        found[number].append(batch)
+        numbers.append(number)
+    assert sorted(set(numbers[: len(numbers) // 2])) == [0, 1] and sorted(calls) == sorted([*order, *BAD])
+    first, second = found
+    assert [batch.image_ids for batch in first] == [batch.image_ids for batch in second]
+    assert all(torch.equal(a.views[0], b.views[1]) for a, b in zip(first, second, strict=True))

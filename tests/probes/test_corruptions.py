@@ -14,6 +14,8 @@ from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, average
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.corruptions.means import means_of
 from moeprobe.results.folder import Result
+from moeprobe.results.stored_cell import StoredCell
+from moeprobe.results.values import CellValues, Evaluator
 from moeprobe.runtime.seeds import generator
 from tests.commands import Trained, refused, run
 
@@ -66,6 +68,31 @@ def test_the_clean_image_is_evaluated_once(trained: Trained, table: pd.DataFrame
     evaluated = api.evaluate(list(trained.values()), limit=IMAGES).table
     assert clean.to_dict() == rows(evaluated, metric="accuracy").set_index("checkpoint")["value"].to_dict()
     assert set(rows(table, view="clean")["layer"]) == {""}
+
+
+def test_clean_images_are_run_once_and_every_cell_is_evaluated_once(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = api.load_model(trained["prc"])
+    passes, cells = [], []
+    trace, evaluate = type(model.model).trace, Evaluator.__call__
+
+    def counted_trace(self: Any, batch: Any, **options: Any) -> Any:
+        passes.append(len(batch))
+        return trace(self, batch, **options)
+
+    def counted_cell(self: Evaluator, stored: StoredCell) -> CellValues:
+        cells.append(stored.cell)
+        return evaluate(self, stored)
+
+    monkeypatch.setattr(type(model.model), "trace", counted_trace)
+    monkeypatch.setattr(Evaluator, "__call__", counted_cell)
+    measured = api.corruptions(
+        model, corruptions=["fog", "contrast"], severities=(1, 5), limit=4, batch_size=4
+    )
+    # One of another size asks what kind of routing there is.
+    assert passes.count(4) == 1 + 2 * 2
+    assert len(cells) == len(set(cells)) == len(list(measured.sums))
 
 
 def test_a_mean_is_the_mean_of_its_rows(table: pd.DataFrame) -> None:

@@ -184,7 +184,7 @@ def text(cell: cells.Cell, *, stacked: bool, counts: bool) -> str:
 
 # Tables that fit a window: names fold, numbers are never cut, and what still does not fit goes into another table.
 
-# A name may be folded to this many characters, and a heading of numbers to fewer.
+# A name and its heading may be folded to this many characters, and a heading of numbers to fewer.
 _NAME, _HEADING = 12, 8
 # Width of a column in addition to its text: a space on either side and a border.
 _AROUND = 3
@@ -201,7 +201,10 @@ def fit(table: Table, *, keys: int, width: int) -> list[Table]:
         width: of the window.
     """
     first, values = table.columns[:keys], table.columns[keys:]
-    least = [*(min(_longest_word(column), _NAME) for column in first), *map(_longest_word, values)]
+    least = [
+        *(min(_longest_word(column, heading=_NAME), _NAME) for column in first),
+        *(_longest_word(column, heading=_HEADING) for column in values),
+    ]
     space = width - 1
     parts: list[list[int]] = [[]]
     for number in range(keys, keys + len(values)):
@@ -258,11 +261,11 @@ def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + _AROUND * len(widths)
 
 
-def _longest_word(column: Column) -> int:
-    """Return the width of a column's longest word; a heading may be folded, as long as something of it is read."""
+def _longest_word(column: Column, *, heading: int) -> int:
+    """Return the width of a column's longest word; a word of its heading may be folded to ``heading`` characters."""
     words = [word for cell in column.cells for word in str(cell).split()]
-    heading = [min(cell_len(word), _HEADING) for word in str(column.header).split()]
-    return max([*map(cell_len, words), *heading], default=1)
+    of_heading = [min(cell_len(word), heading) for word in str(column.header).split()]
+    return max([*map(cell_len, words), *of_heading], default=1)
 
 
 def _longest_line(column: Column, *, headed: bool) -> int:

@@ -4,8 +4,8 @@ A mean is of the same images everywhere, and its resamples are theirs, so that i
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from moeprobe.errors import UserError
@@ -14,8 +14,6 @@ from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.corruption_error import CORRUPTION_ERROR
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.bootstrap import Replicates, average
-from moeprobe.results.stored import SumsStore
-from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
 from moeprobe.results.values import CellValues
 
@@ -57,46 +55,30 @@ def means_of(views: Sequence[str], severities: Sequence[float]) -> list[Mean]:
 
 
 def mean_values(
-    sums: SumsStore,
-    means: Sequence[Mean],
-    *,
-    evaluate: Callable[[StoredCell], CellValues],
-    baseline: str | None,
+    valued: Sequence[Sequence[CellValues]], *, means: Sequence[Mean], baseline: str | None
 ) -> Iterable[list[CellValues]]:
-    """Yield the values of each mean, one of each checkpoint; only one layer and kind of tokens is in memory.
+    """Yield the values of each mean, one of each checkpoint.
 
     Args:
-        sums: of a run.
+        valued: of each view and severity of one layer and kind of tokens, one of each checkpoint.
         means: what is averaged.
-        evaluate: returns the values of a cell.
         baseline: the checkpoint whose errors divide the others' errors; None = nothing is divided.
 
     Raises:
         UserError: not all values are of the same images.
     """
-    for site in _by_layer(sums):
-        values_of = {
-            checkpoint: {(cell.cell.view, cell.cell.severity): evaluate(cell) for cell in cells}
-            for checkpoint, cells in site.items()
-        }
-        divided = _errors(values_of.get(baseline, {})) if baseline is not None else {}
-        for mean in means:
-            valued = []
-            for values in values_of.values():
-                members = [values[at] for at in mean.parts if at in values]
-                if len(members) == len(mean.parts):
-                    valued.append(_mean(mean, members, _errors(values), divided))
-            if valued:
-                yield valued
-
-
-def _by_layer(sums: SumsStore) -> Iterable[dict[str, list[StoredCell]]]:
-    """Return the cells of each layer and kind of tokens, by checkpoint."""
-    sites: dict[tuple[object, ...], dict[str, list[StoredCell]]] = {}
-    for cell in sums:
-        at = replace(cell.cell, view="", severity=_EVERY).site()
-        sites.setdefault(at, {}).setdefault(cell.checkpoint, []).append(cell)
-    return sites.values()
+    values_of: dict[str, dict[At, CellValues]] = {}
+    for values in itertools.chain.from_iterable(valued):
+        values_of.setdefault(values.checkpoint, {})[values.cell.view, values.cell.severity] = values
+    divided = _errors(values_of.get(baseline, {})) if baseline is not None else {}
+    for mean in means:
+        of_checkpoints = []
+        for by_view in values_of.values():
+            members = [by_view[at] for at in mean.parts if at in by_view]
+            if len(members) == len(mean.parts):
+                of_checkpoints.append(_mean(mean, members, _errors(by_view), divided))
+        if of_checkpoints:
+            yield of_checkpoints
 
 
 def _errors(values: Mapping[At, CellValues]) -> dict[At, Replicates]:

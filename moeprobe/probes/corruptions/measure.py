@@ -1,10 +1,11 @@
-"""The work of ``corruptions``: a sweep for each corruption, one after the other, then means over them.
+"""The work of ``corruptions``: each batch clean, then under one corruption after the other; then means over them.
 
-Each has its own clean pass: pixels of all corruptions at once would take 100 times the memory of a batch.
+One clean pass is compared with all of them. Pixels of all corruptions at once would take 100 times a batch's memory.
 """
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
@@ -14,17 +15,22 @@ from moeprobe.metrics.base import OutputAnalysis
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.corruptions.means import mean_values, means_of
+from moeprobe.probes.engine.batch_sums import ForwardResult, load_all_views
+from moeprobe.probes.engine.loop import RunBlock, run_batch
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import Result
-from moeprobe.results.stored import SumsStore, concat
-from moeprobe.results.summaries import About, lines_of_values
-from moeprobe.results.values import Evaluator
+from moeprobe.results.summaries import Combine
+from moeprobe.results.sums import Accumulator
 from moeprobe.runtime.progress import Advance
+
+# An interrupted run loses no more than these.
+_BLOCK_IMAGES = 256
 
 
 class CorruptionsMeasurement(Measurement[Result]):
-    """A sweep for each corruption."""
+    """A sweep for each corruption, all with one clean pass."""
 
     probe: Corruptions
 
@@ -49,7 +55,7 @@ class CorruptionsMeasurement(Measurement[Result]):
         return super().make_request() | {"view": {"name": self.probe.view}}
 
     def specs(self, spec: RunSpec) -> list[RunSpec]:
-        """Return the runs in their order: the output for the clean image, then a sweep per corruption."""
+        """Return the runs over each batch, in order: the output for clean images, then a sweep per corruption."""
         output = tuple(analysis for analysis in spec.analyses if isinstance(analysis, OutputAnalysis))
         clean = dataclasses.replace(spec, view_name=CLEAN, severities=(0.0,), analyses=output)
         swept = [
@@ -58,46 +64,60 @@ class CorruptionsMeasurement(Measurement[Result]):
             )
             for name, kind, moves in self.probe.variants
         ]
-        return [*([clean] if output else []), *swept]
+        return [clean, *swept]
 
-    def run(
-        self, spec: RunSpec, model: Checkpoint, *, parts: Path | None = None, progress: Advance | None = None
-    ) -> tuple[SumsStore, list[str]]:
-        """Return one checkpoint's sums per image, and the images that were skipped; parts lie in a folder for each."""
-        stores, skipped = [], dict[str, None]()
-        for sweep in self.specs(spec):
-            folders = tuple(shard / sweep.view_name for shard in spec.shards)
-            folder = None if parts is None else parts / sweep.view_name
-            sums, unreadable = super().run(
-                dataclasses.replace(sweep, shards=folders), model, parts=folder, progress=progress
-            )
-            stores.append(sums)
-            skipped |= dict.fromkeys(unreadable)
-        return concat(stores), [*skipped]
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> RunBlock:
+        """Return what runs each batch of a block under all corruptions."""
+        return partial(_run_block, specs=self.specs(spec))
+
+    def block_sizes(self, model: Checkpoint) -> BlockSizes:
+        """Return where the images are cut: blocks are smaller, since an image takes a hundred passes."""
+        group = model.model.group_images
+        return dataclasses.replace(super().block_sizes(model), block=max(_BLOCK_IMAGES // group, 1) * group)
 
     @property
     def passes(self) -> int:
-        """Forward passes per image, the clean one of each corruption among them."""
-        return sum(spec.num_passes for spec in self.specs(self.spec))
+        """Forward passes per image."""
+        return 1 + len(self.probe.variants) * len(self.probe.severities)
 
     @property
     def more_images(self) -> int:
-        """Images of all sweeps but the first."""
-        return self.num_images * (len(self.specs(self.spec)) - 1)
+        """Images of all sweeps; the first time they are clean."""
+        return self.num_images * len(self.probe.variants)
 
-    def more_rows(self, sums: SumsStore, info: About) -> list[dict[str, Any]]:
-        """Return the means."""
-        names = [model.name for model in self.models]
-        evaluate = Evaluator(self.spec.analyses, aligned=True, seed=info.seed, experts=False)
+    def combine(self) -> Combine:
+        """Return what makes the means."""
         means = means_of([name for name, *_ in self.probe.variants], self.probe.severities)
-        rows: list[dict[str, Any]] = []
-        self._differences: list[dict[str, Any]] = []
-        for valued in mean_values(sums, means, evaluate=evaluate, baseline=self.probe.baseline):
-            lines, differences = lines_of_values(valued, names[0], info)
-            rows += [line for at in lines for line in lines[at]]
-            self._differences += [line for at in differences for line in differences[at]]
-        return rows
+        return partial(mean_values, means=means, baseline=self.probe.baseline)
 
-    def more_differences(self, sums: SumsStore, info: About) -> list[dict[str, Any]]:
-        """Return the paired differences of the means, which ``more_rows`` computed."""
-        return self._differences
+
+def _run_block(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    block: Sequence[int],
+    progress: Advance | None,
+    *,
+    specs: Sequence[RunSpec],
+) -> tuple[Accumulator, list[str]]:
+    """Return the sums per image of some images, and the names of those that could not be read."""
+    accumulator, skipped = Accumulator(), list[str]()
+    of_output = bool(specs[0].analyses)
+    layers = spec.layers_of(checkpoint.model)
+    # The clean passes of a batch, by its images: a group that lost an image makes several batches of one.
+    references: dict[tuple[str, ...], ForwardResult] = {}
+    previous = 0
+    for number, batch in load_all_views(specs, checkpoint, block, masks=True):
+        if number == 0:
+            if previous != 0:
+                references.clear()
+            skipped += batch.skipped
+        previous = number
+        if batch.image_ids:
+            names = tuple(batch.image_ids)
+            if number == 0:
+                references[names] = checkpoint.model.trace(batch.views[0], layers=layers, logits=of_output)
+            if number > 0 or of_output:
+                run_batch(specs[number], checkpoint, batch, accumulator, reference=references[names])
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))
+    return accumulator, skipped

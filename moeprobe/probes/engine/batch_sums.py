@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UnreadableError, UserError, option
-from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches
+from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches_of_recipes
 from moeprobe.metrics.base import (
     CornerAnalysis,
     Corners,
@@ -189,11 +189,23 @@ def load_batches(
     spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
 ) -> Iterator[Any]:
     """Yield the batches of some images, with the views of the run; arguments and errors as of ``batches``."""
+    for _, batch in load_all_views([spec], checkpoint, block, masks=masks):
+        yield batch
+
+
+def load_all_views(
+    specs: Sequence[RunSpec], checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Yield each batch of some images with the views of every run, and the number of the run.
+
+    The runs differ in their views alone. Arguments and errors as of ``batches_of_recipes``.
+    """
+    spec = specs[0]
     try:
-        yield from batches(
+        yield from batches_of_recipes(
             spec.dataset,
             block,
-            recipe(spec, checkpoint.framing),
+            [recipe(each, checkpoint.framing) for each in specs],
             loading=Loading(spec.batch_size, spec.workers),
             skip_bad_images=spec.skip_bad_images,
             group_images=checkpoint.model.group_images,

@@ -205,13 +205,19 @@ def measure_block(
     of_tokens = any(isinstance(analysis, LayerAnalysis) for analysis in spec.analyses)
     loader = load_batches(spec, checkpoint, block, masks=of_tokens)
     for batch in readable_batches(loader, skipped, progress):
-        _run_batch(spec, checkpoint, batch, accumulator)
+        run_batch(spec, checkpoint, batch, accumulator)
     return accumulator, skipped
 
 
-def _run_batch(
-    spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
+def run_batch(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    accumulator: Accumulator,
+    *,
+    reference: ForwardResult | None = None,
 ) -> None:
+    """Add the sums of a batch; ``reference``: the pass over its first view, where that is done already."""
     model = checkpoint.model
     layers = spec.layers_of(model)
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in spec.analyses)
@@ -219,7 +225,7 @@ def _run_batch(
     def trace(view: int) -> ForwardResult:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
-    reference = trace(0)
+    reference = reference or trace(0)
     for number, severity in enumerate(spec.severities or (float("nan"),), start=1):
         if spec.view is None or (isinstance(spec.view, SeverityView) and severity == spec.view.severities[0]):
             view, view_index = reference, 0

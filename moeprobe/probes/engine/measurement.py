@@ -97,12 +97,12 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result  # type: ignore[return-value]
 
+    def combine(self) -> summaries.Combine | None:
+        """Return what makes more values, such as means, of those of a layer; None = there are none."""
+        return None
+
     def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
         """Return lines of the table that follow from several cells together."""
-        return []
-
-    def more_differences(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
-        """Return the paired differences of these lines, where there are several checkpoints."""
         return []
 
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
@@ -161,10 +161,10 @@ class Measurement(TableWork[M], ProbeWork[M]):
             train_seeds={model.name: model.train_seed for model in self.models},
             groups={model.name: model.group for model in self.models},
         )
-        table, comparison = summaries.summarize(sums, analyses=spec.analyses, run_info=info)
+        table, comparison = summaries.summarize(
+            sums, analyses=spec.analyses, run_info=info, combine=self.combine()
+        )
         table = tables.with_rows(table, self.more_rows(sums, info))
-        if comparison is not None:
-            comparison = tables.with_rows(comparison, self.more_differences(sums, info), comparison=True)
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,

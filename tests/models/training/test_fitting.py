@@ -68,6 +68,19 @@ def test_the_plain_table_would_have_been_cut() -> None:
     assert not is_whole(printed([made(7)], 80), 80)
 
 
+def test_the_heading_of_a_name_stays_whole() -> None:
+    table = Table()
+    for name in ("checkpoint", "corruption", *["a metric"] * 4):
+        table.add_column(name)
+    table.add_row("a-checkpoint-with-a-long-name-indeed", "blur", *["0.425 [0.360, 0.493]"] * 4)
+    for width in (120, 160):
+        headings = [part.columns[1].header for part in fit(table, keys=2, width=width)]
+        assert set(headings) == {"corruption"}
+        assert all(
+            "corruption" in "".join(printed([part], width)) for part in fit(table, keys=2, width=width)
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
