@@ -82,6 +82,12 @@ def shaped(ids: Ids, dtype: str = "int16", start: int = 0) -> Response:
     return {"data": b64(sent.tobytes()), "shape": list(sent.shape), "dtype": dtype, "start": start}
 
 
+def recalled(ids: Ids, weights: NDArray[np.float32], start: int = 0) -> Response:
+    """What prime-rl's Total Router Recall sends: experts, and the bits of their weights ``(T, L, K)``."""
+    bits = np.ascontiguousarray(weights, np.float32).view(np.int32)
+    return shaped(np.concatenate([ids, bits], -1), "int32", start)
+
+
 def nemo(ids: Ids, dtype: str = "int8") -> str:
     size = "x".join(map(str, ids.shape))
     return f"nrlre1:{dtype}:{size}:{b64(ids.astype(dtype).tobytes())}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
@@ -295,6 +296,42 @@ def test_what_is_no_capture_is_named_with_its_line(response: Any, words: str, tm
     finally:
         tracemalloc.stop()
     assert f"{tmp_path / 'responses.jsonl'}, line 2: " in said and words in said
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("with_all_layers", [False, True])
+def test_weights_of_total_router_recall_are_gates(with_all_layers: bool, start: int, tmp_path: Path) -> None:
+    ids = routing(rows=ROWS, top_k=2)
+    weights = np.random.default_rng(3).random(ids.shape).astype(np.float32)
+    weights /= weights.sum(-1, keepdims=True)
+    sent = (with_dense(ids), with_zeros(weights)) if with_all_layers else (ids, weights)
+    found = imported(tmp_path, {"id": "r", "routed_experts": serving.recalled(*sent, start)})
+    assert found.readers == ["dynamo"] and found.unordered == []
+    for place in range(4):
+        row = block(tmp_path, f"layers.{place + 1}")
+        order = np.argsort(-weights[start:, place], axis=-1)
+        assert row.gates is not None and row.layer.ordered_by == "gates"
+        np.testing.assert_array_equal(
+            row.experts[0, start:], np.take_along_axis(ids[start:, place], order, -1)
+        )
+        np.testing.assert_array_equal(
+            row.gates[0, start:], np.take_along_axis(weights[start:, place], order, -1)
+        )
+        assert (row.experts[0, :start] == -1).all()
+
+
+def with_zeros(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Weights ``(T, L, K)`` behind those of a dense layer."""
+    return np.concatenate([np.zeros_like(weights[:, :1]), weights], 1)
+
+
+@pytest.mark.parametrize("odd", [np.nan, -0.5, np.inf])
+def test_weights_that_no_router_has_are_refused(odd: float, tmp_path: Path) -> None:
+    ids = routing()
+    weights = np.full(ids.shape, 0.5, np.float32)
+    weights[2, 1, 0] = odd
+    said = refusal(tmp_path, {"id": "r", "routed_experts": serving.recalled(ids, weights)})
+    assert "weights of experts, holds numbers that are below 0 or not finite" in said
 
 
 def test_a_compressed_file_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import (
@@ -10,6 +13,7 @@ from moeprobe.recordings.readers.base import (
     Capture,
     Reader,
     Stated,
+    Weights,
     array,
     captures_of,
     choices,
@@ -23,7 +27,11 @@ _KEYS = {"data", "shape", "dtype"}
 
 
 class Dynamo(Reader):
-    """Dynamo, SkyRL, prime-rl: ``routed_experts`` is an object of ``data`` (base64), ``shape`` and ``dtype``."""
+    """Dynamo, SkyRL, prime-rl: ``routed_experts`` is an object of ``data`` (base64), ``shape`` and ``dtype``.
+
+    Of twice the width in int32, the second half is the bits of the experts' float32 weights: prime-rl's Total Router
+    Recall (PrimeIntellect-ai/prime-rl#3523).
+    """
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether a value of the key has these keys; a choice's own null alone is vLLM's."""
@@ -35,10 +43,10 @@ class Dynamo(Reader):
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice."""
-        return captures_of(response, _capture)
+        return captures_of(response, lambda value, tokens: _capture(value, tokens, shape))
 
 
-def _capture(value: Any, tokens: Stated) -> Capture:
+def _capture(value: Any, tokens: Stated, shape: MoeShape) -> Capture:
     if value is None:
         return Capture(None)
     if not isinstance(value, dict) or not value.keys() >= _KEYS:
@@ -46,5 +54,23 @@ def _capture(value: Any, tokens: Stated) -> Capture:
     sizes = value["shape"]
     if not isinstance(sizes, list) or len(sizes) != 3 or any(count(size) is None for size in sizes):
         raise Fault(f"shape takes tokens, layers and experts per token; got {str(sizes)[:100]}")
-    ids = array(decoded(value["data"], "data"), dtype=value["dtype"], shape=sizes, what="data")
-    return Capture(ids, start=start_of(value, "start"), stated=tokens)
+    numbers = array(decoded(value["data"], "data"), dtype=value["dtype"], shape=sizes, what="data")
+    start = start_of(value, "start")
+    if value["dtype"] != "int32" or sizes[2] != 2 * shape.top_k:
+        return Capture(numbers, start=start, stated=tokens)
+    ids, gates = numbers[..., : shape.top_k], numbers[..., shape.top_k :].view("<f4")
+    if not np.isfinite(gates).all() or (gates < 0).any():
+        raise Fault(
+            "the second half of data, weights of experts, holds numbers that are below 0 or not finite"
+        )
+
+    def weights(of: int, experts: NDArray[np.int16]) -> Weights:
+        layer = shape.sparse[of] if ids.shape[1] == shape.num_layers else of
+        # Rows before the start have no expert, and experts may stand in another order than they were sent in.
+        chosen = experts[start:, :, None]
+        is_same = (chosen == ids[:, layer, None, :]) & (chosen >= 0)
+        gate = np.zeros(experts.shape, np.float32)
+        gate[start:] = np.take_along_axis(gates[:, layer], is_same.argmax(-1), -1) * is_same.any(-1)
+        return Weights(gate, gate)
+
+    return Capture(ids, start=start, stated=tokens, weights=weights)
