@@ -61,6 +61,7 @@ DRAWN = {
     "server-mismatch.png": "a server",
     "flips.png": "guide_figures",
     "indexer.png": "guide_figures",
+    "corruptions.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

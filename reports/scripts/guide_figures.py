@@ -1,14 +1,16 @@
-"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards, prices of flips.
+"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards, flips, corruptions.
 
-    python -m reports.scripts.guide_figures
+    python -m reports.scripts.guide_figures [NAME ...]
 
-Writes into ``docs/img``.
+Writes into ``docs/img``: the pictures that are named, by default all.
 """
 
 import base64
 import contextlib
 import json
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -18,8 +20,12 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from PIL import Image
 
 from moeprobe import api
+from moeprobe.inputs.corruptions import NAMES
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.views.corruption import Corruption
 from moeprobe.results.figures import STYLE, save
 from moeprobe.runtime.catalog import DATA
+from moeprobe.runtime.seeds import generator
 from reports.scripts.printed import in_256_colors
 from reports.scripts.regenerate_precision import license_lines, made
 
@@ -29,16 +35,23 @@ OVERLAY = ROOT / "reports/fashion/seed0/overlay/figures/overlay-blocks.1.png"
 # Pixels of the first two rows of the committed overlay, without the names above them.
 STRIP = (30, 136, 1440, 880)
 SHOWN = ("digits", "shapes", "checkerboard")
+# The image of the data set shapes that is corrupted.
+SHAPE = 8
 
 
-def main() -> None:
-    """Draw all of them."""
-    drawn = {
-        "overlay-strip": strip(), "overlay-texts": texts(), "data": data_sets(), "shards": shards(), "flips": flips(),
-        "indexer": indexer(),
-    }  # fmt: skip
-    for name, figure in drawn.items():
-        [path] = save(figure, IMAGES / name)
+def main(names: Sequence[str]) -> None:
+    """Draw them."""
+    pictures = {
+        "overlay-strip": strip,
+        "overlay-texts": texts,
+        "data": data_sets,
+        "shards": shards,
+        "flips": flips,
+        "indexer": indexer,
+        "corruptions": corruptions,
+    }
+    for name in names or pictures:
+        [path] = save(pictures[name](), IMAGES / name)
         with Image.open(path) as image:
             in_256_colors(image).save(path, optimize=True)
 
@@ -121,6 +134,30 @@ def data_sets(count: int = 6) -> Figure:
     return figure
 
 
+def corruptions(across: int = 4, severities: tuple[int, ...] = (1, 3, 5)) -> Figure:
+    """Return a rendered shape under all corruptions, at 224 pixels; the last panel is the clean image."""
+    image = DATA.get("shapes")(split="test", location="96").example(SHAPE).image
+    framing, gap = Framing(224), 6
+    names = [*NAMES, "clean"]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(5.1, 2.7))
+        panels = figure.subplots(len(names) // across, across)
+        figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=0.955, hspace=0.24, wspace=0.03)
+        for ax, name in zip(panels.flat, names, strict=True):
+            samples = [framing.clean(image)]
+            if name in NAMES:
+                view = Corruption(kind=name)
+                samples = view.perturb(image, framing=framing, severities=severities, rng=generator(0, name))
+            tiles = [
+                np.pad(sample.pixels.numpy(), ((0, 0), (0, 0), (0, gap)), constant_values=1)
+                for sample in samples
+            ]
+            ax.imshow(np.concatenate(tiles, axis=2).transpose(1, 2, 0))
+            ax.set_title(name, fontsize=5, pad=1.5)
+            ax.set_axis_off()
+    return figure
+
+
 def shards() -> Figure:
     """Return how the parts of a run come together."""
     figure = Figure(figsize=(7.6, 2.6))
@@ -154,4 +191,4 @@ def _arrow(ax: mpl.axes.Axes, start: tuple[float, float], end: tuple[float, floa
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

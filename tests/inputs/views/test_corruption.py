@@ -3,6 +3,8 @@
 import colorsys
 import io
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +60,17 @@ def corrupt(
 
 def test_names_are_the_fifteen_and_the_four() -> None:
     assert len(STANDARD) == 15 and len(set(NAMES)) == 19 and FAMILIES.keys() == EXTRA.keys()
+
+
+def test_the_page_has_the_constants() -> None:
+    page = Path(__file__).parents[3] / "docs/concepts/perturbations.md"
+    rows = re.findall(r"^\| `(\w+)` \|[^|]+\| ([\d., ]+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [kind for kind, _ in rows] == list(NAMES)
+    for kind, numbers in rows:
+        module = next(module for module in (noise, blur, weather, digital) if hasattr(module, kind))
+        constants = getattr(module, f"_{kind.split('_')[0].upper()}")
+        firsts = [entry[0] if isinstance(entry, tuple) else entry for entry in constants]
+        assert [float(number) for number in numbers.split(", ")] == firsts, kind
 
 
 @pytest.mark.parametrize("kind", NAMES)
