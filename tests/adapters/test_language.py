@@ -65,6 +65,13 @@ def test_nothing_moves_where_nothing_is_changed(typos: Result) -> None:
     assert (pick(typos, metric="top1_match", tokens="prefix")["value"] == 1).all()
 
 
+def test_experts_of_language_models_are_aligned(models: list[Checkpoint], data: str) -> None:
+    table = api.align(models, data=data, permutations=40, figures=False).table
+    kappa = table[(table["metric"] == "expert_overlap_kappa") & (table["tokens"] == "token")]
+    assert kappa["layer"].tolist() == ["layers.0", "layers.1"] and kappa["value"].between(-0.1, 0.9).all()
+    assert set(table["metric"]) >= {"fitted", "fitted_unrelated", "joint_routing"}
+
+
 def test_sums_do_not_depend_on_the_batch_size(models: list[Checkpoint], data: str, typos: Result) -> None:
     other = api.sweep(models[:1], view="typos", data=data, severities=[0, 0.5], batch_size=5)
     for result in (typos, other):

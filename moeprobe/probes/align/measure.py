@@ -224,9 +224,12 @@ class AlignedTrainings:
             parts.append(measuring.sums(progress))
         sums = concat(parts)
         table, _ = summaries.summarize(sums, analyses=make_analyses(Align.analyses), run_info=info)
+        # Nothing is measured in a layer whose tokens all have all experts.
+        measured = set(zip(table["checkpoint"], table["layer"], strict=True))
         rows = [
             row
             for (pair, layer), fit in fit_of.items()
+            if (self._pairs[pair], layer) in measured
             for row in self._lines(_Lines(table, info, self._pairs[pair], layer), fit)
         ]
         shares = self._shares(table, sums, info)
@@ -288,7 +291,8 @@ class AlignedTrainings:
         of_pairs: dict[tuple[Pair, str], dict[Metric, Quantity]] = {
             (by_label[stored.checkpoint], stored.cell.layer): _shares_of_pair(value(stored))
             for stored in sums
-            if stored.cell.tokens in ORDINARY
+            # Texts also have a cell that belongs to no layer.
+            if stored.cell.tokens in ORDINARY and stored.cell.layer in self._layers
         }
         shares: _Shares = {}
         for (name, members), layer in itertools.product(self._sets.items(), self._layers):
