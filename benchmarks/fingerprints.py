@@ -47,6 +47,7 @@ COMMANDS: dict[str, list[str]] = {
     "s-matrix": [],
     "determinism": [],
     "precision": ["--formats", "int8"],
+    "margins": ["--limit", "20", "--draws", "2"],
     "flips": ["--limit", "20", "--patches", "2"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "3", "--limit", "20"],
     "attack": ["--limit", "8"],

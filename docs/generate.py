@@ -62,6 +62,7 @@ DRAWN = {
     "flips.png": "guide_figures",
     "indexer.png": "guide_figures",
     "corruptions.png": "guide_figures",
+    "margins.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

@@ -17,13 +17,15 @@ Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
 TRACES = ("touched", "unshared", "mismatch", "indexer")
+# What is measured of single flips, and has a page of its own, too.
+FLIPS = ("critical_noise", "flip_prediction", "flips", "set_survival")
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
 
 
 def pages() -> dict[str, str]:
-    """Return the page of all metrics, and those of recorded routing and of trainings."""
+    """Return the page of all metrics, and those of recorded routing, trainings and flips."""
     kinds = {"tokens choose": tokens_choose, "experts choose": experts_choose, "soft": soft}
     apply = {kind: applicable(pair(make(seed=0), make(seed=1))) for kind, make in kinds.items()}
     of_routing: list[Declaration] = []
@@ -43,19 +45,18 @@ def pages() -> dict[str, str]:
         "the declarations of metrics",
         "What the column `metric` of a [table](columns.md) can say. What the numbers mean is explained in "
         "[Match and chance](../concepts/match-and-chance.md), [Perturbations](../concepts/perturbations.md), "
-        "[Contagion](../concepts/contagion.md), [the price of a flip](../concepts/flips.md) and "
-        "[Few shots](../concepts/few-shot.md).",
+        "[Contagion](../concepts/contagion.md) and [Few shots](../concepts/few-shot.md).",
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
-        "The column `null` names the chance level. What only [recorded routing](metrics-traces.md) has, and only "
-        "[trainings](metrics-trainings.md), is on pages of its own.",
+        "The column `null` names the chance level. Pages of their own have [recorded routing](metrics-traces.md), "
+        "[trainings](metrics-trainings.md), and [margins and flips](metrics-flips.md).",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
         *(
             section(analysis, measures)
             for analysis, measures in rest
-            if analysis not in TRACES and measures not in TRAININGS
+            if analysis not in TRACES + FLIPS and measures not in TRAININGS
         ),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
@@ -75,8 +76,17 @@ def pages() -> dict[str, str]:
         "[What a router costs](../guide/tradeoff.md).",
         *(section("", measures) for measures in TRAININGS),
     )
+    flips = page(
+        "Metrics of margins and flips",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say in `margins` and `flips`, beside "
+        "[other metrics](metrics.md): see [Critical noise](../concepts/margins.md) and "
+        "[Price of a flip](../concepts/flips.md).",
+        *(section(analysis, measures) for analysis, measures in rest if analysis in FLIPS),
+    )
     return {
         "reference/metrics.md": text,
+        "reference/metrics-flips.md": flips,
         "reference/metrics-traces.md": traces,
         "reference/metrics-trainings.md": trainings,
     }

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         s_matrix,
         sweep,
     )
-    from moeprobe.api.stress import attack, corruptions, determinism, flips, precision
+    from moeprobe.api.stress import attack, corruptions, determinism, flips, margins, precision
     from moeprobe.errors import UserError
     from moeprobe.inputs.data.readers.naming import open_data
     from moeprobe.inputs.open import open_view
@@ -154,6 +154,7 @@ __all__ = [
     "import_vmoe",
     "indexer",
     "load_model",
+    "margins",
     "match_ratio",
     "measure_shard",
     "merge",

@@ -10,6 +10,7 @@ from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.flips import Flips
+from moeprobe.probes.margins import Margins
 from moeprobe.probes.precision import Precision
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
@@ -136,6 +137,50 @@ def flips(
         UserError: something named does not exist or does not fit, or no token can get another set alone.
     """
     probe = Flips(view=view, severities=severities, patches=patches, later=later)
+    return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def margins(
+    models: Models,
+    *,
+    data: str | None = None,
+    view: str = Margins.view,
+    sigmas: Sequence[float] | None = Margins.severities,
+    draws: int = Margins.draws,
+    small: float = Margins.small,
+    transfer: str | None = Margins.transfer,
+    transfer_severity: float | None = Margins.transfer_severity,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how much noise changes the sets of tokens, and how well their margins predict it.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        view: gaussian_noise of images, or embedding_noise of texts.
+        sigmas: levels of the nested noise, its standard deviations; None = the view's own.
+        draws: draws of small noise, from which the sensitivity of each margin is estimated.
+        small: standard deviation of the small noise.
+        transfer: another perturbation whose flips margins are to predict: a view (of a pair of views its second), or
+            bfloat16; None = there is none.
+        transfer_severity: of that view; None = its strongest.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or no token's set has a margin.
+    """
+    probe = Margins(
+        view=view,
+        severities=sigmas,
+        draws=draws,
+        small=small,
+        transfer=transfer,
+        transfer_severity=transfer_severity,
+    )
     return ask(probe, models, data, options, watcher, changes)
 
 

@@ -5,6 +5,7 @@ FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
     "no_mismatch": "the mismatch is below its floor, or its interval reaches it, so there is no share of it",
     "no_trials": "there was nothing to count",
+    "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
     "few_images": "fewer than 20 images, so there is no interval",
     "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, so "
     "there is no interval",
@@ -22,12 +23,13 @@ VERDICTS = {
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **{
         flag.replace("_", " "): FLAGS[flag]
-        for flag in ("few_images", "no_mismatch", "no_trials", "unstable", "not_finite")
+        for flag in ("few_images", "no_mismatch", "no_trials", "unreached", "unstable", "not_finite")
     },
 }
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
+    "simultaneous": "holds for a whole curve at once, as wide as the resamples' largest deviation along it",
     "percentile": "percentiles of resamples of whole images",
     "permutations": "2.5 % and 97.5 % quantiles over permutations of the images or of their labels, not a confidence "
     "interval",

@@ -1,4 +1,4 @@
-"""Draw the pictures of README and guides that no committed run has: overlays, data sets, shards, flips, corruptions.
+"""Draw the pictures of README and guides that no committed run has, such as overlays, data sets, flips and margins.
 
     python -m reports.scripts.guide_figures [NAME ...]
 
@@ -49,6 +49,7 @@ def main(names: Sequence[str]) -> None:
         "flips": flips,
         "indexer": indexer,
         "corruptions": corruptions,
+        "margins": margins,
     }
     for name in names or pictures:
         [path] = save(pictures[name](), IMAGES / name)
@@ -73,8 +74,16 @@ def strip() -> Figure:
 
 def flips() -> Figure:
     """Return the sizes of flips on digits, by margin, of two committed models."""
-    models = [ROOT / f"checkpoints/reference/digits-{name}-k2-seed0" for name in ("baseline", "prc")]
-    return api.flips(models, data="digits", figures=False).plot()["flips"]
+    return api.flips(_two_models(), data="digits", figures=False).plot()["flips"]
+
+
+def margins() -> Figure:
+    """Return how much noise changes sets on digits, and how well margins predict it, of two committed models."""
+    return api.margins(_two_models(), data="digits", figures=False).plot()["margins"]
+
+
+def _two_models() -> list[Path]:
+    return [ROOT / f"checkpoints/reference/digits-{name}-k2-seed0" for name in ("baseline", "prc")]
 
 
 def indexer(requests: int = 32, tokens: int = 260, layers: int = 6, top_k: int = 32) -> Figure:

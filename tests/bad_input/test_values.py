@@ -38,7 +38,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 PROBES = (
     "align", "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "fewshot", "flips",
-    "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
+    "margins", "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
 )  # fmt: skip
 FEW = ("confidence",)
 NEEDED = {"sweep": ("--view", "gaussian_noise")}
@@ -58,6 +58,12 @@ OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("flips", "--severities"): ("x", "", "-1", "0,1", "nan"),
     ("flips", "--view"): ("x", "", "random_crop", "affine"),
     ("flips", "--later"): ("x", ""),
+    ("margins", "--sigmas"): ("x", "", "0", "-1", "nan"),
+    ("margins", "--draws"): ("x", "", "1", "2.5"),
+    ("margins", "--small"): ("x", "", "0", "nan", "inf"),
+    ("margins", "--view"): ("x", "", "affine", "random_crop"),
+    ("margins", "--transfer"): ("x", "", "gaussian_noise"),
+    ("margins", "--transfer-severity"): ("x", "", "1"),
     ("align", "--permutations"): ("x", "", "0", "-1", "1.5"),
     ("discontinuity", "--steps"): ("x", "", "0", "-1"),
     ("overlay", "--count"): ("x", "", "0", "-1"),

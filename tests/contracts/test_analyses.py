@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
+from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
 from moeprobe.metrics.analyses.indexer import KeyOverlap
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
 from moeprobe.metrics.analyses.set_match import SetMatch
+from moeprobe.metrics.analyses.set_survival import Survivors
 from moeprobe.metrics.analyses.slot_match import SlotMatch
 from moeprobe.metrics.analyses.touched import Differences
 from moeprobe.metrics.analyses.unshared import Reasons
@@ -63,8 +66,11 @@ Asked = (
     | Corners
     | Differences
     | LogProbabilities
+    | NoiseResponse
+    | PredictedFlips
     | Reasons
     | Scores
+    | Survivors
     | KeyOverlap
     | list[Path]
     | Prices
@@ -74,7 +80,8 @@ Asked = (
 def cut_record(record: Record, rows: slice) -> Record:
     """Some images of a record of tensors."""
     kind: Any = type(record)
-    some: Record = kind(*(None if one is None else one[rows] for one in vars(record).values()))
+    values = (one if one is None or isinstance(one, tuple) else one[rows] for one in vars(record).values())
+    some: Record = kind(*values)
     return some
 
 
@@ -88,7 +95,9 @@ def cut(pair: Asked, rows: slice) -> Asked:
         )
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
-    if isinstance(pair, Reasons | LogProbabilities | Scores | KeyOverlap):
+    if isinstance(
+        pair, Reasons | LogProbabilities | NoiseResponse | PredictedFlips | Scores | Survivors | KeyOverlap
+    ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
@@ -152,7 +161,26 @@ def _flips() -> list[Asked]:
     return [{forced: flips(has_output=has) for forced in FORCED} for has in (True, False)]
 
 
+def _margins() -> tuple[list[Asked], list[Asked], list[Asked]]:
+    """Margins of tokens under noise: one image without tokens, one token without a margin."""
+    random = torch.Generator().manual_seed(0)
+    present = torch.rand(SIZE, 7, generator=random) < 0.8
+    present[1] = False
+    margin, sensitivity, probability = (torch.rand(SIZE, 7, generator=random).double() for _ in range(3))
+    margin[2, 3] = torch.nan
+    first = torch.randint(0, 3, (SIZE, 7), generator=random)
+    response = NoiseResponse(present, first, (0.1, 0.3), margin, sensitivity)
+    predicted = [
+        PredictedFlips(present, first < 2, margin, margin / sensitivity, one)
+        for one in (probability / 2, None)
+    ]
+    return [response], [*predicted], [Survivors(present, first > 0)]
+
+
 OF_TOKENS = {
+    "critical_noise": lambda: _margins()[0],
+    "flip_prediction": lambda: _margins()[1],
+    "set_survival": lambda: _margins()[2],
     "log_probability": _scores,
     "unshared": _reasons,
     "mismatch": _mismatches,

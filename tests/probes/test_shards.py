@@ -39,6 +39,7 @@ PROBES = {
     "determinism": ["--batches", "1,5", "--repeats", "1"],
     "flips": ["--patches", "2"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
+    "margins": ["--sigmas", "0.1,0.3", "--draws", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],
     "discontinuity": ["--limit", "3", "--count", "2", "--layers", "first"],
 }

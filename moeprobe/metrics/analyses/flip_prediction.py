@@ -1,0 +1,197 @@
+"""Do margins predict which sets change?
+
+To first order, noise of standard deviation σ moves a margin m by σ g z: z a draw of a normal distribution, g the
+sensitivity of the margin. So the set changes with probability Φ(−m / (σ g)). Since g is estimated from a few draws, the
+tails are Student's. The prediction is compared with flips under noise that the estimate of g has not seen.
+
+Ranks by m / g need no σ, so that they can be compared with flips under any perturbation.
+
+Axes: B images, J tokens, n images of a run, C bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.of_totals import ShareOfTotals
+from moeprobe.metrics.stats.statistic import Array, Ratio, Share, divide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OBSERVED = Metric(
+    "flip_rate",
+    about="share of tokens with another set of experts than for the clean input, of tokens that have a margin",
+    label="observed flips",
+    better="less",
+)
+PREDICTED = Metric(
+    "flip_rate_predicted",
+    about="the same share as margins predict it, their mean predicted probability",
+    label="predicted flips",
+)
+ECE = Metric(
+    "flip_ece",
+    about="expected calibration error of the predicted probabilities: the distance of predicted and observed shares in "
+    "ten bins of the prediction, on average over tokens; 0 = exact",
+    label="calibration error",
+    better="less",
+)
+BRIER = Metric(
+    "flip_brier",
+    about="mean squared distance of the predicted probability from what happens, 1 = flip, 0 = none",
+    label="Brier score",
+    better="less",
+)
+BRIER_RATE = Metric(
+    "flip_brier_rate",
+    about="the Brier score of a prediction that gives every token the observed share of flips: the score to beat",
+    label="Brier score of the rate",
+)
+AUROC = Metric(
+    "flip_auroc",
+    about="of a token that flips and one that does not, the probability that the first has the smaller margin "
+    "relative to its sensitivity; 0.5 = chance, 1 = perfect",
+    label="AUROC of margin ÷ sensitivity",
+    better="more",
+)
+AUROC_MARGIN = Metric(
+    "flip_auroc_margin",
+    about="the same by the margin alone",
+    label="AUROC of the margin",
+    better="more",
+)
+BINS = 10
+# Predictions are one-sided tails, and never above one half.
+HIGHEST = 0.5
+# Values that are ranked are is_counted in bins of equal width of their logarithms.
+_SMALLEST, _LARGEST, _RANKS = 1e-5, 1e2, 56
+_COUNT, _SUM, _HITS = "flip_bin_tokens", "flip_bin_predicted", "flip_bin_flips"
+_RANKED = {AUROC: "flip_ranks", AUROC_MARGIN: "flip_ranks_margin"}
+
+
+@dataclass(frozen=True)
+class PredictedFlips:
+    """Margins of tokens, and whether they flip.
+
+    Attributes:
+        present: ``(B, J)`` which tokens there are.
+        flips: ``(B, J)`` bool, whether a token has another set.
+        margin: ``(B, J)`` NaN where there is none.
+        critical: ``(B, J)`` margin over sensitivity, NaN as well.
+        probability: ``(B, J)`` predicted; None where the perturbation has no σ.
+    """
+
+    present: Tensor
+    flips: Tensor
+    margin: Tensor
+    critical: Tensor
+    probability: Tensor | None
+
+
+class FlipPredictionAnalysis(ModelAnalysis[PredictedFlips]):
+    """Flips as margins predict them, and as they are: calibration, Brier score and AUROC."""
+
+    measures = (OBSERVED, PREDICTED, ECE, BRIER, BRIER_RATE, AUROC, AUROC_MARGIN)
+    signature = "flip_tokens"
+
+    def sums(self, subject: PredictedFlips) -> dict[str, Tensor]:
+        """Return per image counts of tokens and flips, also by bins of the prediction and by ranks."""
+        # A margin of 0 that nothing moves is neither near nor far.
+        is_counted = subject.present & ~subject.critical.isnan()
+        flips = subject.flips & is_counted
+        columns = {self.signature: is_counted.sum(1), OBSERVED.name: flips.sum(1)}
+        for metric, values in ((AUROC, subject.critical), (AUROC_MARGIN, subject.margin)):
+            bins = _rank_bins(values.nan_to_num(0, posinf=_LARGEST))
+            columns[_RANKED[metric]] = _counts(bins * 2 + flips, is_counted, 2 * _RANKS)
+        if subject.probability is not None:
+            probability = subject.probability.masked_fill(~is_counted, 0)
+            bins = (probability * (BINS / HIGHEST)).long().clamp(0, BINS - 1)
+            columns |= {
+                PREDICTED.name: probability.sum(1),
+                BRIER.name: (probability - flips.double()).square().masked_fill(~is_counted, 0).sum(1),
+                _COUNT: _counts(bins, is_counted, BINS),
+                _SUM: probability.new_zeros(len(bins), BINS).scatter_add_(1, bins, probability),
+                _HITS: _counts(bins, flips, BINS),
+            }
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the shares, and the scores of the prediction."""
+        trials = columns[self.signature]
+        tokens, flips = trials.astype(np.float64), columns[OBSERVED.name].astype(np.float64)
+        estimators = [OBSERVED.raw(Share(flips, tokens), trials)]
+        if PREDICTED.name in columns:
+            estimators.append(
+                PREDICTED.raw(Share(columns[PREDICTED.name].astype(np.float64), tokens), trials)
+            )
+        if _COUNT in columns:
+            binned = np.concatenate([columns[name] for name in (_COUNT, _SUM, _HITS)], axis=1)
+            estimators += [
+                ECE.raw(ShareOfTotals(binned.astype(np.float64), calibration_error), trials),
+                BRIER.raw(Ratio(columns[BRIER.name].astype(np.float64), tokens), trials),
+                BRIER_RATE.raw(ShareOfTotals(np.stack([flips, tokens], axis=1), _spread), trials),
+            ]
+        return estimators + [
+            metric.raw(ShareOfTotals(columns[name].astype(np.float64), auroc), trials)
+            for metric, name in _RANKED.items()
+            if name in columns
+        ]
+
+
+def columns_by_bin(columns: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the sums of the tokens in each bin of the prediction, by what tables call these."""
+    names = {FlipPredictionAnalysis.signature: _COUNT, PREDICTED.name: _SUM, OBSERVED.name: _HITS}
+    return {
+        bin_name(number): {name: columns[binned][:, number] for name, binned in names.items()}
+        for number in range(BINS)
+    }
+
+
+def bin_name(number: int) -> str:
+    """Return what tables call the tokens in a bin of the prediction, numbered from 0."""
+    width = HIGHEST / BINS
+    return f"predicted {number * width:.2f} to {(number + 1) * width:.2f}"
+
+
+def calibration_error(sums: Array) -> Array:
+    """Return the calibration error ``(R,)`` of ``(3 C, R)`` tokens, predictions and flips by bin."""
+    tokens, predicted, flips = np.split(sums, 3)
+    return divide(np.abs(predicted - flips).sum(0), tokens.sum(0))
+
+
+def auroc(sums: Array) -> Array:
+    """Return the area below the ROC curve ``(R,)`` of ``(2 C, R)`` tokens: of each bin those without and with a flip.
+
+    Bins rise with the rank, and low ranks predict flips; tokens of one bin count as ties.
+    """
+    still, flips = sums[0::2], sums[1::2]
+    before = np.cumsum(flips, axis=0) - flips / 2
+    return divide((still * before).sum(0), still.sum(0) * flips.sum(0))
+
+
+def _spread(sums: Array) -> Array:
+    """Return p (1 − p) of the share p of flips ``(R,)``."""
+    rate = divide(sums[0], sums[1])
+    return rate * (1 - rate)
+
+
+def _rank_bins(values: Tensor) -> Tensor:
+    """Return the bin of each value, by its logarithm."""
+    position = (values.clamp(_SMALLEST, _LARGEST) / _SMALLEST).log() / math.log(_LARGEST / _SMALLEST)
+    return (position * _RANKS).long().clamp(0, _RANKS - 1)
+
+
+def _counts(bins: Tensor, is_counted: Tensor, size: int) -> Tensor:
+    """Return how many counted tokens ``(B, J)`` are in each bin ``(B, size)``."""
+    import torch
+
+    zeros = torch.zeros(len(bins), size, dtype=torch.int64, device=bins.device)
+    return zeros.scatter_add_(1, bins, is_counted.long())

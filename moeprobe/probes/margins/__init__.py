@@ -1,0 +1,130 @@
+"""The declaration of ``margins``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import ORDINARY
+from moeprobe.probes.base import Agreement, Arg, Headline, Panel, Probe, Views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
+
+    from moeprobe.results.folder import Result
+
+# A perturbation that is no view: the clean inputs, run in this dtype.
+BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins(Probe["Result"]):
+    """How much noise changes a token's set of experts, and do margins predict it?
+
+    One draw of noise grows from level to level: at which does each set change first? A few draws of small noise say how
+    far noise moves each margin, and so how likely each set is to change at every level.
+
+    Example: `moeprobe margins checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/margins`
+    """
+
+    name: ClassVar[str] = "margins"
+    title: ClassVar[str] = "Critical noise, and flips that margins predict"
+    work: ClassVar[str] = "moeprobe.probes.margins.measure:MarginsMeasurement"
+    analyses: ClassVar[tuple[str, ...]] = ("selection", "critical_noise", "set_survival", "flip_prediction")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("critical_sigma_mean"),
+        Headline("margin_over_sensitivity"),
+        Headline("flip_ece", at="weakest"),
+        Headline("flip_auroc", at="weakest"),
+    )
+    panel: ClassVar[Panel] = Panel.STRESS
+    views: ClassVar[Views] = Views.SEVERITIES
+    joinable: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = False
+
+    view: Annotated[str, Arg("gaussian_noise of images, or embedding_noise of texts.")] = "gaussian_noise"
+    severities: Annotated[
+        Sequence[float] | None,
+        Arg(
+            "Comma-separated levels of the nested noise, its standard deviations; default: the view's own.",
+            flag="--sigmas",
+        ),
+    ] = None
+    draws: Annotated[
+        int, Arg("Draws of small noise from which the sensitivity of a margin is estimated.")
+    ] = 8
+    small: Annotated[float, Arg("Standard deviation of the small noise.")] = 0.01
+    transfer: Annotated[
+        str | None,
+        Arg(
+            "Another perturbation whose flips margins predict: a view, of a pair of views its second, or bfloat16."
+        ),
+    ] = None
+    transfer_severity: Annotated[
+        float | None, Arg("Severity of that perturbation; default: the view's strongest.")
+    ] = None
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a field is out of range."""
+        if not 2 <= self.draws <= 1000:
+            raise UserError(f"{option('draws')} takes a whole number from 2 to 1,000; got {self.draws}.")
+        if not 0 < self.small < float("inf"):
+            raise UserError(f"{option('small')} takes a standard deviation above 0; got {self.small:g}.")
+        if self.transfer_severity is not None and self.transfer is None:
+            raise UserError(
+                f"{option('transfer_severity')} belongs to {option('transfer')}: name the view, or leave it out."
+            )
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the tables."""
+        return (
+            f"Sets of experts along nested noise; sensitivity from {self.draws} draws of σ = {self.small:g}"
+        )
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return how margins, and what noise does to them, differ from the first checkpoint's."""
+        rows = table[table["tokens"].isin(ORDINARY)]
+        first, *candidates = list(dict.fromkeys(rows["checkpoint"])) or [""]
+        layers = [rows[rows["layer"] == layer] for layer in dict.fromkeys(rows["layer"])]
+        sentences = (_compare(of_layer, name, first) for of_layer in layers for name in candidates)
+        return [sentence for sentence in sentences if sentence]
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the survival curves of sets, and the reliability of predicted flips."""
+        from moeprobe.probes.margins.figure import draw
+
+        return draw(result.table, colors=result.sidecar.colors, unit=result.sidecar.severity_unit or "")
+
+
+def _compare(rows: "DataFrame", checkpoint: str, reference: str) -> str | None:
+    """Return how the margins of a layer differ between two checkpoints; None where a number is missing."""
+    values = rows.set_index(["checkpoint", "metric"])
+    is_in_logits = "selection_margin_logit" in values.index.get_level_values("metric")
+    margin = "selection_margin_logit" if is_in_logits else "selection_margin"
+    ratios = [_ratio(values["value"], checkpoint, reference, name) for name in (margin, "margin_sensitivity")]
+    sigmas = [_mean_sigma(values, name) for name in (checkpoint, reference)]
+    if None in ratios or None in sigmas:
+        return None
+    return (
+        f"{rows['layer'].iloc[0]}: margins of {checkpoint} are {ratios[0]:.2f} times as large as in {reference}, and "
+        f"noise moves them {ratios[1]:.2f} times as much. Mean critical σ: {sigmas[0]} and {sigmas[1]}."
+    )
+
+
+def _ratio(values: "Series[float]", checkpoint: str, reference: str, metric: str) -> float | None:
+    """Return a value over the reference's; None where one of them is missing, or the latter is 0."""
+    keys = [(name, metric) for name in (checkpoint, reference)]
+    if not all(key in values.index for key in keys) or values[keys].isna().any() or not values[keys[1]]:
+        return None
+    return float(values[keys[0]]) / float(values[keys[1]])
+
+
+def _mean_sigma(values: "DataFrame", checkpoint: str) -> str | None:
+    """Return the restricted mean of the critical σ of a checkpoint with its interval; None where it has none."""
+    key = (checkpoint, "critical_sigma_mean")
+    if key not in values.index or values.loc[key, ["value", "ci_low", "ci_high"]].isna().any():
+        return None
+    value, low, high = values.loc[key, ["value", "ci_low", "ci_high"]]
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
