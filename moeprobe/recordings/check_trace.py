@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
-from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.faults import Finding, first_names
 from moeprobe.recordings.matching import NAMES, TOKENS, check_match, match_traces
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.runtime.arguments import checked
@@ -44,6 +44,7 @@ class Overlap:
         renumbered: overlap after the second's experts were numbered anew, of tokens by which that was not decided; None
             where it was not tried.
         renumbered_chance: what that would be by chance, which pairs the most frequent experts of two models; or None.
+        foreign_layers: layers of the first that agree by chance, although the layer behind them agrees.
     """
 
     inputs: int
@@ -55,6 +56,7 @@ class Overlap:
     shifted: float
     renumbered: float | None
     renumbered_chance: float | None
+    foreign_layers: list[str]
 
     @property
     def is_renumbered(self) -> bool:
@@ -121,8 +123,22 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     chance = _chance(first_choices, second_choices, num_experts)
     shifted = scan[best][0]
     low = best == (0, 0) and unshifted - chance < (1 - chance) / 2
-    renumbered = _renumbered(first_choices, second_choices, num_experts) if low else (None, None)
-    return Overlap(len(ids), len(common), unshifted, chance, *best, shifted, *renumbered)
+    foreign = _foreign(first_choices, second_choices, num_experts) if best == (0, 0) else []
+    renumbered, renumbered_chance = (
+        _renumbered(first_choices, second_choices, num_experts) if low else (None, None)
+    )
+    return Overlap(
+        inputs=len(ids),
+        common=len(common),
+        here=unshifted,
+        chance=chance,
+        layers=best[0],
+        positions=best[1],
+        shifted=shifted,
+        renumbered=renumbered,
+        renumbered_chance=renumbered_chance,
+        foreign_layers=[list(first.layers)[index] for index in foreign],
+    )
 
 
 def _choices(trace: TraceFile, ids: list[str]) -> NDArray[np.int16]:
@@ -152,6 +168,29 @@ def _of_shift(
     a, b = first[present], second[present]
     common = (a[:, :, None] == b[:, None]) & (a >= 0)[:, :, None]
     return float(common.sum() / (a >= 0).sum()), pairs
+
+
+def _foreign(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int) -> list[int]:
+    """Return the layers that agree by chance, and before one that agrees more than halfway from chance to 1.
+
+    Had the router really chosen these experts, the layer behind would have seen other tokens. Layers whose experts have
+    other numbers are left out.
+    """
+    if len(first) != len(second):
+        return []
+    by_chance, agrees = [], []
+    for a, b in zip(first[:, None], second[:, None], strict=True):
+        (agreement, pairs), chance = _of_shift(a, b, 0, 0), _chance(a, b, num_experts)
+        halfway, error = (1 + chance) / 2, np.sqrt(0.25 / max(pairs, 1))
+        agrees.append(agreement > halfway)
+        by_chance.append(is_by_chance(agreement, chance) and agreement + 4 * error < halfway)
+        if by_chance[-1]:
+            # A server may have moved the experts of this layer alone.
+            renumbered, renumbered_chance = _renumbered(a, b, num_experts)
+            by_chance[-1] = (
+                renumbered is None or renumbered_chance is None or renumbered < (1 + renumbered_chance) / 2
+            )
+    return [index for index, pair in enumerate(zip(by_chance, agrees[1:], strict=False)) if all(pair)]
 
 
 def _cut(side: NDArray[np.int16], axis: int, start: int) -> NDArray[np.int16]:
@@ -282,6 +321,13 @@ def _of_overlap(shared: Overlap, against: Path) -> list[Finding]:
             "a server has moved."
         )
         findings.append(Finding("experts renumbered", 1, sentence))
+    if shared.foreign_layers:
+        sentence = (
+            f"{first_names(shared.foreign_layers)}: agreement with {against.name} is by chance, though the next layer "
+            "agrees: known of draft models (multi-token prediction), whose router was captured in its place "
+            "(vllm#48622); serve without speculative decoding."
+        )
+        findings.append(Finding("layers of another router", len(shared.foreign_layers), sentence))
     if shared.is_chance and shared.chance < 1:
         sentence = (
             f"{words} no shift and no other numbers of its experts explain it: these are two models, or other inputs "

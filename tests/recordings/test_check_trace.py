@@ -240,6 +240,54 @@ def test_physical_ids_within_the_range_are_found_by_the_overlap(tmp_path: Path) 
     assert again.sound and [one.name for one in again.findings] == ["overlap by chance"]
 
 
+def with_draft(ids: Ids, *layers: int) -> Ids:
+    """The same routing, but for layers that hold another router's choices."""
+    changed = ids.copy()
+    changed[:, :, list(layers)] = requests(8)[:, :, list(layers)]
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("layers", "names"), [([0], ["layers.0"]), ([2], ["layers.2"]), ([0, 2], ["layers.0", "layers.2"])]
+)
+def test_a_draft_models_choices_in_place_of_a_layers_are_found(
+    layers: list[int], names: list[str], tmp_path: Path
+) -> None:
+    ids = requests()
+    path = saved(tmp_path / "t.parquet", with_draft(ids, *layers))
+    checked = api.check_trace(path, against=saved(tmp_path / "other.parquet", some_noise(ids)))
+    [finding] = checked.findings
+    assert (finding.name, finding.count, finding.fault) == ("layers of another router", len(names), True)
+    assert checked.overlap is not None and checked.overlap.foreign_layers == names
+    assert finding.sentence.startswith(f"{', '.join(names)}: agreement")
+
+
+def test_layers_that_differ_down_to_the_last_are_no_draft_models(tmp_path: Path) -> None:
+    """An error in attention does that: what a layer does wrong reaches those behind it."""
+    ids = requests()
+    other = saved(tmp_path / "other.parquet", some_noise(ids))
+    for layers in ([3], [2, 3], [1, 2, 3], [0, 1, 2, 3]):
+        checked = api.check_trace(saved(tmp_path / "t.parquet", with_draft(ids, *layers)), against=other)
+        assert checked.overlap is not None and checked.overlap.foreign_layers == []
+        assert checked.sound
+
+
+def test_a_layer_whose_experts_were_moved_is_no_draft_models(tmp_path: Path) -> None:
+    ids = requests()
+    moved = ids.copy()
+    moved[:, :, 0] = np.roll(np.arange(8), 3)[ids[:, :, 0]]
+    path, other = saved(tmp_path / "t.parquet", moved), saved(tmp_path / "other.parquet", some_noise(ids))
+    checked = api.check_trace(path, against=other)
+    assert checked.overlap is not None and checked.overlap.foreign_layers == []
+
+
+def test_a_router_that_has_collapsed_in_both_is_no_draft_models(tmp_path: Path) -> None:
+    ids = planted((EVERY, EVERY, 1), [2, 5])
+    paths = [saved(tmp_path / f"{name}.parquet", ids) for name in "ab"]
+    checked = api.check_trace(paths[0], against=paths[1])
+    assert [one.name for one in checked.findings] == ["constant layer"]
+
+
 def test_two_models_are_not_one_with_other_numbers(tmp_path: Path) -> None:
     """Few experts have most tokens of either model, and are paired: that explains a little more than chance."""
     rng = np.random.default_rng(5)
