@@ -63,6 +63,7 @@ DRAWN = {
     "indexer.png": "guide_figures",
     "corruptions.png": "guide_figures",
     "margins.png": "guide_figures",
+    "monitor.png": "monitor_figure",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

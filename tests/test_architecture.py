@@ -19,7 +19,7 @@ LAYERS = (
     {"metrics", "models", "recordings"},
     {"adapters", "results"},
     {"probes", "studies"},
-    {"api", "cli"},
+    {"api", "cli", "integrations"},
     {"__main__"},
 )
 SIDEWAYS = {("runtime", "errors"), ("routing", "inputs"), ("studies", "probes"), ("cli", "api")}

@@ -247,6 +247,13 @@ def rank() -> int:
     return _number("RANK") if launched() else 0
 
 
+def process_rank() -> int:
+    """Return the number of this process in torch's process group, or else as it was started."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else rank()
+
+
 def _number(name: str) -> int:
     try:
         value = int(os.environ[name])

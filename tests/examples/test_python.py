@@ -32,6 +32,7 @@ PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 RECORDED = ROOT / "docs" / "guide" / "recorded-routing.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
+MONITOR = ROOT / "docs" / "guide" / "monitor.md"
 READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 
 
@@ -39,6 +40,7 @@ def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
         README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
+        MONITOR: 4,  # tests/integrations/test_page.py
     }  # fmt: skip
 
 

@@ -253,6 +253,11 @@ class Hooks(Adapter):
         self.group_images = group_images if self._batch_dependence else 1
 
     @property
+    def model(self) -> nn.Module:
+        """The module itself."""
+        return self._module.net
+
+    @property
     def framing(self) -> Framing:
         """How an image is brought to the input."""
         return Framing(self.settings.image_size, self.settings.crop_fraction)

@@ -35,7 +35,7 @@ from moeprobe.adapters.huggingface.replay import (
     root_mean_square,
 )
 from moeprobe.errors import UserError
-from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch
+from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.device import AUTO
@@ -97,6 +97,11 @@ class HuggingfaceAdapter(Adapter):
     def width(self) -> int:
         """D of the embeddings."""
         return self._embedding.weight.shape[-1]
+
+    def framing(self, tokenizer: Tokenizer) -> TextFraming:
+        """Return how a text is brought to the input, cut off after 128 tokens, or what fits the model."""
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or None
+        return TextFraming(tokenizer, self.width, min(MAX_LENGTH, longest or MAX_LENGTH), longest)
 
     def trace(
         self, images: TokenBatch, *, layers: Sequence[str] | None = None, logits: bool = True
@@ -293,18 +298,12 @@ class HuggingfaceAdapter(Adapter):
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
         folder = expanded(reference)
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
         name = (folder.resolve() if is_folder(folder) else folder).name
         return Checkpoint(
             # In another precision than its own it is another model, as with settings after a path.
             name=name if dtype == AUTO else f"{name},dtype={dtype}",
             model=traceable,
-            framing=TextFraming(
-                tokenizer,
-                traceable.width,
-                min(MAX_LENGTH, longest or MAX_LENGTH),
-                longest,
-            ),
+            framing=traceable.framing(tokenizer),
             provenance={
                 "path": reference,
                 "sha256": digest_of(reference, model),

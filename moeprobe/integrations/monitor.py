@@ -1,0 +1,355 @@
+"""Monitor the routing of a model while it is trained: κ, load and drift on a fixed probe set, every so many steps.
+
+    monitor = RoutingMonitor(hooks, "digits", every=200, sinks=JsonLines("routing.jsonl"))
+    for step, batch in enumerate(loader, start=1):
+        ...
+        optimizer.step()
+        monitor.step(step)
+
+The training is not disturbed: weights, gradients, random numbers and modes are as they would be without a monitor.
+"""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.hooks import Hooks
+from moeprobe.adapters.hooks.detection import unwrapped
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.inputs.images import Framing
+from moeprobe.integrations.measure import (
+    LayerAgreement,
+    RecordedChoices,
+    agreements,
+    digest,
+    mean_kappa,
+    of_one_pass,
+    trace_all,
+)
+from moeprobe.integrations.probe_set import Data, make_probe_set
+from moeprobe.integrations.sinks import RoutingRecord, Sink
+from moeprobe.integrations.undisturbed import ProbedModel
+from moeprobe.metrics.analyses.load import DEAD_EXPERTS, LOAD_ENTROPY
+from moeprobe.metrics.analyses.selection import SELECTION_MARGIN
+from moeprobe.metrics.stats.bootstrap import Estimate
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.probes.base import CLEAN
+from moeprobe.runtime.distributed import process_rank
+from moeprobe.runtime.seeds import random_state_kept
+
+# Of the time of a training that a monitor takes at the most, and measurements after which it is judged.
+MOST_OF_TIME, JUDGED_AFTER = 0.02, 3
+PREFIX = "routing/"
+SINCE_FIRST, SINCE_LAST = "since_first", "since_last"
+# How names of a state begin.
+_INPUTS, _FIRST, _LAST = "inputs", "first/", "last/"
+
+# Mean and standard deviation of each channel.
+Normalization = tuple[Sequence[float], Sequence[float]]
+
+
+class RoutingMonitor:
+    """Measures the routing of a model on a fixed probe set, every so many steps of its training.
+
+    With k comparisons (the views, and the first and the last recorded step) there are 2 k + 5 keys, whatever the
+    model's size: for each comparison the mean of κ over layers and the least; the mean of the load entropy over layers
+    and the least; dead experts in all layers together; the mean selection margin; the share of time that the monitor
+    takes. Each layer's numbers, with intervals, are in the records of ``JsonLines``.
+
+    Of several processes the first one measures; models whose parameters are divided among
+    processes are refused.
+
+    Args:
+        model: ``api.Hooks`` around the model in training; a model of ``transformers``, with its ``tokenizer``; a V-MoE
+            of moeprobe; or a checkpoint whose model is trained.
+        data: the probe set: name of a data set (``digits``, ``text:FILE``), or a list of texts or of PIL images.
+        every: steps from one measurement to the next.
+        tokenizer: of a model of ``transformers``; a fast one.
+        normalization: of a V-MoE of moeprobe, mean and standard deviation per channel in units of [0, 1].
+        sinks: where records go.
+        views: what κ is measured under: view -> severity, or None for random pairs; by default noise and crops of
+            images, typos of texts.
+        split: of the data set.
+        limit: inputs of the probe set, a seeded random subset.
+        seed: of the subset and of the views.
+        batch_size: inputs of a forward pass.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or the model cannot be probed.
+    """
+
+    def __init__(
+        self,
+        model: Hooks | Checkpoint | nn.Module,
+        data: Data,
+        *,
+        every: int = 200,
+        tokenizer: Any = None,
+        normalization: Normalization = ((0.5,) * 3, (0.5,) * 3),
+        sinks: Sink | Sequence[Sink] = (),
+        views: Mapping[str, float | None] | None = None,
+        split: str = "val",
+        limit: int = 64,
+        seed: int = 0,
+        batch_size: int = 64,
+    ) -> None:
+        for name, value in {"every": every, "limit": limit, "batch_size": batch_size}.items():
+            if value < 1:
+                raise UserError(f"{option(name)} takes a positive number; got {value}.")
+        self.every = every
+        self.sinks = [sinks] if isinstance(sinks, Sink) else list(sinks)
+        self._writes = process_rank() == 0
+        self._first: RecordedChoices | None = None
+        self._last: RecordedChoices | None = None
+        self._clock = _Clock()
+        if not self._writes:
+            return
+        self._probed = _probed_model(model, tokenizer, normalization, seed=seed)
+        with random_state_kept(), self._probed.probing() as checkpoint:
+            self._probe_set = make_probe_set(
+                checkpoint, data, views=views, split=split, limit=limit, seed=seed, batch_size=batch_size
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of a record; which of them has a value depends on the model and on the step."""
+        compared = [*self._probe_set.views, SINCE_FIRST, SINCE_LAST]
+        kappas = [f"{kind}/{name}" for name in compared for kind in ("kappa", "kappa_least")]
+        loads = [LOAD_ENTROPY.name, f"{LOAD_ENTROPY.name}_least", DEAD_EXPERTS.name]
+        return [f"{PREFIX}{name}" for name in (*kappas, *loads, SELECTION_MARGIN.name, "time_share")]
+
+    def step(self, step: int) -> RoutingRecord | None:
+        """Measure if ``step``, the steps done, is a multiple of ``every``; call it after each step of the optimizer.
+
+        A step that is recorded is not measured again.
+        """
+        self._clock.start()
+        return self.record(step) if step % self.every == 0 else None
+
+    def record(self, step: int) -> RoutingRecord | None:
+        """Measure now, whatever the step; None where it is recorded already, or on another process."""
+        self._clock.start()
+        if not self._writes or (self._last is not None and self._last.step >= step):
+            return None
+        started = time.perf_counter()
+        try:
+            with self._probed.probing() as checkpoint:
+                record = self._measure(checkpoint, step, started)
+        except UserError as error:
+            # A training is not ended by its monitor.
+            warnings.warn(RunWarning(f"The routing was not measured at step {step}: {error!s}"), stacklevel=2)
+            return None
+        for sink in self.sinks:
+            sink.write(record)
+        self._clock.add(time.perf_counter() - started)
+        self._clock.judge(self.every)
+        return record
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed training needs to measure its drift on: the choices of the first and last record.
+
+        They are tensors by name, for ``torch.save`` or a safetensors file; none before the first record, and on other
+        processes.
+        """
+        if self._first is None or self._last is None:
+            return {}
+        both_steps = {_FIRST: self._first, _LAST: self._last}
+        return {_INPUTS: digest(self._probe_set.batches[CLEAN])} | {
+            f"{prefix}{name}": value
+            for prefix, choices in both_steps.items()
+            for name, value in choices.tensors().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Measure the drift on from the records of an earlier process; an empty state changes nothing.
+
+        Raises:
+            UserError: the state is of another probe set or model.
+        """
+        if not state or not self._writes:
+            return
+        if not torch.equal(state[_INPUTS].cpu(), digest(self._probe_set.batches[CLEAN])):
+            raise UserError(
+                "The state of the monitor is of another probe set; give the same data, split, limit, seed and "
+                "batch_size as before, or leave the state out."
+            )
+        first, last = (
+            RecordedChoices.from_tensors(
+                {name[len(prefix) :]: state[name].cpu() for name in state if name.startswith(prefix)}
+            )
+            for prefix in (_FIRST, _LAST)
+        )
+        with self._probed.probing() as checkpoint:
+            layers = checkpoint.model.layer_names
+        if set(last.batches[0]) != set(layers):
+            raise UserError(
+                f"The state of the monitor is of another model, with MoE layers {', '.join(last.batches[0])}; leave "
+                "the state out."
+            )
+        self._first, self._last = first, last
+
+    def close(self) -> None:
+        """Close the sinks."""
+        for sink in self.sinks if self._writes else ():
+            sink.close()
+
+    def _measure(self, checkpoint: Checkpoint, step: int, started: float) -> RoutingRecord:
+        probe_set = self._probe_set
+        clean = trace_all(checkpoint, probe_set, CLEAN)
+        of_views: dict[str, dict[str, LayerAgreement]] = {}
+        for name, spec in probe_set.views.items():
+            reference = trace_all(checkpoint, probe_set, name) if spec.is_pair else clean
+            view = trace_all(checkpoint, probe_set, name, view_index=1)
+            of_views[name] = agreements(checkpoint, spec, probe_set.batches[name], (reference, view))
+        choices = RecordedChoices.of(step, clean)
+        for name, earlier in ((SINCE_FIRST, self._first), (SINCE_LAST, self._last)):
+            if earlier is not None:
+                sides = earlier.traces(clean), choices.traces(clean)
+                of_views[name] = agreements(checkpoint, probe_set.clean, probe_set.batches[CLEAN], sides)
+        of_layers = of_one_pass(checkpoint, probe_set.clean, probe_set.batches[CLEAN], clean)
+        self._first, self._last = self._first or choices, choices
+        values, intervals = _summary(of_views, of_layers)
+        layers = {
+            name: {
+                **numbers,
+                "kappa": {view: of[name].plain() for view, of in of_views.items() if name in of},
+            }
+            for name, numbers in of_layers.items()
+        }
+        seconds = time.perf_counter() - started
+        share = self._clock.share(seconds)
+        values = {f"{PREFIX}{name}": value for name, value in values.items() if np.isfinite(value)}
+        return RoutingRecord(
+            step,
+            values if share is None else {**values, f"{PREFIX}time_share": share},
+            {f"{PREFIX}{name}": (interval.low, interval.high) for name, interval in intervals.items()},
+            layers,
+            len(probe_set.clean.indices),
+            seconds,
+        )
+
+
+def _summary(
+    of_views: Mapping[str, Mapping[str, LayerAgreement]], of_layers: Mapping[str, Mapping[str, float]]
+) -> tuple[dict[str, float], dict[str, Estimate]]:
+    """Return the few numbers of all layers together, and the intervals of those that have one."""
+    values, intervals = {}, {}
+    for view, of in of_views.items():
+        mean = mean_kappa(of.values())
+        values[f"kappa/{view}"] = mean.value
+        values[f"kappa_least/{view}"] = _least([agreement.kappa.point for agreement in of.values()])
+        if np.isfinite(mean.low):
+            intervals[f"kappa/{view}"] = mean
+    entropies, dead, margins = (
+        [numbers[metric.name] for numbers in of_layers.values() if metric.name in numbers]
+        for metric in (LOAD_ENTROPY, DEAD_EXPERTS, SELECTION_MARGIN)
+    )
+    if entropies:
+        values[LOAD_ENTROPY.name] = float(np.mean(entropies))
+        values[f"{LOAD_ENTROPY.name}_least"] = min(entropies)
+        values[DEAD_EXPERTS.name] = float(sum(dead))
+    if margins:
+        values[SELECTION_MARGIN.name] = float(np.mean(margins))
+    return values, intervals
+
+
+def _least(values: Sequence[float]) -> float:
+    finite = [value for value in values if np.isfinite(value)]
+    return min(finite) if finite else np.nan
+
+
+class _Clock:
+    """How much of the time of a training its monitor takes."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._measured, self._number = 0.0, 0
+
+    def start(self) -> None:
+        """Begin to count, with the first step that is seen."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def add(self, seconds: float) -> None:
+        """Add a measurement. The first, which loads and compiles what the others use, begins the count anew."""
+        self._number += 1
+        if self._number == 1:
+            self._started = time.perf_counter()
+        else:
+            self._measured += seconds
+
+    def share(self, seconds: float = 0.0) -> float | None:
+        """Return the share of time of all measurements and one of ``seconds``; None at the first."""
+        if self._number == 0 or self._started is None:
+            return None
+        return (self._measured + seconds) / (time.perf_counter() - self._started)
+
+    def judge(self, every: int) -> None:
+        """Warn, once, of a monitor that takes more than its share."""
+        share = self.share()
+        if self._number == JUDGED_AFTER + 1 and share is not None and share > MOST_OF_TIME:
+            steps = -(-every * share * (1 - MOST_OF_TIME) // (MOST_OF_TIME * (1 - share)))
+            warnings.warn(
+                RunWarning(
+                    f"The monitor takes {share:.1%} of the time of the training; with every={int(steps)} it takes "
+                    f"{MOST_OF_TIME:.0%}. A smaller limit makes each measurement shorter."
+                ),
+                stacklevel=3,
+            )
+
+
+def _probed_model(
+    model: Any, tokenizer: Any, normalization: Normalization, *, seed: int
+) -> ProbedModel[Checkpoint]:
+    """Return a model in training with its adapter; raises ``UserError`` where it cannot be."""
+    if isinstance(model, Hooks):
+        checkpoint = Checkpoint("monitor", model, model.framing, model.class_names)
+        return ProbedModel(_undivided(model.model), lambda: checkpoint, seed=seed)
+    if isinstance(model, Checkpoint):
+        return ProbedModel(_undivided(model.model.model), lambda: model, seed=seed)  # type: ignore[attr-defined]
+    net = unwrapped(model) if isinstance(model, nn.Module) else model
+    if isinstance(net, nn.Module) and moe_layers(net):
+        return ProbedModel(_undivided(net), lambda: _of_ours(net, normalization), seed=seed)
+    if not hasattr(net, "get_input_embeddings"):
+        raise UserError(
+            f"A {type(net).__name__} does not say how it is read; wrap it in api.Hooks(net, image_size=…), or give a "
+            "model of transformers."
+        )
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"Name the fast tokenizer of the model: {option('tokenizer')}.")
+    return ProbedModel(_undivided(net), lambda: _of_transformers(net, tokenizer), seed=seed)
+
+
+def _of_transformers(net: Any, tokenizer: Any) -> Checkpoint:
+    """Return a model of ``transformers`` as probes take it, with the capacity that it evaluates with."""
+    from moeprobe.adapters.huggingface import HuggingfaceAdapter
+    from moeprobe.adapters.huggingface.files import FastTokenizer
+
+    adapter = HuggingfaceAdapter(net)
+    return Checkpoint("monitor", adapter, adapter.framing(FastTokenizer(tokenizer)))
+
+
+def _of_ours(net: Any, normalization: Normalization) -> Checkpoint:
+    """Return a V-MoE as probes take it, its whole input an image; capacities do not act on choices."""
+    mean, std = normalization
+    adapter = Vmoe(net, mean=mean, std=std).to(next(net.parameters()).device)
+    return Checkpoint("monitor", adapter, Framing(adapter.image_size[0]))
+
+
+def _undivided(net: nn.Module) -> nn.Module:
+    """Return a model of which this process has all parameters; raises ``UserError`` where others have some."""
+    # Of tensors that are divided among processes, of DeepSpeed's third stage, and of the first FSDP.
+    is_divided = any(hasattr(part, "device_mesh") or hasattr(part, "ds_id") for part in net.parameters())
+    if is_divided or any(hasattr(module, "_fsdp_wrapped_module") for module in net.modules()):
+        raise UserError(
+            "The parameters of the model are divided among processes, and the monitor runs it in one of them; measure "
+            "its checkpoints in place of that, e.g. moeprobe audit."
+        )
+    return net

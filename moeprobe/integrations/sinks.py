@@ -1,0 +1,177 @@
+"""Where a monitor writes: JSON lines, TensorBoard, Weights & Biases, MLflow, or a class of your own.
+
+A program of its own is imported when its sink is made; each is an extra of moeprobe.
+"""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import expanded
+
+
+@dataclass(frozen=True)
+class RoutingRecord:
+    """What is measured at one step of a training.
+
+    Attributes:
+        step: of the training.
+        values: by key, e.g. ``routing/load_entropy``; keys without a value at this step are not in it.
+        intervals: by key the 95 % interval over inputs; keys without one are not in it.
+        layers: by layer its numbers, as JSON has them.
+        inputs: how many images or texts were measured.
+        seconds: what the measurement took.
+    """
+
+    step: int
+    values: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    layers: Mapping[str, Mapping[str, Any]]
+    inputs: int
+    seconds: float
+
+
+class Sink(ABC):
+    """Where records go."""
+
+    @abstractmethod
+    def write(self, record: RoutingRecord) -> None:
+        """Write a record; steps grow from one to the next."""
+
+    def close(self) -> None:  # noqa: B027  (a sink may have nothing to finish)
+        """Finish writing, when the training has ended."""
+
+
+class JsonLines(Sink):
+    """A file with a line per record: all that was measured, with intervals and layer by layer.
+
+    Args:
+        path: a file, made with its folder; lines of an earlier run stay.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = expanded(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise UserError(f"Cannot write {self.path}: {error.strerror}.") from error
+
+    def write(self, record: RoutingRecord) -> None:
+        """Add a line, which is complete when this returns."""
+        line = {
+            "step": record.step,
+            **record.values,
+            "intervals": record.intervals,
+            "layers": record.layers,
+            "inputs": record.inputs,
+            "seconds": record.seconds,
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+
+
+class TensorBoard(Sink):
+    """Event files of TensorBoard (extra ``tensorboard``).
+
+    Args:
+        folder: where event files go.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        _require("tensorboard", "TensorBoard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(expanded(folder))
+
+    def write(self, record: RoutingRecord) -> None:
+        """Add a point to the chart of each key."""
+        for key, value in record.values.items():
+            self._writer.add_scalar(key, value, record.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases(Sink):
+    """A run of Weights & Biases (extra ``wandb``), online or offline as the run is.
+
+    The charts have an axis of their own, ``routing/step``: the run's own step may be ahead of it.
+
+    Args:
+        run: what ``wandb.init`` returned; None = the active run.
+
+    Raises:
+        UserError: the package is not installed, or there is no active run.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        wandb = _require("wandb", "Weights & Biases")
+        self._run = wandb.run if run is None else run
+        if self._run is None:
+            raise UserError(
+                "There is no active run of Weights & Biases; call wandb.init first, or hand a run in."
+            )
+        self._run.define_metric("routing/step")
+        self._run.define_metric("routing/*", step_metric="routing/step")
+
+    def write(self, record: RoutingRecord) -> None:
+        """Log the keys together with their step."""
+        self._run.log({**record.values, "routing/step": record.step})
+
+
+class Mlflow(Sink):
+    """A run of MLflow (extra ``mlflow``), on a server or in a store of files.
+
+    Args:
+        run_id: of an existing run; None = the active run.
+        tracking_uri: of the store, e.g. ``file:mlruns``; None = the present one.
+
+    Raises:
+        UserError: MLflow is not installed, or there is no active run.
+    """
+
+    def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
+        mlflow = _require("mlflow", "MLflow")
+        if run_id is None and mlflow.active_run() is None:
+            raise UserError(
+                "There is no active run of MLflow; call mlflow.start_run first, or name a run_id."
+            )
+        self._run_id = run_id or mlflow.active_run().info.run_id
+        self._client = mlflow.MlflowClient(tracking_uri)
+
+    def write(self, record: RoutingRecord) -> None:
+        """Log the keys as metrics of the step."""
+        for key, value in record.values.items():
+            self._client.log_metric(self._run_id, key, value, step=record.step)
+
+
+def _require(package: str, title: str) -> Any:
+    """Return an optional package; raises ``UserError`` where it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UserError(f"{title} is not installed: pip install 'moeprobe[{package}]'.") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; there is no NaN in JSON."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
