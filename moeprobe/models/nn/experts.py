@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Numbers in an expert's matrix from which on products of one expert after the other are as quick as one of all: with
-# fewer, what each of them costs to start is more than what padding wastes.
+# Numbers in an expert's matrix from which on an expert's hidden units are computed again in the backward pass, right
+# where they are used: with fewer, starting so many small steps costs more than memory does.
 LARGE_MATRIX = 2**17
 # With fewer rows an expert than this, one batched product is quicker, where no expert has more than so many rows above
-# its share: a product of its own costs as much as they do (measured with matrices of 384 × 1,536 on a CPU).
+# its share: a product of its own costs as much as they do (measured on a CPU with matrices of 384 × 1,536, 64 × 128).
 FEW_ROWS, _SPARE = 512, 8
+# With small matrices and fewer tokens an expert than this, one product for all experts is as quick or quicker.
+SMALL_SHARE = 256
 
 
 class Experts(nn.Module, ABC):
@@ -111,10 +113,10 @@ class MlpExperts(Experts):
         self.dropout = dropout
 
     def prefer_sorted(self, rows: Tensor) -> bool:
-        """Whether one large product after the other is as quick as a batched one: on a CPU."""
+        """Whether one product after the other is as quick as a batched one, and wastes nothing: on a CPU."""
         weight = self.fc1.weight
         return (
-            weight[0].numel() >= LARGE_MATRIX
+            (weight[0].numel() >= LARGE_MATRIX or len(rows) >= SMALL_SHARE * len(weight))
             and not (self.dropout and self.training)
             and rows.device.type == "cpu"
             and rows.dtype == weight.dtype
@@ -133,6 +135,9 @@ class MlpExperts(Experts):
             share = len(rows) / len(load_list)
             if share < FEW_ROWS and max(load_list) <= share + _SPARE:
                 return self._pad(rows, loads, depth=max(load_list))
+            if self.fc1.weight[0].numel() < LARGE_MATRIX:
+                hidden = sorted_affine(rows, self.fc1.weight, self.fc1.bias, load_list)
+                return sorted_affine(self.activation(hidden), self.fc2.weight, self.fc2.bias, load_list)
             parameters = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
             return sorted_mlp(rows, parameters, self.activation, load_list)
         hidden = F.dropout(self.activation(self.fc1.ragged(rows, loads)), self.dropout, self.training)
@@ -161,6 +166,52 @@ class MlpExperts(Experts):
 # Axes: E experts, N rows, D width, M hidden width.
 
 Activation = Callable[[Tensor], Tensor]
+
+
+def sorted_affine(rows: Tensor, weight: Tensor, bias: Tensor, loads: Sequence[int]) -> Tensor:
+    """Return ``(N, D_out)``: ``rows[i] @ weight[e] + bias[e]`` with e the expert of row i.
+
+    Args:
+        rows: ``(N, D_in)`` sorted by expert.
+        weight: ``(E, D_in, D_out)``.
+        bias: ``(E, D_out)``.
+        loads: rows of each expert.
+    """
+    output: Tensor = _SortedAffine.apply(rows, weight, bias, loads)
+    return output
+
+
+class _SortedAffine(torch.autograd.Function):
+    """One product for each expert, whose gradients are written where they belong."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, loads: Sequence[int]) -> Tensor:
+        output = rows.new_empty(len(rows), weight.shape[2])
+        parts = zip(rows.split(loads), output.split(loads), weight, bias, strict=True)
+        for expert_rows, out, expert_weight, expert_bias in parts:
+            torch.addmm(expert_bias, expert_rows, expert_weight, out=out)
+        ctx.loads = loads
+        ctx.save_for_backward(rows, weight)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        d_rows, d_weight = (
+            torch.empty_like(each) if needed else None
+            for each, needed in zip((rows, weight), ctx.needs_input_grad, strict=False)
+        )
+        d_bias = weight.new_empty(len(weight), weight.shape[2])
+        parts = zip(rows.split(ctx.loads), upstream.split(ctx.loads), strict=True)
+        expert_d_rows = [None] * len(weight) if d_rows is None else d_rows.split(ctx.loads)
+        for number, (expert_rows, expert_upstream) in enumerate(parts):
+            torch.sum(expert_upstream, 0, out=d_bias[number])
+            if d_weight is not None:
+                torch.mm(expert_rows.T, expert_upstream, out=d_weight[number])
+            if (out := expert_d_rows[number]) is not None:
+                torch.mm(expert_upstream, weight[number].T, out=out)
+        return d_rows, d_weight, d_bias if ctx.needs_input_grad[2] else None, None
 
 
 def sorted_mlp(

@@ -3,10 +3,12 @@
 Axes: B images, T tokens of an image (prefix tokens first), G groups, S = images per group · T, D width, E experts.
 """
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.draws import normal
@@ -145,13 +147,96 @@ def _run_sorted(experts: _Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat
     queue = plan.expert.where(plan.kept, plan.num_experts)
     order = queue.argsort(stable=True)
     loads = torch.bincount(queue, minlength=plan.num_experts + 1)[:-1]
-    order = order[: int(loads.sum())]
-    token = plan.token[order]
-    outputs = experts(tokens.index_select(0, token), loads)
+    number = int(loads.sum())
+    if plan.top_k is None or number == 0:
+        order = order[:number]
+        token = plan.token[order]
+        outputs = experts(tokens.index_select(0, token), loads)
+        outputs = _round_bfloat16(outputs) if bfloat16 else outputs
+        weighted = outputs * plan.weight[order, None].to(tokens.dtype)
+        return torch.zeros_like(tokens).index_add(0, token, weighted.to(tokens.dtype))
+    row = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    row_order = _RowOrder(order[:number], row.clamp_max(number - 1), order[number:], plan.top_k)
+    outputs = experts(row_order.send(tokens), loads)
     if bfloat16:
         outputs = _round_bfloat16(outputs)
-    weighted = outputs * plan.weight[order, None].to(tokens.dtype)
-    return torch.zeros_like(tokens).index_add(0, token, weighted.to(tokens.dtype))
+    return row_order.combine(outputs.to(tokens.dtype), plan.weight.to(tokens.dtype))
+
+
+@dataclass(frozen=True)
+class _RowOrder:
+    """Where rows lie among the experts and where they came from: gradients are read off, not added up row by row.
+
+    Attributes:
+        order: ``(P,)`` assignment of each row of the experts.
+        row: ``(N,)`` row of each assignment; any where it is dropped.
+        dropped: assignments without a row.
+        top_k: assignments of a token, one after the other.
+    """
+
+    order: Tensor
+    row: Tensor
+    dropped: Tensor
+    top_k: int
+
+    def send(self, tokens: Tensor) -> Tensor:
+        """Return the rows ``(P, D)`` of tokens ``(N / K, D)``."""
+        rows: Tensor = _Send.apply(tokens, self)
+        return rows
+
+    def combine(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Return each token's sum ``(N / K, D)`` of its rows, times their weights ``(N,)``."""
+        combined: Tensor = _Combine.apply(rows, weight, self)
+        return combined
+
+    def by_row(self, tokens: Tensor) -> Tensor:
+        """Return the token ``(N / K, D)`` of each row, ``(P, D)``."""
+        return tokens.index_select(0, self.order if self.top_k == 1 else self.order // self.top_k)
+
+    def by_assignment(self, rows: Tensor) -> Tensor:
+        """Return the row ``(P, D)`` of each assignment, ``(N, D)``; 0 where dropped."""
+        return rows.index_select(0, self.row).index_fill_(0, self.dropped, 0)
+
+
+class _Send(torch.autograd.Function):
+    """``_RowOrder.send``."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, row_order: _RowOrder) -> Tensor:
+        ctx.row_order = row_order
+        return row_order.by_row(tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        gradient, top_k = ctx.row_order.by_assignment(upstream), ctx.row_order.top_k
+        return gradient if top_k == 1 else gradient.view(-1, top_k, gradient.shape[-1]).sum(1), None
+
+
+class _Combine(torch.autograd.Function):
+    """``_RowOrder.combine``."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, row_order: _RowOrder) -> Tensor:
+        ctx.row_order = row_order
+        outputs = row_order.by_assignment(rows)
+        ctx.save_for_backward(outputs, weight)
+        # Choice by choice: a product with the weights would be counted among the model's FLOPs.
+        first, *following = outputs.view(-1, row_order.top_k, outputs.shape[-1]).unbind(1)
+        weights = weight.view(-1, row_order.top_k, 1).unbind(1)
+        combined = first * weights[0]
+        for choice, choice_weight in zip(following, weights[1:], strict=True):
+            combined.addcmul_(choice, choice_weight)
+        return combined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        outputs, weight = ctx.saved_tensors
+        row_order = ctx.row_order
+        d_rows = row_order.by_row(upstream).mul_(weight.index_select(0, row_order.order)[:, None])
+        choices = outputs.view(-1, row_order.top_k, outputs.shape[-1])
+        return d_rows, torch.bmm(choices, upstream[..., None]).flatten(), None
 
 
 def _run_soft(experts: _Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:

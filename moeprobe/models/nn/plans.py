@@ -58,7 +58,7 @@ class CapacityRule:
 class DispatchPlan:
     """Which token goes to which slot of which expert, and with what weight it comes back.
 
-    One entry per assignment, token by token, first choice first:
+    One entry per assignment, token by token, first choice first (where experts choose: expert by expert):
 
     Attributes:
         token: ``(N,)`` number of the token over all groups (group · S + position).
@@ -66,6 +66,7 @@ class DispatchPlan:
         slot: ``(N,)`` place in the expert's buffer of this group, in the order of arrival; may exceed C.
         weight: ``(N,)`` combine weight, 0 where dropped.
         kept: ``(N,)`` whether there was capacity.
+        top_k: K, where every token has as many entries, one after the other; None where experts choose.
     """
 
     token: Tensor
@@ -77,6 +78,7 @@ class DispatchPlan:
     group_size: int
     num_experts: int
     capacity: int | None
+    top_k: int | None = None
 
     def scaled(self, factors: Tensor) -> "DispatchPlan":
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
@@ -248,6 +250,7 @@ def _plan(
         group_size=group_size,
         num_experts=num_experts,
         capacity=capacity,
+        top_k=expert.shape[-1],
     )
 
 

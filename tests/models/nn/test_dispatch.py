@@ -1,5 +1,6 @@
 """The index plan against V-MoE's written algorithm and its released numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,6 +21,7 @@ from moeprobe.models.nn.plans import (
 from moeprobe.models.nn.routers.rules.linear import top_choices
 from tests.golden import assert_golden, golden, golden_names
 from tests.models.nn import references
+from tests.models.nn.test_experts import TOLERANCE, PaddedFirst
 
 # 6 tokens x 3 experts, small enough to serve by hand: with one choice and two places, experts take
 # tokens 0, 1 | none | 4 in order of arrival; by priority .90 (token 5) and .80 (token 2) come first.
@@ -252,20 +254,39 @@ def test_experts_and_combination_are_a_loop(
     assert_golden(run_experts(double, tokens.double(), doubled), expected, 1e-6)
 
 
-def test_gradients_of_all_paths_agree() -> None:
-    """The padded and the grouped path differ in speed alone."""
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("capacity", [None, 60, 7])
+@pytest.mark.parametrize("skew", [0.0, 4.0])
+def test_gradients_of_all_paths_agree(
+    top_k: int, capacity: int | None, skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sorted, the padded and the grouped path differ in speed alone; with 7 places some tokens are dropped."""
+    monkeypatch.setattr("moeprobe.models.nn.experts.SMALL_SHARE", 0)
     torch.manual_seed(1)
-    experts = MlpExperts(3, 8, 16).eval()
-    gates = (torch.randn(1, 30, 3) + torch.tensor([4.0, 0, 0])).softmax(-1)
-    tokens = torch.randn(30, 8)
-    grads = []
-    for capacity in (None, 60):
-        leaf = tokens.clone().requires_grad_()
-        out = run_experts(experts, leaf, plan(gates, top_k=2, capacity=capacity))
-        parameters = [leaf, *experts.parameters()]
-        grads.append(torch.autograd.grad((out * torch.arange(8.0)).sum(), parameters))
-    for without, with_capacity in zip(*grads, strict=True):
-        torch.testing.assert_close(without, with_capacity)
+    gates = (torch.randn(1, 30, 3) + torch.tensor([skew, 0, 0])).softmax(-1)
+    tokens, upstream = torch.randn(30, 8), torch.randn(30, 8)
+    made = plan(gates, top_k=top_k, capacity=capacity)
+    assert (capacity == 7) == (not made.kept.all())
+    found = []
+    for kind in (PaddedFirst, MlpExperts):
+        torch.manual_seed(2)
+        experts = kind(3, 8, 16)
+        leaves = tokens.clone().requires_grad_(), made.weight.clone().requires_grad_()
+        out = run_experts(experts, leaves[0], replace(made, weight=leaves[1] * made.kept))
+        found.append([out, *torch.autograd.grad(out, [*leaves, *experts.parameters()], upstream)])
+    for expected, actual in zip(*found, strict=True):
+        assert (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_nothing_spreads_from_a_token_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped tokens give 0 although their expert returns NaN for another token."""
+    monkeypatch.setattr("moeprobe.models.nn.experts.SMALL_SHARE", 0)
+    tokens = torch.randn(6, 8)
+    tokens[0] = torch.nan
+    made = plan(torch.tensor([HAND]), top_k=1, capacity=1)
+    out = run_experts(MlpExperts(3, 8, 16), tokens, made)
+    assert out.isnan().any(-1).tolist() == [True, *[False] * 5]
+    assert (out[~made.kept] == 0).all()
 
 
 def test_expert_dropout_shares_one_mask() -> None:
