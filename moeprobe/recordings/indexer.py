@@ -135,7 +135,7 @@ def read_selections(path: Path, shape: IndexerShape, file: Path, *, start: int |
                 raise UserError(f"{path}, {where}: {fault}.") from None
     if not selections.sequences and not selections.nulls:
         raise UserError(
-            f"{path} holds no {KEY}. Start the server with --enable-return-indexer-topk, and for SGLang send "
+            f"{path} holds no {KEY}. Start the server with its flag enable-return-indexer-topk; for SGLang send "
             "return_indexer_topk in each request."
         )
     check.refuse(path)
