@@ -246,7 +246,7 @@ class _Items(TorchDataset[_Item | _Failure]):
 
 
 @dataclass(frozen=True)
-class _Places:
+class _RecipeSampler:
     """The numbers of recipe and position of each item of a batch: every batch with all recipes, then the next."""
 
     num_images: int
@@ -391,13 +391,13 @@ def batches_of_recipes(
     if loading.workers:
         _check_shared_memory()
     batch_size = max(loading.batch_size // group_images, 1) * group_images
-    places = _Places(len(indices), batch_size, len(recipes))
+    sampler = _RecipeSampler(len(indices), batch_size, len(recipes))
     items = _Items(
         dataset, indices, recipes, batch_size=batch_size, skip_bad_images=skip_bad_images, masks=masks
     )
     loader: DataLoader[Any] = DataLoader(
         items,
-        batch_sampler=places,
+        batch_sampler=sampler,
         num_workers=loading.workers,
         collate_fn=partial(_collate, group_images=group_images),
         pin_memory=loading.pin_memory,

@@ -45,7 +45,8 @@ class Imagenet(ImageDataset):
             raise UserError(
                 f"There is no folder {str(folder)!r}; 'imagenet' needs it for the split {split!r}."
             )
-        names = _class_names(self._root)
+        train = self._root / "train"
+        names = class_names(self._root, train if is_folder(train) else self._root / "val")
         self.class_names = tuple(names.values())
         number = {wnid: label for label, wnid in enumerate(names)}
         self.image_ids = []
@@ -75,12 +76,11 @@ def _is_val(file: str) -> bool:
     return int.from_bytes(digest, "big") % 100 < _VAL_PERCENT
 
 
-def _class_names(root: Path) -> dict[str, str]:
-    """Return wnid -> unique class name, sorted by wnid."""
+def class_names(root: Path, folder: Path) -> dict[str, str]:
+    """Return wnid -> unique class name, sorted by wnid: of the mapping in ``root``, else the folders in ``folder``."""
     mapping = root / _MAPPING
     if not is_file(mapping):
-        folder = root / "train"
-        return {wnid: wnid for wnid in list_folders(folder if is_folder(folder) else root / "val")}
+        return {wnid: wnid for wnid in list_folders(folder)}
     try:
         text = read_bytes(mapping, limit=_LARGEST).decode("utf-8")
     except UnicodeDecodeError:

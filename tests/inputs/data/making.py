@@ -247,18 +247,47 @@ def parquet_files(
     return folder
 
 
+def imagenet_c(folder: Path, *, kind: str = "snow", family: str = "") -> Path:
+    for severity in range(1, 6):
+        for label, wnid in enumerate(("n01440764", "n02012849")):
+            for number in range(2):
+                name = f"ILSVRC2012_val_{number:08d}.JPEG"
+                content = encoded(100 * severity + 10 * label + number, "JPEG")
+                write(folder / family / kind / str(severity) / wnid / name, content)
+    return folder
+
+
+def cifar10_c(folder: Path, *, kind: str = "snow", num: int = 4) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    np.save(folder / f"{kind}.npy", rng.integers(0, 256, (5 * num, 32, 32, 3), dtype=np.uint8))
+    np.save(folder / "labels.npy", np.tile(np.arange(num, dtype=np.uint8) % 10, 5))
+    return folder
+
+
+def frames(folder: Path, *, clips: Sequence[str] = ("a", "b"), num: int = 11) -> Path:
+    for seed, clip in enumerate(clips):
+        for number in range(num):
+            write(folder / clip / f"frame_{number}.png", encoded(100 * seed + number))
+    return folder
+
+
 MAKERS: dict[str, Callable[[Path], str | None]] = {
     "checkerboard": lambda folder: "4x3",
     "cifar10": lambda folder: str(cifar10_python(folder)),
     "cifar100": lambda folder: str(cifar100_binary(folder)),
+    "cifar10_c": lambda folder: f"{cifar10_c(folder)}?corruption=snow&severity=3",
     "digits": lambda folder: None,
     "emnist": lambda folder: str(emnist(folder)),
     "fashion_mnist": lambda folder: str(mnist(folder)),
     "flowers102": lambda folder: str(flowers102(folder)),
     "folder": lambda folder: str(image_folder(folder)),
+    "frames": lambda folder: str(frames(folder)),
     "huggingface": lambda folder: str(huggingface(folder)),
     "huggingface_stream": lambda folder: str(parquet_files(folder)),
     "imagenet": lambda folder: str(imagenet(folder)),
+    "imagenet_c": lambda folder: f"{imagenet_c(folder)}?corruption=snow&severity=3",
+    "imagenet_p": lambda folder: str(frames(folder, clips=("n01440764/v1", "n02012849/v2"))),
     "kmnist": lambda folder: str(mnist(folder)),
     "mnist": lambda folder: str(mnist(folder, packed=False)),
     "shapes": lambda folder: "32",

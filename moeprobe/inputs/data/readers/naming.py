@@ -61,7 +61,8 @@ def check_data(name: str, *, split: str) -> None:
     kind, _, location = name.partition(":")
     if kind in _NO_PATH:
         return
-    missing = status(expanded(location)) is None if location else kind not in _BUILT_IN
+    path = location.partition("?")[0]
+    missing = status(expanded(path)) is None if path else kind not in _BUILT_IN
     if missing or split not in SPLITS:
         open_data(name, split=split)
 
