@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
@@ -34,7 +34,7 @@ class HuggingfaceMonitor(TrainerCallback):
             return
         tokenizer = self._tokenizer or more.get("processing_class")
         if tokenizer is None:
-            raise UserError(f"The trainer has no processing_class; name the model's {option('tokenizer')}.")
+            raise UserError("The trainer has no processing_class; name the model's tokenizer=….")
         self.monitor = RoutingMonitor(more["model"], self._data, tokenizer=tokenizer, **self._settings)
         if state.global_step > 0:
             self._resume(_state_file(args, state))

@@ -323,7 +323,7 @@ def _probed_model(
             "model of transformers."
         )
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"Name the fast tokenizer of the model: {option('tokenizer')}.")
+        raise UserError("Name the fast tokenizer of the model: tokenizer=….")
     return ProbedModel(_undivided(net), lambda: _of_transformers(net, tokenizer), seed=seed)
 
 
