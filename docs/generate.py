@@ -64,6 +64,7 @@ DRAWN = {
     "corruptions.png": "guide_figures",
     "margins.png": "guide_figures",
     "monitor.png": "monitor_figure",
+    "experts-price.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

@@ -17,8 +17,8 @@ Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
 TRACES = ("touched", "unshared", "mismatch", "indexer")
-# What is measured of single flips, and has a page of its own, too.
-FLIPS = ("critical_noise", "flip_prediction", "flips", "set_survival")
+# What is measured of flips and of single experts, and has a page of its own, too.
+FLIPS = ("critical_noise", "expert_outputs", "experts", "flip_prediction", "flips", "set_survival")
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
@@ -49,7 +49,7 @@ def pages() -> dict[str, str]:
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
         "The column `null` names the chance level. Pages of their own have [recorded routing](metrics-traces.md), "
-        "[trainings](metrics-trainings.md), and [margins and flips](metrics-flips.md).",
+        "[trainings](metrics-trainings.md), and [margins, flips and experts](metrics-flips.md).",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
@@ -77,11 +77,11 @@ def pages() -> dict[str, str]:
         *(section("", measures) for measures in TRAININGS),
     )
     flips = page(
-        "Metrics of margins and flips",
+        "Metrics of margins, flips and experts",
         "the declarations of metrics",
-        "What the column `metric` of a [table](columns.md) can say in `margins` and `flips`, beside "
-        "[other metrics](metrics.md): see [Critical noise](../concepts/margins.md) and "
-        "[Price of a flip](../concepts/flips.md).",
+        "What the column `metric` of a [table](columns.md) can say in `margins`, `flips` and `experts`, beside "
+        "[other metrics](metrics.md): see [Critical noise](../concepts/margins.md), "
+        "[Price of a flip](../concepts/flips.md) and [Redundant experts](../concepts/experts.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in FLIPS),
     )
     return {

@@ -226,6 +226,14 @@ class Vmoe:
             decision = self._layers[name].route(tokens)
         return self._routing(name, decision, len(tokens))
 
+    def expert_outputs(self, layer: str, tokens: Tensor) -> Tensor:
+        """Run all experts of a layer on the same tokens; see ``routing.Separable``."""
+        (name,) = wanted_layers([layer], self.layer_names)
+        experts = self._layers[name].experts
+        with torch.inference_mode():
+            outputs = experts.padded(tokens.flatten(0, 1).expand(experts.num_experts, -1, -1))
+        return outputs.unflatten(1, tokens.shape[:2]).permute(1, 2, 0, 3)
+
     def _forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(self._normalized(images))
         return logits.float()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         s_matrix,
         sweep,
     )
-    from moeprobe.api.stress import attack, corruptions, determinism, flips, margins, precision
+    from moeprobe.api.stress import attack, corruptions, determinism, experts, flips, margins, precision
     from moeprobe.errors import UserError
     from moeprobe.inputs.data.readers.naming import open_data
     from moeprobe.inputs.open import open_view
@@ -145,6 +145,7 @@ __all__ = [
     "downloads",
     "drift",
     "evaluate",
+    "experts",
     "export_vmoe",
     "fewshot",
     "flips",

@@ -9,6 +9,7 @@ from moeprobe.probes.attack import Attack
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.options import Keywords, Options, with_options
+from moeprobe.probes.experts import Experts
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.margins import Margins
 from moeprobe.probes.precision import Precision
@@ -106,6 +107,29 @@ def determinism(
     """
     probe = Determinism(batches=batches, padding=padding, repeats=repeats)
     return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def experts(
+    models: Models,
+    *,
+    data: str | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure what a layer loses without each expert, with each expert on every token, and with wrong sets.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or no expert can be banned or forced.
+    """
+    return ask(Experts(), models, data, options, watcher, changes)
 
 
 @with_options

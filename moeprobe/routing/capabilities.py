@@ -182,6 +182,18 @@ class Routable(Traceable, Protocol):
 
 
 @runtime_checkable
+class Separable(Routable, Protocol):
+    """A model whose experts can be run one by one, whatever the router says."""
+
+    def expert_outputs(self, layer: str, tokens: Tensor) -> Tensor:
+        """Return what each expert of a layer makes of tokens ``(B, T, D)``, ``(B, T, E, D)``, without gates.
+
+        Raises:
+            UserError: there is no such layer.
+        """
+
+
+@runtime_checkable
 class Weighed(Traceable, Protocol):
     """A model that says which part of it each of its parameters is of."""
 

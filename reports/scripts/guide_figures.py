@@ -47,6 +47,7 @@ def main(names: Sequence[str]) -> None:
         "data": data_sets,
         "shards": shards,
         "flips": flips,
+        "experts-price": experts,
         "indexer": indexer,
         "corruptions": corruptions,
         "margins": margins,
@@ -80,6 +81,11 @@ def flips() -> Figure:
 def margins() -> Figure:
     """Return how much noise changes sets on digits, and how well margins predict it, of two committed models."""
     return api.margins(_two_models(), data="digits", figures=False).plot()["margins"]
+
+
+def experts() -> Figure:
+    """Return what layers lose without each expert, and with each on every token, of the same models."""
+    return api.experts(_two_models(), data="digits", figures=False).plot()["experts"]
 
 
 def _two_models() -> list[Path]:

@@ -37,8 +37,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--nonsense": ("1",),
 }
 PROBES = (
-    "align", "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "fewshot", "flips",
-    "margins", "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
+    "align", "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "experts", "fewshot",
+    "flips", "margins", "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
 )  # fmt: skip
 FEW = ("confidence",)
 NEEDED = {"sweep": ("--view", "gaussian_noise")}

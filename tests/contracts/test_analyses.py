@@ -12,6 +12,8 @@ from torch import Tensor
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
+from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
+from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
 from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
 from moeprobe.metrics.analyses.indexer import KeyOverlap
@@ -59,7 +61,8 @@ CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
 Record = TypeVar("Record")
-Prices = dict[str, ForcedFlips]
+# What is forced, by its name.
+Forced = dict[str, ForcedFlips | Outcome]
 Asked = (
     LayerPair
     | OutputPair
@@ -72,8 +75,9 @@ Asked = (
     | Scores
     | Survivors
     | KeyOverlap
+    | LayerOutputs
     | list[Path]
-    | Prices
+    | Forced
 )
 
 
@@ -91,12 +95,20 @@ def cut(pair: Asked, rows: slice) -> Asked:
         return (
             pair[rows]
             if isinstance(pair, list)
-            else {forced: cut_record(flips, rows) for forced, flips in pair.items()}
+            else {name: cut_record(forced, rows) for name, forced in pair.items()}
         )
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
     if isinstance(
-        pair, Reasons | LogProbabilities | NoiseResponse | PredictedFlips | Scores | Survivors | KeyOverlap
+        pair,
+        Reasons
+        | LogProbabilities
+        | NoiseResponse
+        | PredictedFlips
+        | Scores
+        | Survivors
+        | KeyOverlap
+        | LayerOutputs,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -177,6 +189,32 @@ def _margins() -> tuple[list[Asked], list[Asked], list[Asked]]:
     return [response], [*predicted], [Survivors(present, first > 0)]
 
 
+def _experts() -> list[Asked]:
+    """Interventions on images, one without a label, and on texts, which have no answers."""
+    random = torch.Generator().manual_seed(0)
+
+    def outcome(number: int, *, is_text: bool) -> Outcome:
+        price = torch.randn(SIZE, number, generator=random).double()
+        trials = torch.randint(3, 7, (SIZE,), generator=random) if is_text else torch.tensor([1, 0, 1, 1, 1])
+        correct, answer = (torch.rand(SIZE, number, generator=random) < 0.4 for _ in range(2))
+        price, correct = price * (trials > 0)[:, None], correct & (trials > 0)[:, None]
+        return Outcome(price, trials, None if is_text else correct, None if is_text else answer)
+
+    return [
+        {name: outcome(3 if name in PER_EXPERT else 1, is_text=is_text) for name in INTERVENTIONS}
+        for is_text in (False, True)
+    ]
+
+
+def _expert_outputs() -> list[Asked]:
+    """Outputs of experts that resemble one another, on few patches of an image."""
+    random = torch.Generator().manual_seed(0)
+    shared, own = (torch.randn(SIZE, 7, count, 4, generator=random) for count in (1, 3))
+    weights = torch.rand(SIZE, 7, 3, generator=random)
+    valid = torch.arange(7) < torch.tensor([7, 6, 3, 7, 5])[:, None]
+    return [LayerOutputs(shared + own, weights * (weights > 0.4), valid)]
+
+
 OF_TOKENS = {
     "critical_noise": lambda: _margins()[0],
     "flip_prediction": lambda: _margins()[1],
@@ -186,6 +224,8 @@ OF_TOKENS = {
     "mismatch": _mismatches,
     "flips": _flips,
     "indexer": _key_overlaps,
+    "experts": _experts,
+    "expert_outputs": _expert_outputs,
 }
 
 

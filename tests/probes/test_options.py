@@ -22,7 +22,7 @@ from moeprobe.runtime.catalog import nearest
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
-          "corruptions", "flips", "margins", "discontinuity", "overlay", "record", "analyze_trace",
+          "corruptions", "experts", "flips", "margins", "discontinuity", "overlay", "record", "analyze_trace",
           "compare", "correspond")  # fmt: skip
 
 

@@ -38,6 +38,7 @@ PROBES = {
     "precision": ["--formats", "int8", "--parts", "router,experts"],
     "determinism": ["--batches", "1,5", "--repeats", "1"],
     "flips": ["--patches", "2"],
+    "experts": ["--layers", "first"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
     "margins": ["--sigmas", "0.1,0.3", "--draws", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],

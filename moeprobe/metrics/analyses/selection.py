@@ -101,6 +101,20 @@ class SelectionAnalysis(LayerAnalysis):
         return estimators
 
 
+def can_flip(layer: LayerRouting) -> bool:
+    """Whether the tokens of a layer choose sets that are not all experts, and compete for no capacity."""
+    return layer.tokens_choose and has_margins(layer) and layer.places is None
+
+
+def runner_up(layer: LayerRouting) -> Tensor:
+    """Return the best expert of each token ``(B, T)`` that it did not choose."""
+    import torch
+
+    scores = layer.gates if layer.scores is None else layer.scores
+    best = scores.masked_fill(layer.selected_mask, -torch.inf).argmax(-1)
+    return best.to(layer.selected.dtype)
+
+
 def has_margins(layer: LayerRouting) -> bool:
     """Return whether it is known how far the sets of a layer's tokens are from changing."""
     if layer.experts_choose:

@@ -22,7 +22,7 @@ FEW_ROWS, _SPARE = 512, 8
 SMALL_SHARE = 256
 
 
-class Experts(nn.Module, ABC):
+class StackedExperts(nn.Module, ABC):
     """What the dispatcher asks of experts; they never learn which router sent the tokens."""
 
     num_experts: int
@@ -89,7 +89,7 @@ def has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
     return all(size * rows.element_size() % 16 == 0 for size in weight.shape[1:]) and len(rows) > 0
 
 
-class MlpExperts(Experts):
+class MlpExperts(StackedExperts):
     """Two-layer perceptrons.
 
     Dropout follows both layers and uses one mask for all experts, as V-MoE's program does (its experts share the

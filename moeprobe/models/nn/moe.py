@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.draws import normal
-from moeprobe.models.nn.experts import Experts
+from moeprobe.models.nn.experts import StackedExperts
 from moeprobe.models.nn.plans import DispatchPlan, FullPlan, SoftPlan, rank_within
 from moeprobe.models.nn.routers.base import Decision, Router
 
@@ -21,10 +21,10 @@ class SharedExperts(Protocol):
     """All experts of a layer, of which this process has some (see ``training.parallel.experts``)."""
 
     def prefer_sorted(self, rows: Tensor) -> bool:
-        """Whether rows are better sorted, as for ``Experts``."""
+        """Whether rows are better sorted, as for ``StackedExperts``."""
 
     def __call__(self, rows: Tensor, loads: Tensor | None = None) -> Tensor:
-        """Run the experts, as ``Experts`` does."""
+        """Run the experts, as ``StackedExperts`` does."""
 
 
 class MoeLayer(nn.Module):
@@ -42,7 +42,7 @@ class MoeLayer(nn.Module):
     def __init__(
         self,
         router: Router,
-        experts: Experts,
+        experts: StackedExperts,
         *,
         group_images: int = 1,
         bfloat16_dispatch: bool = False,
@@ -106,7 +106,7 @@ class MoeLayer(nn.Module):
 #
 # Axes: G groups, S tokens per group, D width, E experts, C capacity per group and expert, N assignments.
 
-_Experts = Experts | SharedExperts
+_Experts = StackedExperts | SharedExperts
 # A padded batched product wastes the padding; past this ratio of the largest load to the mean load the grouped
 # product is quicker (measured with 3,152 tokens of width 384 on two CPU cores).
 _PADDING_LIMIT = 1.5

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from moeprobe.models.config import NUM_EXPERTS, ModelConfig, MoeConfig
-from moeprobe.models.nn.experts import Experts
+from moeprobe.models.nn.experts import StackedExperts
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.sparse import VARIANTS, assembled, sparse_blocks
 
@@ -47,7 +47,7 @@ class Outline:
     dense_flops: int
 
 
-class _NoExperts(Experts):
+class _NoExperts(StackedExperts):
     """Gives back what it is sent."""
 
     def padded(self, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import LAYERS, NUM_EXPERTS, ROUTER, MoeConfig
-from moeprobe.models.nn.experts import Experts, MlpExperts
+from moeprobe.models.nn.experts import MlpExperts, StackedExperts
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.runtime.catalog import ROUTERS
@@ -128,7 +128,7 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
     return assembled(config, experts, width, num_tokens=num_tokens)
 
 
-def assembled(config: MoeConfig, experts: Experts, width: int, *, num_tokens: int) -> MoeLayer:
+def assembled(config: MoeConfig, experts: StackedExperts, width: int, *, num_tokens: int) -> MoeLayer:
     """Return the MoE layer of these experts, for tokens of ``width``, ``num_tokens`` of them in an image.
 
     Raises:

@@ -15,16 +15,17 @@ from moeprobe.results.headlines.sentences import sentences_of
 def leading_sentences(result: Result, layout: Layout) -> list[str]:
     """Return the sentences before the tables of a result that ``layout`` prints; they name checkpoints as these do."""
     run = run_tables(result)
+    with_experts = RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
     match layout:
         case Layout.SIDE_BY_SIDE:
             headlines = measured_headlines(run)
-            return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(run)]
+            return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(with_experts)]
         case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:
             return _of_first(run, measured_headlines(run))
         case Layout.BY_VIEW | Layout.ALIGNED:
-            return conclusions_of(run)
+            return conclusions_of(with_experts)
         case Layout.MEANS:
-            return [*_of_first(run, measured_headlines(run)), *conclusions_of(run)]
+            return [*_of_first(run, measured_headlines(run)), *conclusions_of(with_experts)]
         case _:
             return []
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.analyses.selection import has_margins
+from moeprobe.metrics.analyses.selection import runner_up
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.seeds import generator
 
@@ -28,11 +28,6 @@ class ForcedSets:
 
     selected: Tensor
     weight: Tensor
-
-
-def can_flip(layer: LayerRouting) -> bool:
-    """Whether the tokens of a layer choose sets that are not all experts, and compete for no capacity."""
-    return layer.tokens_choose and has_margins(layer) and layer.places is None
 
 
 def forced_sets(
@@ -82,10 +77,8 @@ def forced_sets(
 
 def _with_runner_up(layer: LayerRouting, position: int) -> Tensor:
     """Return the sets with the best expert that was not chosen in place of the one at ``position``."""
-    scores = layer.gates if layer.scores is None else layer.scores
-    runner_up = scores.masked_fill(layer.selected_mask, -torch.inf).argmax(-1)
     selected = layer.selected.clone()
-    selected[..., position] = runner_up.to(selected.dtype)
+    selected[..., position] = runner_up(layer)
     return selected
 
 

@@ -15,13 +15,13 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import REGIONS, regions
 from moeprobe.metrics.analyses.flips import FlipsAnalysis
-from moeprobe.metrics.analyses.selection import selection_margins
+from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_images, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
-from moeprobe.probes.flips.forced import can_flip, forced_sets
+from moeprobe.probes.flips.forced import forced_sets
 from moeprobe.probes.flips.price import CleanPass, price_flips
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite

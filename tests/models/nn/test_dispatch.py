@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.experts import Experts, MlpExperts
+from moeprobe.models.nn.experts import MlpExperts, StackedExperts
 from moeprobe.models.nn.moe import run_experts
 from moeprobe.models.nn.plans import (
     CapacityRule,
@@ -164,7 +164,7 @@ def test_capacity_table() -> None:
         assert got == expected, (group_size, top_k, num_experts, factor, rounding, multiple_of)
 
 
-class ToyExperts(Experts):
+class ToyExperts(StackedExperts):
     """Expert e maps x to (e + 1) x + e / 2: its output says which expert it was."""
 
     def __init__(self, num_experts: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.nn.experts import ExpertLinear, Experts
+from moeprobe.models.nn.experts import ExpertLinear, StackedExperts
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.optimize import gradient_norm
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -221,7 +221,7 @@ def _row(config: TrainConfig, model: nn.Module, number: int) -> int:
     return row
 
 
-def keep_share(experts: Experts, exchange: "Mesh") -> None:
+def keep_share(experts: StackedExperts, exchange: "Mesh") -> None:
     """Leave to this process its E / P experts, in place: those from row_rank · E / P on."""
     share = experts.num_experts // exchange.size
     share_slice = slice(exchange.row_rank * share, (exchange.row_rank + 1) * share)
@@ -246,7 +246,7 @@ class SpreadExperts:
         exchange: the way to the others.
     """
 
-    local_experts: Experts
+    local_experts: StackedExperts
     exchange: "Mesh"
 
     def prefer_sorted(self, rows: Tensor) -> bool:

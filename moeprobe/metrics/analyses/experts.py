@@ -1,0 +1,126 @@
+"""What does a layer lose without an expert, and what when one expert, or a wrong one, gets every token?
+
+Sets are forced on all tokens of one layer at once, so a rise of the loss is an effect and no correlation. Later layers
+choose as their routers do. Four kinds of sets: without one expert (the runner-up in its place), with one expert on
+every token (in place of the last chosen one), drawn at random, and the experts relabeled by one fixed permutation.
+
+Axes: B inputs, E experts, N interventions of a kind: E where each is about one expert, else 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric, MetricFamily
+from moeprobe.metrics.stats.statistic import Ratio, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What is done to a layer, worded for the end of a sentence. The first two are about an expert (column expert).
+INTERVENTIONS = {
+    "without": "without an expert, the runner-up in its place",
+    "forced": "with an expert on every token, in place of the last chosen one",
+    "random": "with sets drawn at random",
+    "permuted": "with the experts relabeled by one permutation",
+}
+BANNED = "without"
+PER_EXPERT = (BANNED, "forced")
+
+# Of each number: what it is, its label, and the rest of its declaration.
+_MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "price": (
+        "rise of the loss by an intervention in one layer, per image of the cross-entropy with the label, per token of "
+        "a text of its negative log-probability",
+        "rise of the loss",
+        {"unit": "nats", "better": "less"},
+    ),
+    "accuracy": (
+        "accuracy under an intervention in one layer",
+        "accuracy",
+        {"of_labels": True, "better": "more"},
+    ),
+    "answer": ("share of images whose predicted class changes", "changed answers", {"better": "less"}),
+}
+
+
+def intervention_metric(measured: str, intervention: str) -> Metric:
+    """Return the metric that is ``measured`` (price, accuracy, answer) under an intervention."""
+    meaning, label, declared = _MEASURED[measured]
+    of_expert = " (column expert)" if intervention in PER_EXPERT else ""
+    return Metric(
+        f"experts_{measured}_{intervention}",
+        about=f"{meaning}: {INTERVENTIONS[intervention]}{of_expert}",
+        label=f"{label}, {intervention}",
+        **declared,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the interventions of one kind make of a batch.
+
+    Attributes:
+        price: ``(B, N)`` summed rise of the loss, in nats, of an input's trials.
+        trials: ``(B,)`` 1 for an image with a label; of a text its tokens that have a log-probability; else 0.
+        correct: ``(B, N)`` whether the label is predicted; None = not known.
+        answer: ``(B, N)`` whether another class is predicted than without the intervention; None = there is none.
+    """
+
+    price: Tensor
+    trials: Tensor
+    correct: Tensor | None
+    answer: Tensor | None
+
+
+class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
+    """Loss and answers when an expert is banned, forced on every token, or sets are random or relabeled."""
+
+    measures = tuple(
+        MetricFamily(
+            f"experts_{measured}_{{intervention}}",
+            rf"experts_{measured}_({'|'.join(INTERVENTIONS)})",
+            partial(intervention_metric, measured),
+            example=("without",),
+        )
+        for measured in _MEASURED
+    )
+    signature = "experts_trials_without"
+
+    def sums(self, subject: Mapping[str, Outcome]) -> dict[str, Tensor]:
+        """Return per input the trials, and for each intervention the summed price and answers."""
+        import torch
+
+        columns: dict[str, Tensor] = {}
+        for intervention, outcome in subject.items():
+            columns[f"experts_trials_{intervention}"] = outcome.trials
+            columns[f"experts_inputs_{intervention}"] = torch.ones_like(outcome.trials)
+            measured = {"price": outcome.price, "accuracy": outcome.correct, "answer": outcome.answer}
+            columns |= {
+                intervention_metric(name, intervention).name: value.double()
+                for name, value in measured.items()
+                if value is not None
+            }
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the means over inputs, by expert where an intervention is about one."""
+        estimators: list[Estimator] = []
+        for intervention in INTERVENTIONS:
+            for measured in _MEASURED:
+                metric = intervention_metric(measured, intervention)
+                trials = columns[f"experts_{'inputs' if measured == 'answer' else 'trials'}_{intervention}"]
+                if metric.name not in columns or not trials.any():
+                    continue
+                kind = Ratio if measured == "price" else Share
+                for number, of_one in enumerate(columns[metric.name].astype(np.float64).T.copy()):
+                    expert = number if intervention in PER_EXPERT else None
+                    statistic = kind(of_one, trials.astype(np.float64))
+                    estimators.append(metric.raw(statistic, trials, expert=expert))
+        return estimators

@@ -1,0 +1,55 @@
+"""The declaration of ``experts``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moeprobe.probes.base import Agreement, Headline, Panel, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Probe["Result"]):
+    """Which experts can a layer do without, and which do the same?
+
+    In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
+    random, or relabeled. The rise of the loss is measured for each. Of moeprobe's own models, the outputs of all
+    experts on the same patches are compared as well.
+
+    Example: `moeprobe experts checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/experts`
+    """
+
+    name: ClassVar[str] = "experts"
+    title: ClassVar[str] = "Experts banned, forced and compared"
+    work: ClassVar[str] = "moeprobe.probes.experts.measure:ExpertsMeasurement"
+    analyses: ClassVar[tuple[str, ...]] = ("experts", "expert_outputs", "load", "output")
+    optional: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("experts_price_random"),
+        Headline("experts_price_permuted"),
+    )
+    panel: ClassVar[Panel] = Panel.STRESS
+    joinable: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = False
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the tables."""
+        return "All tokens of one layer with other sets, against the model as it is"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return which expert of each layer is missed least, and which two are most alike."""
+        from moeprobe.probes.experts.redundancy import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the price of each expert, and the distances between their outputs."""
+        from moeprobe.probes.experts.figure import draw
+
+        return draw(result.table, colors=result.sidecar.colors)

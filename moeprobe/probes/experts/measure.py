@@ -1,0 +1,199 @@
+"""The work of ``experts``: each batch as it is, then once for every intervention in every layer.
+
+Axes: B images or texts, T tokens, E experts, K choices, D width.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch, TextBatch
+from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
+from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
+from moeprobe.metrics.analyses.load import loads
+from moeprobe.metrics.analyses.selection import can_flip, runner_up
+from moeprobe.probes.base import CLEAN
+from moeprobe.probes.engine.batch_sums import labels_of, output_sums
+from moeprobe.probes.engine.checks import gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
+from moeprobe.probes.experts import Experts
+from moeprobe.results.sums import Cell
+from moeprobe.routing import finite
+from moeprobe.routing.capabilities import (
+    Replayable,
+    Rerouted,
+    Resumable,
+    Separable,
+    check_replayable,
+)
+from moeprobe.routing.record import LayerRouting, RoutingTrace
+from moeprobe.runtime.seeds import generator
+
+# Numbers that outputs of all experts, and products of patches, may take at once.
+_NUMBERS_AT_ONCE = 2**25
+# From the sets (B, T, K) of all tokens to the scores (B, classes), or log-probabilities (B, T) of texts.
+Run = Callable[[Tensor], Tensor]
+
+
+class ExpertsMeasurement(VariantsMeasurement):
+    """Passes in which all tokens of one layer have other experts."""
+
+    probe: Experts
+
+    def check_models(self) -> None:
+        """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
+        for model in self.models:
+            if isinstance(model.model, Rerouted):
+                model.model.check_replay(self.options.layers)
+            else:
+                check_replayable(model.name, model.model, "no expert can be banned or forced")
+                if not gives_scores(model):
+                    raise UserError(f"{model.name} gives no class scores, so no expert has a price.")
+            layers = routing_of_blank_input(model, self.options.layers)
+            if not any(can_flip(layer) for layer in layers):
+                raise UserError(
+                    f"In no layer of {model.name} ({layers[0].router}) can an expert be banned or forced: tokens must "
+                    "choose fewer than all experts, without a limit of capacity."
+                )
+
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch."""
+        return partial(_batch_sums, spec, model)
+
+    @property
+    def passes(self) -> int:
+        """The most passes per image: interventions count as whole passes, though they may begin at their layer."""
+        return 1 + max(
+            sum(2 * layer.num_experts + 2 for layer in routing_of_blank_input(model, self.options.layers))
+            for model in self.models
+        )
+
+
+def _batch_sums(spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch) -> dict[str, Sums]:
+    """Return the sums of a batch: of the output, and of each layer by intervention."""
+    model, inputs = checkpoint.model, batch.views[0]
+    layers = spec.layers_of(model)
+    scores, routing = model.trace(inputs, layers=layers, logits=spec.of_output)
+    finite.check(routing.layers, scores, batch.image_ids, checkpoint=checkpoint.name)
+    sums: Sums = {Cell(): output_sums(spec, checkpoint, batch, None, scores)} if spec.of_output else {}
+    before = model.log_probabilities(inputs) if isinstance(model, Rerouted) else scores
+    assert before is not None
+    labels = labels_of(spec, batch).to(before.device)
+    names = [name for name, layer in routing.layers.items() if can_flip(layer)]
+    images: Any = inputs  # texts have neither
+    trunks = model.trunks(images, layers=names) if isinstance(model, Resumable) else {}
+    tokens = model.router_inputs(images, layers=names) if isinstance(model, Separable) else {}
+    for name in names:
+        layer = routing.layers[name]
+        run = partial(_run, model, inputs, name, layer, trunks[name].hidden if trunks else None)
+        effects = {
+            intervention: _outcome(run, of_kind, before, labels, is_text=isinstance(model, Rerouted))
+            for intervention, of_kind in _interventions(
+                layer, batch.image_ids, name=name, seed=spec.seed
+            ).items()
+        }
+        cell = Cell(spec.label_of(model, name), layer.router, layer.choices_per_token)
+        sums[cell] = ExpertsAnalysis().sums(effects)
+        of_patches = loads("load", [layer])
+        if isinstance(model, Separable):
+            of_patches |= _output_sums(model, name, tokens[name], layer)
+        sums[dataclasses.replace(cell, tokens=layer.modality.token)] = of_patches
+    return {CLEAN: sums}
+
+
+def _run(
+    model: Any, inputs: Any, name: str, layer: LayerRouting, hidden: Tensor | None, selected: Tensor
+) -> Tensor:
+    """Return what the model gives when the tokens of a layer have these sets ``(B, T, K)``; later layers are free."""
+    # Where nothing is selected, in padding, nothing is processed.
+    changed = dataclasses.replace(layer, selected=selected.to(layer.selected.dtype), processed=selected >= 0)
+    routing = RoutingTrace({name: changed})
+    if isinstance(model, Rerouted):
+        return model.replayed_log_probabilities(inputs, routing)
+    if hidden is not None:
+        return model.resume(name, hidden, routing)[0]
+    assert isinstance(model, Replayable)
+    return model.replay(inputs, routing)
+
+
+def _interventions(
+    layer: LayerRouting, image_ids: list[str], *, name: str, seed: int
+) -> Mapping[str, Iterator[Tensor]]:
+    """Return the sets ``(B, T, K)`` of the interventions of each kind, one after the other."""
+    experts = range(layer.num_experts)
+    return {
+        "without": (_without(layer, expert) for expert in experts),
+        "forced": (_with_expert(layer, expert) for expert in experts),
+        "random": iter([_at_random(layer, image_ids, name=name, seed=seed)]),
+        "permuted": iter([_relabeled(layer, name=name, seed=seed)]),
+    }
+
+
+def _without(layer: LayerRouting, expert: int) -> Tensor:
+    """Return the sets with the runner-up in place of an expert."""
+    return layer.selected.where(layer.selected != expert, runner_up(layer)[..., None])
+
+
+def _with_expert(layer: LayerRouting, expert: int) -> Tensor:
+    """Return the sets with an expert in place of the last chosen one, where it is not chosen anyway."""
+    selected = layer.selected.clone()
+    is_missing = ~(selected == expert).any(-1) & (selected[..., -1] >= 0)
+    selected[..., -1] = selected[..., -1].masked_fill(is_missing, expert)
+    return selected
+
+
+def _at_random(layer: LayerRouting, image_ids: list[str], *, name: str, seed: int) -> Tensor:
+    """Return sets drawn evenly; they belong to (seed, layer, image)."""
+    shape = layer.gates.shape[1:]
+    keys = np.stack([generator(seed, f"experts {name}", image_id).random(shape) for image_id in image_ids])
+    order = torch.from_numpy(keys).to(layer.selected.device).argsort(-1)[..., : layer.top_k]
+    return order.to(layer.selected.dtype).where(layer.selected >= 0, layer.selected)
+
+
+def _relabeled(layer: LayerRouting, *, name: str, seed: int) -> Tensor:
+    """Return the sets with every expert replaced by the next one on a circle of all, drawn for (seed, layer)."""
+    order = torch.from_numpy(generator(seed, f"experts {name}", "permutation").permutation(layer.num_experts))
+    following = torch.empty_like(order)
+    following[order] = order.roll(-1)
+    next_expert = following.to(layer.selected)[layer.selected.long().clamp_min(0)]
+    return next_expert.where(layer.selected >= 0, layer.selected)
+
+
+def _outcome(run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor, *, is_text: bool) -> Outcome:
+    """Run the interventions of one kind, and compare what they give with ``before``."""
+    if is_text:
+        has_score = before.isfinite()
+        falls = [(before - run(selected)).double().masked_fill(~has_score, 0).sum(1) for selected in sets]
+        return Outcome(torch.stack(falls, 1), has_score.sum(1), None, None)
+    is_labeled, target = labels >= 0, labels.clamp_min(0)[:, None]
+    log_probability = before.double().log_softmax(-1).gather(-1, target).squeeze(-1)
+    price, correct, answer = [], [], []
+    for selected in sets:
+        scores = run(selected)
+        after = scores.double().log_softmax(-1).gather(-1, target).squeeze(-1)
+        price.append((log_probability - after).masked_fill(~is_labeled, 0))
+        predicted = scores.argmax(-1)
+        correct.append((predicted == labels) & is_labeled)
+        answer.append(predicted != before.argmax(-1))
+    return Outcome(torch.stack(price, 1), is_labeled.long(), torch.stack(correct, 1), torch.stack(answer, 1))
+
+
+def _output_sums(model: Separable, name: str, tokens: Tensor, layer: LayerRouting) -> dict[str, Tensor]:
+    """Return the sums of the outputs of all experts on the patches, some images at a time."""
+    prefix, (size, num_tokens, num_experts) = layer.num_prefix_tokens, layer.gates.shape
+    at_once = max(1, _NUMBERS_AT_ONCE // (num_experts * num_tokens * max(num_tokens, tokens.shape[-1])))
+    parts = []
+    for start in range(0, size, at_once):
+        rows = slice(start, start + at_once)
+        outputs = model.expert_outputs(name, tokens[rows])[:, prefix:]
+        subject = LayerOutputs(outputs, layer.weights[rows, prefix:], layer.valid[rows, prefix:])
+        parts.append(ExpertOutputsAnalysis().sums(subject))
+    return {column: torch.cat([part[column] for part in parts]) for column in parts[0]}

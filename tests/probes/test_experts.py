@@ -1,0 +1,327 @@
+"""Experts banned, forced and compared: passes by hand, planted duplicates, sums over all permutations."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from moeprobe import api
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.errors import UserError
+from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
+from moeprobe.models.nn.capture import moe_layers, switch_experts
+from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.probes.engine.run_spec import choose_images
+from moeprobe.probes.experts import Experts
+from moeprobe.probes.experts.redundancy import dispensable, nearest_pairs, sentences
+from tests.commands import Trained, run
+from tests.probes.test_flips import Whole, by_hand
+from tests.routing.routings import Softened, checkpoint, digits
+
+LIMIT = 24
+LAYERS = ("blocks.1", "blocks.3")
+
+
+def labeled(**arguments: Any) -> Checkpoint:
+    """A tiny model of unlike experts (new ones are nearest_pairs), whose scores are said to be about digits."""
+    names, model = digits().class_names, checkpoint(**arguments)
+    assert names is not None
+    random = torch.Generator().manual_seed(7)
+    for layer in layers_of(model).values():
+        for parameter in layer.experts.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=random))
+    return dataclasses.replace(model, class_names=names)
+
+
+def measured(model: Checkpoint, **options: Any) -> pd.DataFrame:
+    return api.probe(Experts(), [model], data="digits", limit=LIMIT, **options).table
+
+
+def layers_of(model: Checkpoint) -> dict[str, Any]:
+    assert isinstance(model.model, Vmoe)
+    return dict(moe_layers(model.model.model))
+
+
+def of_experts(table: pd.DataFrame, metric: str, layer: str) -> list[float]:
+    rows = table[(table["metric"] == metric) & (table["layer"] == layer)]
+    return rows.sort_values("expert")["value"].tolist()
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_interventions_are_those_of_whole_passes_by_hand(top_k: int) -> None:
+    one = labeled(top_k=top_k)
+    assert isinstance(one.model, Vmoe)
+    model, layer = one.model, LAYERS[0]
+    table = measured(one)
+    expert = 2
+    falls: dict[str, list[float]] = {"without": [], "forced": []}
+    hits: dict[str, list[bool]] = {"without": [], "forced": []}
+    for index in choose_images(digits(), limit=LIMIT, seed=0):
+        example = digits().example(index)
+        pixels = torch.from_numpy(np.array(example.image)).permute(2, 0, 1)[None].float() / 255
+        scores, trace = model.trace(pixels)
+        assert scores is not None
+        gates, clean = trace.layers[layer].gates[0], trace.layers[layer].selected[0].long()
+        sets = {"without": clean.clone(), "forced": clean.clone()}
+        for token in range(len(clean)):
+            ranked = gates[token].argsort(descending=True).tolist()
+            has = clean[token].tolist()
+            if expert in has:
+                sets["without"][token, has.index(expert)] = next(e for e in ranked if e not in has)
+            else:
+                sets["forced"][token, -1] = expert
+        for kind, selected in sets.items():
+            with by_hand(model, {layer: selected}):
+                after = model.trace(pixels)[0]
+            assert after is not None
+            difference = scores.double().log_softmax(-1) - after.double().log_softmax(-1)
+            falls[kind].append(float(difference[0, example.label]))
+            hits[kind].append(int(after.argmax()) == example.label)
+    for kind, expected in falls.items():
+        assert np.std(expected) > 1e-4, "such interventions are seen"
+        assert of_experts(table, f"experts_price_{kind}", layer)[expert] == pytest.approx(
+            np.mean(expected), abs=2e-5
+        )
+        assert of_experts(table, f"experts_accuracy_{kind}", layer)[expert] == pytest.approx(
+            np.mean(hits[kind])
+        )
+
+
+def test_a_duplicated_expert_is_found_redundant_and_no_other() -> None:
+    """With one expert per token a copy of expert and router column takes over: nothing changes."""
+    model = labeled(top_k=1)
+    before = measured(model)
+    pairs = {}
+    for name, layer in layers_of(model).items():
+        shares = np.array(of_experts(before, "expert_share", name))
+        first, copy = pairs[name] = int(shares.argmax()), int(shares.argmin())
+        for parameter in (*layer.experts.parameters(), layer.router.gate.weight):
+            parameter[copy] = parameter[first]
+    table = measured(model)
+    for name, pair in pairs.items():
+        prices, shares = (
+            np.array(of_experts(table, m, name)) for m in ("experts_price_without", "expert_share")
+        )
+        assert shares[list(pair)].sum() > 0.2
+        np.testing.assert_allclose(prices[list(pair)], 0, atol=1e-6)
+        if name == LAYERS[0]:  # in the last layer an expert of patches alone is missed by nobody
+            redundant = set(np.flatnonzero(np.abs(prices) < 1e-6))
+            assert redundant == {*pair, *np.flatnonzero(shares == 0)} and len(redundant) < 7
+        rows = table[table["layer"] == name].set_index(["metric", "expert", "expert_b"])["value"]
+        both = tuple(sorted(pair))
+        assert rows["expert_distance", *both] == pytest.approx(0, abs=1e-6)
+        assert rows["expert_cka", *both] == pytest.approx(1)
+        assert rows["expert_distance_permuted", *both] > 0.05
+        assert (rows["expert_distance"].drop(both) > 0.1).all()
+        nearest = nearest_pairs(table).set_index("layer").loc[name]
+        assert (nearest["expert"], nearest["expert_b"]) == both
+
+
+def test_a_layer_of_equal_experts_misses_none() -> None:
+    model = labeled()
+    assert isinstance(model.model, Vmoe)
+    switch_experts(model.model.model, only=0)
+    for layer in layers_of(model).values():
+        layer.router.renormalise = True
+    table = measured(model)
+    prices = table[table["metric"].str.startswith("experts_price_")]
+    assert len(prices) == 2 * (2 * 8 + 2)
+    assert prices["value"].abs().max() < 1e-5
+    assert (table.loc[table["metric"].str.startswith("experts_answer_"), "value"] == 0).all()
+    np.testing.assert_allclose(table.loc[table["metric"] == "expert_distance", "value"], 0, atol=1e-6)
+
+
+def test_an_expert_of_known_outputs_has_the_known_saliency_and_distance() -> None:
+    model = labeled()
+    offsets = torch.randn(8, 64, generator=torch.Generator().manual_seed(2))
+    for layer in layers_of(model).values():
+        assert isinstance(layer.experts, MlpExperts)
+        layer.experts.fc2.weight.zero_()
+        layer.experts.fc2.bias.copy_(offsets)
+    table = measured(model)
+    norms = offsets.norm(dim=-1)
+    rows = table[table["layer"] == LAYERS[0]].set_index(["metric", "expert", "expert_b"])["value"]
+    for i, j in itertools.combinations(range(8), 2):
+        expected = float((offsets[i] - offsets[j]).square().sum() / ((norms[i] ** 2 + norms[j] ** 2) / 2))
+        assert rows["expert_distance", i, j] == pytest.approx(expected, rel=1e-5)
+        # Constants are as far apart on any other patch.
+        assert rows["expert_distance_permuted", i, j] == pytest.approx(expected, rel=1e-5)
+    saliency = table.loc[table["metric"] == "expert_saliency", "value"].dropna()
+    assert len(saliency) > 8 and saliency.between(0, float(norms.max())).all()
+
+
+def outputs_of(images: int = 3, patches: int = 5, experts: int = 3, width: int = 4) -> LayerOutputs:
+    random = torch.Generator().manual_seed(1)
+    outputs = torch.randn(images, patches, experts, width, generator=random)
+    outputs[:, :, 1] += outputs[:, :, 0]
+    weights = torch.rand(images, patches, experts, generator=random)
+    return LayerOutputs(outputs, weights * (weights > 0.5), torch.ones(images, patches, dtype=torch.bool))
+
+
+def values_of(subject: LayerOutputs) -> dict[tuple[str, int | None, int | None], float]:
+    analysis = ExpertOutputsAnalysis()
+    columns = {name: column.numpy() for name, column in analysis.sums(subject).items()}
+    ones = np.ones((len(subject.valid), 1))
+    return {
+        (one.name, one.expert, one.expert_b): float(one.statistic.evaluate(ones)[0])
+        for one in analysis.estimators(columns, aligned=True)
+    }
+
+
+def test_permuted_distances_are_means_over_all_derangements() -> None:
+    subject = outputs_of(patches=4)
+    found = values_of(subject)
+    orders = [p for p in itertools.permutations(range(4)) if all(a != b for a, b in enumerate(p))]
+    assert len(orders) == 9
+    a, b = subject.outputs[:, :, 0].double(), subject.outputs[:, :, 1].double()
+    norm = (a.square().sum() + b.square().sum()) / 2
+    assert found["expert_distance", 0, 1] == pytest.approx(float((a - b).square().sum() / norm))
+    distances = [float((a - b[:, list(order)]).square().sum() / norm) for order in orders]
+    assert found["expert_distance_permuted", 0, 1] == pytest.approx(np.mean(distances))
+
+
+def test_alignment_is_that_of_the_definition() -> None:
+    """The unbiased HSIC as the mean of its kernel over all ordered quadruples of different patches."""
+
+    def hsic(k: Tensor, m: Tensor) -> float:
+        terms = [
+            k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q])
+            for i, j, q, r in itertools.permutations(range(len(k)), 4)
+        ]
+        return float(sum(terms) / len(terms))
+
+    subject = outputs_of()
+    sums = np.zeros(3)
+    for image in subject.outputs.double():
+        kernels = [image[:, expert] @ image[:, expert].T for expert in (0, 1)]
+        sums += [hsic(kernels[a], kernels[b]) for a, b in ((0, 1), (0, 0), (1, 1))]
+    assert values_of(subject)["expert_cka", 0, 1] == pytest.approx(sums[0] / np.sqrt(sums[1] * sums[2]))
+
+
+def test_alignment_is_blind_to_rotation_and_scale_and_padding() -> None:
+    subject = outputs_of(patches=12)
+    rotation = torch.from_numpy(stats.ortho_group.rvs(4, random_state=0)).float()
+    subject.outputs[:, :, 2] = 3 * subject.outputs[:, :, 0] @ rotation
+    found = values_of(subject)
+    assert found["expert_cka", 0, 2] == pytest.approx(1, abs=1e-6)
+    assert found["expert_cka", 0, 1] < 0.95
+    padded = LayerOutputs(
+        torch.cat([subject.outputs, torch.full((3, 2, 3, 4), torch.nan)], 1),
+        torch.cat([subject.weights, torch.full((3, 2, 3), torch.nan)], 1),
+        torch.cat([subject.valid, torch.zeros(3, 2, dtype=torch.bool)], 1),
+    )
+    assert values_of(padded) == pytest.approx(found)
+
+
+def test_independent_outputs_have_no_alignment() -> None:
+    random = torch.Generator().manual_seed(5)
+    outputs = torch.randn(400, 8, 2, 6, generator=random)
+    subject = LayerOutputs(outputs, torch.ones(400, 8, 2), torch.ones(400, 8, dtype=torch.bool))
+    assert abs(values_of(subject)["expert_cka", 0, 1]) < 0.02
+
+
+def test_a_model_that_only_replays_has_the_same_prices() -> None:
+    one = labeled()
+    assert isinstance(one.model, Vmoe)
+    other = dataclasses.replace(one, model=Whole(one.model))
+    tables = [measured(model).fillna({"expert": -1}) for model in (one, other)]
+    keys = ["layer", "tokens", "metric", "expert"]
+    both = tables[0].merge(tables[1], on=keys, suffixes=("", "_whole"))
+    assert len(both) == len(tables[1]) > 50
+    np.testing.assert_allclose(both["value"], both["value_whole"], atol=2e-5)
+    assert set(tables[0]["metric"]) - set(tables[1]["metric"]) == {
+        "expert_distance", "expert_distance_permuted", "expert_cka", "expert_saliency",
+    }  # fmt: skip
+
+
+def test_any_batch_gives_the_same() -> None:
+    model = labeled()
+    tables = [measured(model, batch_size=size) for size in (24, 7)]
+    np.testing.assert_allclose(tables[0]["value"], tables[1]["value"], atol=2e-6)
+
+
+def test_of_texts_the_price_is_the_fall_of_the_log_probability(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.adapters.tiny_texts import olmoe, texts
+
+    folder = olmoe(tmp_path / "one", spread=3.0)
+    (tmp_path / "lines.txt").write_text("\n".join(texts(22)), encoding="utf-8")
+    data = f"text:{tmp_path / 'lines.txt'}"
+    table = api.experts(f"hf:{folder}", data=data, batch_size=5).table
+    assert {"experts_price_without", "experts_price_random"} <= set(table["metric"])
+    assert not table["metric"].str.startswith(("experts_accuracy", "experts_answer", "expert_cka")).any()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    first = table["layer"].loc[table["layer"] != ""].iloc[0]
+    prices = of_experts(table, "experts_price_without", first)
+    expert, falls = int(np.abs(prices).argmax()), 0.0
+    for text in texts(22):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        falls += _log_probability(model, ids) - _log_probability(model, ids, banned=expert)
+    count = int(table.loc[table["metric"] == "experts_price_without", "trials"].iloc[0])
+    assert prices[expert] == pytest.approx(falls / count, abs=2e-6)
+    assert abs(falls / count) > 5e-5
+
+
+def _log_probability(model: Any, ids: Tensor, *, banned: int | None = None) -> float:
+    """The log-probability of a text by the library alone; the first layer's router cannot choose one expert."""
+    gate = model.model.layers[0].mlp.gate
+
+    def forward(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = hidden.reshape(-1, hidden.shape[-1]) @ gate.weight.T
+        probabilities = logits.softmax(-1)
+        allowed = probabilities.clone()
+        allowed[:, banned] = -1
+        selected = allowed.topk(gate.top_k, dim=-1).indices
+        return logits, probabilities.gather(1, selected), selected
+
+    if banned is not None:
+        gate.forward = forward
+    with torch.no_grad():
+        scores = model(ids).logits[0].double().log_softmax(-1)
+    if banned is not None:
+        del gate.forward
+    return float(scores[:-1].gather(-1, ids[0, 1:, None]).sum())
+
+
+def test_bounds_hold_for_all_experts_at_once() -> None:
+    rows = pd.DataFrame(
+        {
+            "checkpoint": "a", "expert_b": np.nan, "layer": ["l"] * 4,
+            "metric": "experts_price_without", "expert": range(4),
+            "value": [0.1, 0.0, 0.05, 0.2], "ci_low": [0.0, np.nan, 0.04, 0.1], "ci_high": [0.2, np.nan, 0.06, 0.3],
+        }
+    )  # fmt: skip
+    found = dispensable(rows)
+    assert found["expert"].tolist() == [1, 2, 0, 3]
+    one_sided = stats.norm.ppf(1 - 0.05 / 4) / stats.norm.ppf(0.975)
+    np.testing.assert_allclose(
+        found["highest"], [0, 0.05 + 0.01 * one_sided, 0.1 + 0.1 * one_sided, 0.2 + 0.1 * one_sided]
+    )
+    assert "without expert 1 by at most 0, 2 by at most 0.061" in sentences(rows)[0]
+
+
+def test_the_command(trained: Trained, tmp_path: Path) -> None:
+    done = run("experts", trained["prc"], trained["baseline"], "--limit", "24", "--out", tmp_path / "experts")
+    assert "the loss rises least without expert" in done.stdout and "are nearest: distance" in done.stdout
+    for name in ("experts", "expert-distances"):
+        assert (tmp_path / f"experts/figures/{name}.png").exists()
+    assert json.loads((tmp_path / "experts/table.json").read_text())["request"]["kind"] == "experts"
+
+
+def test_refusals() -> None:
+    limited = checkpoint(trained_capacity=True, eval_capacity_factor=1.0)
+    for other in (limited, checkpoint(router="softmax_expert_choice"), checkpoint(adapter=Softened)):
+        with pytest.raises(UserError, match="without a limit of capacity"):
+            api.probe(Experts(), [other], data="digits", limit=20)
