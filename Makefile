@@ -13,7 +13,7 @@ COMMA := ,
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-align reports-attack reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -98,6 +98,10 @@ reports-margins: setup ## Choices that noise changes, by the margin between gate
 
 reports-transfer: setup ## Few shots of the other data set, of the committed checkpoints of digits and shapes
 	$(BIN)/python -m reports.scripts.regenerate_transfer
+
+reports-align: setup ## Which share of routing data determine against the seed; trains eight more digits models (twenty minutes)
+	$(BIN)/python checkpoints/train.py digits --seeds 3 4 --folder checkpoints/align
+	$(BIN)/python -m reports.scripts.regenerate_align
 
 reports-thesis: setup ## What the thesis prints, of finished trainings of moeprobe tradeoff thesis-digits and manual-digits
 	$(BIN)/python -m reports.scripts.regenerate_thesis

@@ -18,6 +18,7 @@ FIGURES = {
     "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",
     "attack-routing.png": "reports/attack/gradient-routing.png",
     "attack-output.png": "reports/attack/gradient-output.png",
+    "align-kappa.png": "reports/align/kappa.png",
     "precision.png": "reports/precision/digits.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",

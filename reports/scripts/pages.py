@@ -16,6 +16,7 @@ import pandas as pd
 from moeprobe.studies.paper.numbers import dead
 from moeprobe.studies.paper.tables import cell, layers_of
 from reports.scripts import (
+    align_tables,
     attack_tables,
     fashion_tables,
     faults,
@@ -262,6 +263,8 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "AUC of margins": more_tables.areas,
     "natural deformations": more_tables.deformations,
     "ten shots of other data": more_tables.transfer,
+    "shares of data and seed": align_tables.shares,
+    "aligned pairs": align_tables.pairs,
     "choices of the digits models": partial(more_tables.precision, name="digits"),
     "choices of the OLMoE": partial(more_tables.precision, name="olmoe"),
     "outputs of a sweep": sweep_tables.outputs,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -258,6 +258,28 @@ def test_a_share_by_hand() -> None:
     change = share.minus(share)
     assert change.value == 0 and change.variance == pytest.approx(2 * share.variance)
     assert np.isnan(share.ends(19)).all()
+
+
+@pytest.mark.parametrize(("trainings", "of_pairs"), [(3, 0.0), (5, 0.0), (5, 1.0)])
+def test_intervals_over_trainings_hold_their_level(trainings: int, of_pairs: float) -> None:
+    rng, runs = np.random.default_rng(0), 600
+    pairs = list(itertools.combinations(range(trainings), 2))
+
+    def share() -> SetShare:
+        own, noise = rng.normal(size=trainings), of_pairs * rng.normal(size=len(pairs))
+        agreements = [own[first] + own[second] for first, second in pairs] + noise
+        influence = np.zeros(20)
+        return SetShare.over_pairs(
+            {pair: Quantity(float(value), influence) for pair, value in zip(pairs, agreements, strict=True)}
+        )
+
+    def coverage(make: Callable[[], SetShare]) -> float:
+        ends = np.array([make().ends(20) for _ in range(runs)])
+        return float(((ends[:, 0] <= 0) & (ends[:, 1] >= 0)).mean())
+
+    # 0.95 minus two and a half standard errors; differences have too few degrees of freedom, which is safe.
+    assert coverage(share) >= 0.928
+    assert coverage(lambda: share().minus(share())) >= 0.928
 
 
 def test_sets_of_trainings_and_their_difference() -> None:

@@ -46,7 +46,7 @@ def aligned_tables(table: pd.DataFrame, *, caption: str) -> list[Table]:
                 ordinary,
                 sets,
                 of_sets,
-                caption="What determines the routing",
+                caption="What determines the routing; intervals over images and trainings",
                 heading="trainings",
                 plural=plural,
             )

@@ -1,0 +1,96 @@
+"""Does PRC make experts reproducible? Experts of digits trainings that differ in their seed alone, aligned.
+
+    python checkpoints/train.py digits --seeds 3 4 --folder checkpoints/align
+    python -m reports.scripts.regenerate_align
+
+Three seeds are committed; the first command trains more in the same way. Writes to ``reports/align``: ``shares.csv``,
+which share of routing data determine, by model, and PRC minus V-MoE; ``pairs.csv``, from the lowest to the highest pair
+of seeds, κ of aligned experts and κ of the best alignment of unrelated images; and a figure of κ with k = 2.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from moeprobe import api
+from moeprobe.metrics import alignment
+from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.results.figures import save
+from moeprobe.results.layouts.aligned import is_difference
+from moeprobe.runtime.csv import write_csv
+from reports.scripts.printed import shrink
+
+OUT = Path("reports/align")
+# Where the committed checkpoints are, and the trained ones.
+FOLDERS = (Path("checkpoints/reference"), Path("checkpoints/align"))
+SEEDS, TOP_KS = range(5), (2, 1)
+MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
+DIFFERENCE = "difference"
+SHARES = {
+    alignment.SHARE_DATA.name: "data",
+    alignment.SHARE_POSITION.name: "position",
+    alignment.SHARE_CONTENT.name: "content",
+    alignment.SHARE_SEED.name: "seed",
+}
+PAIRS = {
+    f"{EXPERT_OVERLAP.name}{KAPPA}": "κ, held out",
+    alignment.FITTED.name: "κ, in sample",
+    alignment.FITTED_UNRELATED.name: "κ, unrelated images",
+    alignment.FITTED_P.name: "p",
+    alignment.SAME_ALIGNMENT.name: "experts aligned alike",
+}
+
+
+def main() -> None:
+    """Align and write."""
+    torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
+    shares, pairs = [], []
+    for top_k in TOP_KS:
+        result = api.align(checkpoints(top_k), data="digits", device="cpu", figures=False)
+        table = result.table[result.table["tokens"] == "patch"]
+        table = table.assign(k=top_k, model=[model_of(name) for name in table["checkpoint"]])
+        shares.append(shares_of(table))
+        pairs.append(pairs_of(table))
+        if top_k == TOP_KS[0]:
+            [path] = save(result.plot()["align-kappa"], OUT / "kappa")
+            shrink(path, path)
+    write_csv(OUT / "shares.csv", pd.concat(shares, ignore_index=True))
+    write_csv(OUT / "pairs.csv", pd.concat(pairs, ignore_index=True))
+
+
+def shares_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per MoE layer, model and share; and what the models differ by."""
+    rows = table[table["metric"].isin(SHARES)]
+    columns = ["k", "layer", "model", "share", "value", "ci_low", "ci_high", "images"]
+    return rows.assign(share=rows["metric"].map(SHARES))[columns]
+
+
+def pairs_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per MoE layer, model and number: the lowest and the highest pair of seeds."""
+    rows = table[table["metric"].isin(PAIRS) & table["null"].isin(["", "pooled"])]
+    grouped = rows.assign(number=rows["metric"].map(PAIRS)).groupby(
+        ["k", "layer", "model", "number"], sort=False
+    )
+    return grouped["value"].agg(pairs="size", lowest="min", highest="max").reset_index()
+
+
+def checkpoints(top_k: int) -> list[Path]:
+    """Return the trainings of all seeds of both models."""
+    names = [f"digits-{model}-k{top_k}-seed{seed}" for model in MODELS for seed in SEEDS]
+    places = {name: [folder / name for folder in FOLDERS if (folder / name).exists()] for name in names}
+    if missing := [name for name, found in places.items() if not found]:
+        raise api.UserError(
+            f"Train {', '.join(missing)} first, by checkpoints/train.py (make reports-align)."
+        )
+    return [found[0] for found in places.values()]
+
+
+def model_of(name: str) -> str:
+    """Return the model that a line of a table is about, or that it is about both."""
+    return DIFFERENCE if is_difference(name) else MODELS["prc" if "-prc-" in name else "baseline"]
+
+
+if __name__ == "__main__":
+    main()
