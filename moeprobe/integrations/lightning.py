@@ -5,7 +5,7 @@ from typing import Any
 
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
-from moeprobe.integrations.sinks import RoutingRecord, Sink
+from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
 
 try:
     from lightning.pytorch import Callback
@@ -30,7 +30,7 @@ class LightningMonitor(Callback):
         self, model: Callable[[Any], Any], data: Data, *, sinks: Sink | Sequence[Sink] = (), **settings: Any
     ) -> None:
         self._model, self._data, self._settings = model, data, settings
-        self._sinks = [sinks] if isinstance(sinks, Sink) else list(sinks)
+        self._sinks = sinks_of(sinks)
         self._state: dict[str, Any] = {}
         self.monitor: RoutingMonitor | None = None
 

@@ -11,7 +11,7 @@ The training is not disturbed: weights, gradients, random numbers and modes are 
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from moeprobe.integrations.measure import (
     trace_all,
 )
 from moeprobe.integrations.probe_set import Data, make_probe_set
-from moeprobe.integrations.sinks import RoutingRecord, Sink
+from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
 from moeprobe.integrations.undisturbed import ProbedModel
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS, LOAD_ENTROPY
 from moeprobe.metrics.analyses.selection import SELECTION_MARGIN
@@ -101,14 +101,14 @@ class RoutingMonitor:
         batch_size: int = 64,
     ) -> None:
         for name, value in {"every": every, "limit": limit, "batch_size": batch_size}.items():
-            if value < 1:
-                raise UserError(f"{option(name)} takes a positive number; got {value}.")
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{option(name)} takes a positive whole number; got {value!r}.")
         self.every = every
-        self.sinks = [sinks] if isinstance(sinks, Sink) else list(sinks)
+        self.sinks = sinks_of(sinks)
         self._writes = process_rank() == 0
         self._first: RecordedChoices | None = None
         self._last: RecordedChoices | None = None
-        self._clock = _Clock()
+        self._clock, self._are_open = _Clock(), False
         if not self._writes:
             return
         self._probed = _probed_model(model, tokenizer, normalization, seed=seed)
@@ -139,15 +139,15 @@ class RoutingMonitor:
         if not self._writes or (self._last is not None and self._last.step >= step):
             return None
         started = time.perf_counter()
+        self._open_sinks()
+        # A training is not ended by its monitor.
         try:
             with self._probed.probing() as checkpoint:
                 record = self._measure(checkpoint, step, started)
-        except UserError as error:
-            # A training is not ended by its monitor.
+        except (UserError, torch.OutOfMemoryError) as error:
             warnings.warn(RunWarning(f"The routing was not measured at step {step}: {error!s}"), stacklevel=2)
             return None
-        for sink in self.sinks:
-            sink.write(record)
+        self._tell_sinks(lambda sink: sink.write(record), f"did not take the record of step {step}")
         self._clock.add(time.perf_counter() - started)
         self._clock.judge(self.every)
         return record
@@ -175,6 +175,8 @@ class RoutingMonitor:
         """
         if not state or not self._writes:
             return
+        if _INPUTS not in state:
+            raise UserError("This is no state of a monitor; give what its state_dict returned.")
         if not torch.equal(state[_INPUTS].cpu(), digest(self._probe_set.batches[CLEAN])):
             raise UserError(
                 "The state of the monitor is of another probe set; give the same data, split, limit, seed and "
@@ -197,8 +199,23 @@ class RoutingMonitor:
 
     def close(self) -> None:
         """Close the sinks."""
-        for sink in self.sinks if self._writes else ():
-            sink.close()
+        if self._writes:
+            self._tell_sinks(lambda sink: sink.close(), "could not be closed")
+
+    def _open_sinks(self) -> None:
+        if not self._are_open:
+            for sink in self.sinks:
+                sink.open()
+            self._are_open = True
+
+    def _tell_sinks(self, action: Callable[[Sink], None], failure: str) -> None:
+        """Do something with each sink; one that fails, as where a disk is full or a server down, is warned of."""
+        for sink in self.sinks:
+            try:
+                action(sink)
+            except Exception as error:  # whatever another program raises
+                message = f"{type(sink).__name__} {failure}: {type(error).__name__}: {error!s}"
+                warnings.warn(RunWarning(message), stacklevel=3)
 
     def _measure(self, checkpoint: Checkpoint, step: int, started: float) -> RoutingRecord:
         probe_set = self._probe_set
@@ -317,6 +334,8 @@ def _probed_model(
     net = unwrapped(model) if isinstance(model, nn.Module) else model
     if isinstance(net, nn.Module) and moe_layers(net):
         return ProbedModel(_undivided(net), lambda: _of_ours(net, normalization), seed=seed)
+    if not isinstance(net, nn.Module):
+        raise UserError(f"The model is a torch module, api.Hooks or a checkpoint; got {model!r:.80}.")
     if not hasattr(net, "get_input_embeddings"):
         raise UserError(
             f"A {type(net).__name__} does not say how it is read; wrap it in api.Hooks(net, image_size=…), or give a "

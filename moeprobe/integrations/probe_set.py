@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.data.base import Dataset, Example, ImageDataset, TextDataset, TextExample
 from moeprobe.inputs.data.readers.naming import open_data
@@ -70,6 +70,13 @@ def make_probe_set(
         )
     if views is None:
         views = VIEWS_OF_IMAGES if modality is IMAGE else VIEWS_OF_TEXTS
+    if not isinstance(views, Mapping) or not all(
+        isinstance(severity, int | float | None) for severity in views.values()
+    ):
+        raise UserError(
+            f"{option('views')} takes a severity by the name of each view, or None for random pairs, e.g. "
+            f"{dict(VIEWS_OF_IMAGES)}; got {views!r}."
+        )
     clean = RunSpec(
         dataset=dataset,
         indices=choose_images(dataset, limit=limit, seed=seed),

@@ -6,13 +6,13 @@ A program of its own is imported when its sink is made; each is an extra of moep
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.files import expanded
 
 
@@ -39,6 +39,9 @@ class RoutingRecord:
 
 class Sink(ABC):
     """Where records go."""
+
+    def open(self) -> None:  # noqa: B027  (a sink may have nothing to begin)
+        """Begin, right before the first record; raises ``UserError`` where nothing can be written."""
 
     @abstractmethod
     def write(self, record: RoutingRecord) -> None:
@@ -113,15 +116,19 @@ class WeightsAndBiases(Sink):
     The charts have an axis of their own, ``routing/step``: the run's own step may be ahead of it.
 
     Args:
-        run: what ``wandb.init`` returned; None = the active run.
+        run: what ``wandb.init`` returned; None = the run that is active at the first record.
 
     Raises:
-        UserError: the package is not installed, or there is no active run.
+        UserError: the package is not installed.
     """
 
     def __init__(self, run: Any = None) -> None:
-        wandb = _require("wandb", "Weights & Biases")
-        self._run = wandb.run if run is None else run
+        self._wandb = _require("wandb", "Weights & Biases")
+        self._run = run
+
+    def open(self) -> None:
+        """Find the active run, which trainers start late; raises ``UserError`` where there is none."""
+        self._run = self._wandb.run if self._run is None else self._run
         if self._run is None:
             raise UserError(
                 "There is no active run of Weights & Biases; call wandb.init first, or hand a run in."
@@ -138,26 +145,39 @@ class Mlflow(Sink):
     """A run of MLflow (extra ``mlflow``), on a server or in a store of files.
 
     Args:
-        run_id: of an existing run; None = the active run.
+        run_id: of an existing run; None = the run that is active at the first record.
         tracking_uri: of the store, e.g. ``file:mlruns``; None = the present one.
 
     Raises:
-        UserError: MLflow is not installed, or there is no active run.
+        UserError: MLflow is not installed.
     """
 
     def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
-        mlflow = _require("mlflow", "MLflow")
-        if run_id is None and mlflow.active_run() is None:
+        self._mlflow = _require("mlflow", "MLflow")
+        self._run_id, self._tracking_uri = run_id, tracking_uri
+
+    def open(self) -> None:
+        """Find the active run, which trainers start late; raises ``UserError`` where there is none."""
+        run = self._mlflow.active_run()
+        if self._run_id is None and run is None:
             raise UserError(
                 "There is no active run of MLflow; call mlflow.start_run first, or name a run_id."
             )
-        self._run_id = run_id or mlflow.active_run().info.run_id
-        self._client = mlflow.MlflowClient(tracking_uri)
+        self._run_id = self._run_id or run.info.run_id
+        self._client = self._mlflow.MlflowClient(self._tracking_uri)
 
     def write(self, record: RoutingRecord) -> None:
         """Log the keys as metrics of the step."""
         for key, value in record.values.items():
             self._client.log_metric(self._run_id, key, value, step=record.step)
+
+
+def sinks_of(sinks: Sink | Sequence[Sink]) -> list[Sink]:
+    """Return one sink or several as a list; raises ``UserError`` where something else is given."""
+    several = [sinks] if isinstance(sinks, Sink) else sinks
+    if not isinstance(several, Sequence) or not all(isinstance(sink, Sink) for sink in several):
+        raise UserError(f"{option('sinks')} takes sinks, e.g. JsonLines('routing.jsonl'); got {sinks!r}.")
+    return list(several)
 
 
 def _require(package: str, title: str) -> Any:

@@ -40,6 +40,7 @@ def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
         README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
+        RECORDED: 1,  # tests/examples/test_servers.py
         MONITOR: 4,  # tests/integrations/test_page.py
     }  # fmt: skip
 

@@ -172,6 +172,8 @@ def test_drift_goes_on_in_another_process() -> None:
     ):
         with pytest.raises(UserError, match=words):
             other.load_state_dict(before.state_dict())
+    with pytest.raises(UserError, match="no state of a monitor"):
+        after.load_state_dict(net.state_dict())
 
 
 def test_a_module_of_ones_own_is_monitored_through_hooks() -> None:
@@ -213,6 +215,22 @@ def test_a_collapsed_router_has_no_kappa(tmp_path: Path) -> None:
     layer = line["layers"]["blocks.0"]["kappa"]["gaussian_noise"]
     assert (layer["kappa"], layer["flag"]) == (None, "collapsed")
     assert layer["chance"] == pytest.approx(1)
+
+
+def test_a_sink_that_fails_ends_no_training() -> None:
+    class Full(Sink):
+        def write(self, record: RoutingRecord) -> None:
+            raise OSError("no space left")
+
+        close = write  # type: ignore[assignment]
+
+    kept = Kept()
+    monitor = RoutingMonitor(vmoe(), "digits", limit=2, views={}, sinks=[Full(), kept])
+    with pytest.warns(RunWarning, match="Full did not take the record of step 0: OSError: no space left"):
+        assert monitor.record(0) is not None
+    with pytest.warns(RunWarning, match="Full could not be closed: TypeError"):
+        monitor.close()
+    assert [record.step for record in kept.records] == [0] and kept.closed
 
 
 def test_a_diverged_model_ends_no_training() -> None:
@@ -317,8 +335,15 @@ def test_a_monitor_that_takes_too_long_says_so_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"every": 0}, "every takes a positive number; got 0"),
-        ({"limit": 0}, "limit takes a positive number"),
+        ({"every": 0}, "every takes a positive whole number; got 0"),
+        ({"limit": 2.5}, "limit takes a positive whole number; got 2.5"),
+        (
+            {"sinks": "routing.jsonl"},
+            r"sinks takes sinks, e.g. JsonLines\('routing.jsonl'\); got 'routing.jsonl'",
+        ),
+        ({"views": ["gaussian_noise"]}, r"views takes a severity by the name .*; got \['gaussian_noise'\]"),
+        ({"views": {"gaussian_noise": "0.1"}}, "views takes a severity by the name"),
+        ({"model": "checkpoints/mine"}, "a torch module, api.Hooks or a checkpoint; got 'checkpoints/mine'"),
         ({"data": ["a text"]}, "The model reads images, and the data hold texts"),
         ({"data": []}, "a list of texts or of PIL images"),
         ({"views": {"typos": 0.1}}, "The view 'typos' is of texts; the data hold images"),

@@ -15,6 +15,7 @@ RECORDS = [RoutingRecord(step, {KEY: 0.5 + step / 100}, {KEY: (0.4, 0.9)}, {}, 2
 
 
 def write(sink: Sink) -> None:
+    sink.open()
     for record in RECORDS:
         sink.write(record)
     sink.close()
@@ -55,7 +56,7 @@ def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pyte
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     with pytest.raises(UserError, match=r"call wandb\.init first"):
-        WeightsAndBiases()
+        WeightsAndBiases().open()
     run = wandb.init(project="moeprobe", dir=tmp_path, mode="offline")
     write(WeightsAndBiases())
     assert run.summary[KEY] == pytest.approx(0.7)
@@ -74,7 +75,7 @@ def test_mlflow_keeps_them_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = mlflow.MlflowClient(uri)
     experiment = client.create_experiment("moeprobe")
     with pytest.raises(UserError, match=r"call mlflow\.start_run first"):
-        Mlflow()
+        Mlflow().open()
     run = client.create_run(experiment)
     write(Mlflow(run.info.run_id, uri))
     history: list[Any] = client.get_metric_history(run.info.run_id, KEY)
