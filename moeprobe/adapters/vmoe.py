@@ -1,6 +1,6 @@
 """Our own sparse timm transformers, made traceable."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.routing.capabilities import Trunk
-from moeprobe.routing.gradients import loss_gradient
+from moeprobe.routing.gradients import gradient_of, loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
@@ -201,6 +201,24 @@ class Vmoe:
     def loss_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
         """Return how the loss depends on the pixels; see ``routing.Differentiable``."""
         return loss_gradient(self._forward, images.to(self.device), targets)
+
+    def routing_gradient(
+        self,
+        images: Tensor,
+        objective: Callable[[Tensor, RoutingTrace], Tensor],
+        *,
+        layers: Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return how an objective depends on the pixels; see ``routing.Steerable``."""
+        selected_layers = wanted_layers(layers, self.layer_names)
+
+        def values(pixels: Tensor) -> Tensor:
+            with capture(self.model) as decisions:
+                scores = self._forward(pixels)
+            traced = {name: self._routing(name, decisions[name], len(pixels)) for name in selected_layers}
+            return objective(scores, RoutingTrace(traced))
+
+        return gradient_of(values, images.to(self.device))
 
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""

@@ -25,6 +25,7 @@ def attack(
     epsilons: Sequence[float] = Attack.epsilons,
     steps: int = Attack.steps,
     direction: str = Attack.direction,
+    on: str = Attack.on,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -37,13 +38,14 @@ def attack(
         epsilons: largest changes of a value of the image, in 255ths of the range of a pixel.
         steps: of the ascent.
         direction: "gradient", up the cross-entropy, or "random", what a change of that size does by itself.
+        on: what the gradient is of: "answer", "routes" (the tokens' sets of experts), or "routes-keeping-answer".
         options: as in ``match_ratio``, with ``changes``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit, or a model has no gradient to follow.
     """
-    probe = Attack(epsilons=epsilons, steps=steps, direction=direction)
+    probe = Attack(epsilons=epsilons, steps=steps, direction=direction, on=on)
     return ask(probe, models, data, options, watcher, changes)
 
 

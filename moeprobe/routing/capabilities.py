@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -151,6 +151,29 @@ class Differentiable(Traceable, Protocol):
 
         Raises:
             UserError: the images do not fit the model, or it has no class scores.
+        """
+
+
+@runtime_checkable
+class Steerable(Differentiable, Protocol):
+    """A model that says how its routing depends on the pixels, too."""
+
+    def routing_gradient(
+        self,
+        images: Tensor,
+        objective: Callable[[Tensor, RoutingTrace], Tensor],
+        *,
+        layers: Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return the gradient ``(B, 3, H, W)`` of an objective of each image, by its own pixels.
+
+        Args:
+            images: ``(B, 3, H, W)`` in [0, 1].
+            objective: gives the value of each image ``(B,)`` of what ``trace`` returns, here with a gradient.
+            layers: MoE layers to trace; None = all.
+
+        Raises:
+            UserError: there is no such layer, the images do not fit the model, or nothing has a gradient.
         """
 
 

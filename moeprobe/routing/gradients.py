@@ -1,4 +1,4 @@
-"""The gradient of a loss by the pixels, of whatever gives class scores."""
+"""Gradients by the pixels, of whatever gives class scores or routing."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,16 @@ def loss_gradient(scores_of: Callable[[Tensor], Tensor], images: Tensor, targets
         images: ``(B, 3, H, W)``.
         targets: ``(B,)`` classes.
     """
+
+    def losses(pixels: Tensor) -> Tensor:
+        return F.cross_entropy(scores_of(pixels), targets.to(pixels.device), reduction="none")
+
+    return gradient_of(losses, images)
+
+
+def gradient_of(values_of: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return the gradient ``(B, 3, H, W)`` of a value of each image ``(B,)``, by its own pixels ``(B, 3, H, W)``."""
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
-        loss = F.cross_entropy(scores_of(pixels), targets.to(pixels.device), reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, pixels)
+        (gradient,) = torch.autograd.grad(values_of(pixels).sum(), pixels)
     return gradient

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from moeprobe import api
-from moeprobe.probes.attack import VIEWS
+from moeprobe.probes.attack import DIRECTIONS
 from moeprobe.results.folder import Result
 from moeprobe.runtime.csv import write_csv
 
@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
     found = []
     for seed in SEEDS:
-        for direction in VIEWS:
+        for direction in DIRECTIONS:
             result = measured(seed, direction)
             found.append(numbers(result, seed))
             if seed == SEEDS[0]:

@@ -1,7 +1,9 @@
 """Attacks: the gradient is the loss's own, the pixels stay near, and the answer goes before the routing does."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.probes.attack.measure import ascended, at_random
-from moeprobe.routing.capabilities import Differentiable
+from moeprobe.probes.attack.objectives import remaining_margins, routes_gradient
+from moeprobe.routing.capabilities import Differentiable, Steerable
+from moeprobe.routing.gradients import gradient_of
+from moeprobe.routing.record import RoutingTrace
 from tests.adapters import zoo
 from tests.commands import Trained, refused, run
-from tests.routing.routings import checkpoint, tiny
+from tests.routing.routings import checkpoint, routing, tiny
 
 
 def ours(**arguments: Any) -> Vmoe:
@@ -65,7 +70,7 @@ def test_the_gradient_is_that_of_finite_differences(make: Callable[[], Any]) -> 
 def test_an_ascent_against_one_that_is_written_down_once_more() -> None:
     model: Any = checkpoint().model
     pixels, targets, epsilon = images(3), torch.tensor([0, 1, 2]), 4 / 255
-    found = ascended(model, pixels, targets, epsilon=epsilon, steps=3)
+    found = ascended(partial(model.loss_gradient, targets=targets), pixels, epsilon=epsilon, steps=3)
     expected = pixels.clone()
     for _ in range(3):
         one = expected.clone().requires_grad_()
@@ -89,6 +94,77 @@ def test_random_signs_belong_to_the_image() -> None:
     np.testing.assert_allclose(moved.abs(), 0.1, atol=1e-6)
     assert abs(float((moved > 0).float().mean()) - 0.5) < 0.02
     assert not at_random(pixels, ["a", "b", "c"], epsilon=0.1, seed=1).equal(found)
+
+
+class Linear:
+    """A router whose tokens are the columns of an image, with logits that are linear in a column's pixels."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def trace(self, pixels: Tensor) -> RoutingTrace:
+        gates = (pixels.flatten(1, 2).transpose(1, 2) @ self.weight.T).softmax(-1)
+        selected = gates.topk(1).indices.to(torch.int16)
+        layer = routing(len(pixels), grid=(1, gates.shape[1]), prefix=0, num_experts=gates.shape[2], top_k=1)
+        fields: dict[str, Any] = {"gates": gates, "selected": selected, "processed": selected >= 0}
+        return RoutingTrace({"linear": dataclasses.replace(layer, **fields)})
+
+    def routing_gradient(
+        self, pixels: Tensor, objective: Any, *, layers: Sequence[str] | None = None
+    ) -> Tensor:
+        return gradient_of(lambda at: objective(at.new_zeros(len(at), 2), self.trace(at)), pixels)
+
+
+def test_routes_of_a_linear_router_change_from_the_smallest_epsilon_on() -> None:
+    random = torch.Generator().manual_seed(0)
+    pixels = 0.4 + 0.2 * torch.rand(4, 3, 5, 16, generator=random, dtype=torch.float64)
+    weight = torch.randn(2, 15, generator=random, dtype=torch.float64)
+    model: Any = Linear(weight)
+    clean = model.trace(pixels)
+    # Of two experts: a token turns where its margin is undone by a step against the signs of w_1 - w_2.
+    logits = pixels.flatten(1, 2).transpose(1, 2) @ weight.T
+    critical = (logits[..., 0] - logits[..., 1]).abs() / (weight[0] - weight[1]).abs().sum()
+    gradient = routes_gradient(model, clean, layers=None)
+    for epsilon in critical.flatten().quantile(torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)).tolist():
+        moved = model.trace(ascended(gradient, pixels, epsilon=epsilon, steps=8)).layers["linear"]
+        turned = ~clean.layers["linear"].selects_the_same(moved)
+        assert turned[critical > epsilon * (1 + 1e-6)].sum() == 0 < turned.sum()
+        assert turned[critical < epsilon * (1 - 1e-6)].all()
+
+
+@pytest.mark.parametrize("router", ["softmax_token_choice", "softmax_expert_choice", "cosine_token_choice"])
+def test_the_gradient_of_routes_is_that_of_finite_differences(router: str) -> None:
+    model = ours(router=router)
+    assert isinstance(model, Steerable)
+    pixels = images(2, model.image_size[0])
+    clean = model.trace(pixels)[1]
+    values: list[Tensor] = []
+
+    def objective(scores: Tensor, found: RoutingTrace) -> Tensor:
+        margins = [remaining_margins(clean.layers[name], layer) for name, layer in found.layers.items()]
+        values.append(torch.stack([margin.sum(-1) for margin in margins if margin is not None]).sum(0))
+        return values[-1]
+
+    gradient = model.routing_gradient(pixels, objective)
+    step = torch.zeros_like(pixels)
+    step[0] = gradient[0] / gradient[0].norm() * 1e-4
+    model.routing_gradient(pixels + step, objective)
+    model.routing_gradient(pixels - step, objective)
+    change = (values[1] - values[2]) / 2
+    assert change[0].item() == pytest.approx((gradient[0] * step[0]).sum().item(), rel=0.05)
+    assert abs(change[1].item()) < 1e-5
+
+
+def test_an_attack_on_routes_turns_more_of_them_and_may_keep_the_answer(trained: Trained) -> None:
+    tables = {
+        on: api.attack(trained["prc"], limit=30, epsilons=(16,), steps=3, on=on).table
+        for on in ("answer", "routes", "routes-keeping-answer")
+    }
+    same = {on: value(table, "top2_set_match", 16) for on, table in tables.items()}
+    answers = {on: value(table, "prediction_agreement", 16) for on, table in tables.items()}
+    assert set(tables["routes"]["view"]) == {"attack_routes"}
+    assert same["routes"] < same["answer"]
+    assert answers["answer"] < answers["routes-keeping-answer"]
 
 
 def value(table: pd.DataFrame, metric: str, severity: float) -> float:
@@ -130,3 +206,17 @@ def test_what_is_refused(trained: Trained, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="gives no gradient of its loss"):
         api.attack(checkpoint(adapter=Opaque), data="digits", limit=4)
+
+
+def test_which_attacks_on_routes_are_refused() -> None:
+    class Unsteered(Vmoe):
+        routing_gradient = None  # type: ignore[assignment]
+
+    with pytest.raises(UserError, match="Random signs follow no gradient"):
+        api.attack(checkpoint(), data="digits", limit=4, on="routes", direction="random")
+    with pytest.raises(UserError, match="gives no gradient of its routing"):
+        api.attack(checkpoint(adapter=Unsteered), data="digits", limit=4, on="routes")
+    with pytest.raises(UserError, match="is it known how far a set of experts"):
+        api.attack(checkpoint(router="soft_moe"), data="digits", limit=4, on="routes")
+    with pytest.raises(UserError, match="weights"):
+        api.attack(checkpoint(), data="digits", limit=4, on="weights")
