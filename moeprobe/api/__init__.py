@@ -49,7 +49,16 @@ if TYPE_CHECKING:
         s_matrix,
         sweep,
     )
-    from moeprobe.api.stress import attack, corruptions, determinism, experts, flips, margins, precision
+    from moeprobe.api.stress import (
+        attack,
+        corruptions,
+        determinism,
+        experts,
+        flips,
+        frames,
+        margins,
+        precision,
+    )
     from moeprobe.errors import UserError
     from moeprobe.inputs.data.readers.naming import open_data
     from moeprobe.inputs.open import open_view
@@ -149,6 +158,7 @@ __all__ = [
     "export_vmoe",
     "fewshot",
     "flips",
+    "frames",
     "import_routed_experts",
     "import_swin_moe",
     "import_trace",

@@ -11,6 +11,7 @@ from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.flips import Flips
+from moeprobe.probes.frame_flips import FrameFlips
 from moeprobe.probes.margins import Margins
 from moeprobe.probes.precision import Precision
 from moeprobe.results.folder import Result
@@ -164,6 +165,29 @@ def flips(
     """
     probe = Flips(view=view, severities=severities, patches=patches, later=later)
     return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def frames(
+    models: Models,
+    *,
+    data: str | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how often routing flips along the frames of clips.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: clips, such as "frames:PATH".
+        options: as in ``match_ratio``; a limit counts clips.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    return ask(FrameFlips(), models, data, options, watcher, changes)
 
 
 @with_options

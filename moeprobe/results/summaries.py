@@ -104,8 +104,8 @@ def summarize(
     comparison = frame(
         [line for number in sorted(differences) for line in differences[number]], comparison=True
     )
-    more = [line for _, part in combined for lines in part.values() for line in lines]
-    return table, with_rows(comparison, more, comparison=True)
+    combined_lines = [line for _, part in combined for lines in part.values() for line in lines]
+    return table, with_rows(comparison, combined_lines, comparison=True)
 
 
 def _by_layer(sites: Sequence[list[StoredCell]]) -> list[list[list[StoredCell]]]:

@@ -113,18 +113,21 @@ class Accumulator:
                     merged.add(sums.cell, names.tolist(), columns)
         return merged
 
-    def by_cluster(self, clusters: Mapping[str, str], *, lists: tuple[str, ...] = ()) -> "Accumulator":
+    def by_cluster(
+        self, clusters: Mapping[str, str], *, lists: tuple[str, ...] = (), size: int | None = None
+    ) -> "Accumulator":
         """Return the sums of whole clusters, each in place of its members, which are no independent samples.
 
         Args:
             clusters: the cluster's name by the member's; a name that is absent is a cluster by itself.
             lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
+            size: members that a list has places for; None = those of the largest cluster here, and one more.
         """
         if not clusters:
             return self
         merged = Accumulator()
         # A list has as many places in every part of a run.
-        size = max(Counter(clusters.values()).values()) + 1
+        size = size or max(Counter(clusters.values()).values()) + 1
         for sums in self.cells():
             names, columns = sums.joined()
             of_clusters, row = np.unique([clusters.get(name, name) for name in names], return_inverse=True)

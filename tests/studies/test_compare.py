@@ -182,7 +182,8 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         assert ", top1_match, " in said and "load_entropy, " not in said
     said = refused("compare", probed["both"], "--fail-if-worse", "accuracy")
     assert "There are: churn, " in said and said.strip().endswith(
-        "accuracy is measured by: attack, corruptions, determinism, eval, noise-sweep, precision, sweep."
+        "accuracy is measured by: attack, corruptions, determinism, eval, experts, frames, noise-sweep, "
+        "precision, sweep."
     )
 
 

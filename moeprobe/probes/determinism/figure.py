@@ -11,7 +11,9 @@ from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.by_view import flips
 
 
-def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+def draw(
+    table: pd.DataFrame, *, colors: Mapping[str, str], title: str = "The same inputs, run in other ways"
+) -> dict[str, Figure]:
     """Return the figure: a panel per layer (of many the first and the last), a line per way.
 
     None where nothing differs.
@@ -49,5 +51,4 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         panel.set_xlabel("tokens that choose other experts")
     notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
     layer_rows = rows[rows["layer"].isin(layers)]
-    title = "The same inputs, run in other ways"
     return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes)}

@@ -1,0 +1,54 @@
+"""The declaration of ``frames``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moeprobe.probes.base import Agreement, Headline, Layout, Panel, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameFlips(Probe["Result"]):
+    """How often does routing flip along the frames of a clip?
+
+    Compares each frame with the one before and with the first of its clip. The chance line is the same frame of another
+    clip. A patch is compared with the patch at its place, so movement counts as a flip. Intervals are over clips.
+
+    Example: `moeprobe frames checkpoints/demo-baseline checkpoints/demo-prc --data frames:clips`
+    """
+
+    name: ClassVar[str] = "frames"
+    title: ClassVar[str] = "Routing along the frames of clips"
+    work: ClassVar[str] = "moeprobe.probes.frame_flips.measure:FramesMeasurement"
+    panel: ClassVar[Panel] = Panel.STRESS
+    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "output")
+    optional: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
+    layout: ClassVar[Layout] = Layout.BY_VIEW
+    joinable: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    option_help: ClassVar[Mapping[str, str]] = {"limit": "Here: clips, not frames."}
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what the lines of the table are."""
+        return "Each frame against another; an image is a clip here"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return the flip rates of the first layer beside the chance line."""
+        from moeprobe.probes.frame_flips.comparisons import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return flip rates, layer by layer."""
+        from moeprobe.probes.determinism.figure import draw
+
+        figures = draw(result.table, colors=result.sidecar.colors, title=self.title)
+        return {self.name: figures["determinism"]} if figures else {}
