@@ -13,7 +13,7 @@ COMMA := ,
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-align reports-attack reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ reports: setup ## Regenerate the committed reports, and the tables and pictures 
 
 reports-deformations: setup ## κ and switches by natural deformation, of the committed checkpoints (about twenty minutes)
 	$(BIN)/python -m reports.scripts.regenerate_deformations
+
+reports-corruptions: setup ## Accuracy and κ under the 19 corruptions, of the committed digits checkpoints (about three minutes)
+	$(BIN)/python -m reports.scripts.regenerate_corruptions
 
 reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about ten minutes)
 	$(BIN)/python -m reports.scripts.regenerate_attack

@@ -1,8 +1,10 @@
-"""What the pages on margins, other data, natural deformations and narrower formats say, in Markdown."""
+"""What the pages on margins, other data, deformations, corruptions and narrower formats say, in Markdown."""
 
 from pathlib import Path
 
 import pandas as pd
+
+from moeprobe.inputs.corruptions import FAMILIES, NAMES
 
 SHOWN = (1, 3, 5, 7, 10)
 _NAMES = {1: "least decile", 3: "third", 5: "fifth", 7: "seventh", 10: "largest"}
@@ -50,6 +52,26 @@ def deformations(folder: Path) -> list[str]:
         apart = signed(renamed.assign(value=rows["difference"]), digits)
         severity = str(rows["severity"].iloc[0])
         lines.append(f"| {' | '.join([name, str(top_k), f'`{view}`', severity, *sides, apart])} |")
+    return lines
+
+
+def corruptions(folder: Path) -> list[str]:
+    """Return accuracy and κ: a line for all corruptions, for each family, and for each corruption."""
+    columns = {"accuracy": ("accuracy", ""), "κ": ("top2_set_match_kappa", "blocks.1")}
+    head = ["", *(f"{name}, {side}" for name in columns for side in ("V-MoE", "PRC", "difference"))]
+    head.append("κ in the last layer, difference")
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    table = pd.read_csv(folder / "digits.csv", keep_default_na=False)
+    by_place = dict(iter(table.groupby(["view", "metric", "layer", "model"], sort=False)))
+    for view in ("mean", *FAMILIES, *NAMES):
+        cells = [f"`{view}`" if view in NAMES else "**all**" if view == "mean" else f"*{view}*"]
+        for metric, layer in columns.values():
+            cells += [
+                span(by_place[view, metric, layer, side]["value"]) for side in ("V-MoE", "V-MoE with PRC")
+            ]
+            cells.append(signed(by_place[view, metric, layer, "difference"]))
+        cells.append(signed(by_place[view, "top2_set_match_kappa", "blocks.3", "difference"]))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -263,6 +263,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "AUC of margins": more_tables.areas,
     "natural deformations": more_tables.deformations,
     "ten shots of other data": more_tables.transfer,
+    "corruptions": more_tables.corruptions,
     "shares of data and seed": align_tables.shares,
     "aligned pairs": align_tables.pairs,
     "choices of the digits models": partial(more_tables.precision, name="digits"),

@@ -39,7 +39,7 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/sweeps/mixup-digits",
         "reports/thesis", "reports/gate",
         "reports/faults", "reports/bench", "reports/attack",
-        "reports/deformations", "reports/precision", "reports/align",
+        "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
