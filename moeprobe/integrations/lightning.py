@@ -23,7 +23,7 @@ class LightningMonitor(Callback):
             ``lambda module: api.Hooks(module.net, image_size=32, mean=…, std=…)``.
         data: as of ``RoutingMonitor``.
         sinks: where records go besides.
-        settings: other keywords of ``RoutingMonitor``, e.g. ``every``.
+        settings: other keywords of ``RoutingMonitor``, such as how often it measures.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.kappa import MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share
-from moeprobe.metrics.token_kinds import by_token_kind, choices, num_experts, numbers
+from moeprobe.metrics.token_kinds import NO_PAIR, by_token_kind, choices, num_experts, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,10 +70,10 @@ class ExpertOverlap(LayerAnalysis):
         overlap, trials = Share(of_both.sum(1), had), had.astype(np.int64)
         estimators = [EXPERT_OVERLAP.raw(overlap, trials)]
         chances = {"pooled": MeanProduct(of_first, of_second, had, pairs)}
-        if aligned and (pairs == first.shape[1]).all() and first.shape[1] > 1:
-            # Every image has every position, so that one image in place of another is one token for each.
+        if aligned and first.shape[1] > 1:
             flat = [members.reshape(len(members), -1) for members in (first, second)]
-            chances["position"] = MeanProduct(flat[0], flat[1], had, np.ones_like(had))
+            is_pair = (columns["view_selected"] != NO_PAIR).any(-1).astype(np.float64)
+            chances["position"] = MeanProduct(flat[0], flat[1], first.sum(2), is_pair)
         for null, chance in chances.items():
             estimators += EXPERT_OVERLAP.chance_and_kappa(null, chance, overlap, trials)
         return estimators + [

@@ -442,3 +442,12 @@ def test_the_same_seed_gives_the_same_resamples_whatever_the_statistic() -> None
     other = Bootstrap(30, seed=4, num_resamples=20).replicate([(Ratio(hits, count), count)])[0]
     assert np.array_equal(one.values, two.values)
     assert not np.array_equal(one.values, other.values)
+
+
+def test_a_mean_product_of_strata_is_one_over_all_pairs_of_images() -> None:
+    x, y, s, t = (np.random.default_rng(seed).integers(0, 5, (4, 3)).astype(float) for seed in range(4))
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    expected = sum(x[i] @ y[j] for i, j in pairs) / sum(s[i] @ t[j] for i, j in pairs)
+    product = MeanProduct(x, y, s, t)
+    assert product.evaluate(np.ones((4, 1)))[0] == pytest.approx(expected)
+    assert product.value(product.totals()) == pytest.approx(expected)
