@@ -98,6 +98,7 @@ reports-attack: setup ## How far routing follows an attack, of the committed dig
 
 reports-margins: setup ## Choices that noise changes, by the margin between gates, of the committed digits checkpoints
 	$(BIN)/python -m reports.scripts.regenerate_margins
+	$(BIN)/python -m reports.scripts.regenerate_critical
 
 reports-transfer: setup ## Few shots of the other data set, of the committed checkpoints of digits and shapes
 	$(BIN)/python -m reports.scripts.regenerate_transfer

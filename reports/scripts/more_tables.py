@@ -9,6 +9,22 @@ from moeprobe.inputs.corruptions import FAMILIES, NAMES
 SHOWN = (1, 3, 5, 7, 10)
 _NAMES = {1: "least decile", 3: "third", 5: "fifth", 7: "seventh", 10: "largest"}
 SIGMA = 0.2
+CRITICAL = {
+    "selection_margin_logit": "margin, logits",
+    "margin_sensitivity": "sensitivity",
+    "margin_over_sensitivity": "margin ÷ sensitivity",
+    "critical_sigma_median": "median critical σ",
+    "critical_sigma_mean": "mean critical σ",
+}
+PREDICTED = {
+    "flip_rate": "flips",
+    "flip_rate_predicted": "predicted",
+    "flip_ece": "calibration error",
+    "flip_auroc": "AUROC",
+}
+SIDES = ("V-MoE", "PRC", "Δ")
+# Predicted probabilities at which patches are divided.
+EDGES = (0.05, 0.2)
 
 
 def margins(folder: Path) -> list[str]:
@@ -38,6 +54,70 @@ def areas(folder: Path) -> list[str]:
         ]
         lines.append(f"| `{layer}` | {model} | {margin} | {' | '.join(cells)} |")
     return lines
+
+
+def critical(folder: Path) -> list[str]:
+    """Return margins, sensitivities and critical noise: a line per MoE layer and number."""
+    table = _of_patches(folder)
+    lines = [f"| MoE layer |  | {' | '.join(SIDES)} |", "|---|---|---|---|---|"]
+    for layer in dict.fromkeys(table["layer"]):
+        for metric, name in CRITICAL.items():
+            rows = table[(table["layer"] == layer) & (table["metric"] == metric)]
+            lines.append(f"| `{layer}` | {name} | {' | '.join(_sides(rows))} |")
+    return lines
+
+
+def predicted(folder: Path) -> list[str]:
+    """Return flips and how well margins predict them: a line per MoE layer and perturbation."""
+    table = _of_patches(folder)
+    sides = [(metric, side) for metric in PREDICTED for side in SIDES if side != "Δ" or metric == "flip_rate"]
+    names = [f"{PREDICTED[metric]}: {side}" for metric, side in sides]
+    lines = [f"| MoE layer |  | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
+    flips = table[table["metric"].isin(PREDICTED)].sort_values("layer", kind="stable")
+    for (layer, view, severity), rows in flips.groupby(
+        ["layer", "view", "severity"], sort=False, dropna=False
+    ):
+        perturbation = f"σ {severity:g}" if view == "gaussian_noise" else f"`{view}`"
+        of_metric = {
+            metric: dict(zip(SIDES, _sides(rows[rows["metric"] == metric]), strict=True))
+            for metric in PREDICTED
+        }
+        cells = [of_metric[metric][side] for metric, side in sides]
+        lines.append(f"| `{layer}` | {perturbation} | {' | '.join(cells)} |")
+    return lines
+
+
+def by_prediction(folder: Path) -> list[str]:
+    """Return which patches flip under the weakest noise: a line per MoE layer and model, by predicted probability."""
+    table = pd.read_csv(folder / "digits-critical.csv")
+    bins = table[table["tokens"].str.startswith("predicted")]
+    bins = bins.assign(
+        low=bins["tokens"].str.split().str[1].astype(float), flips=bins["value"] * bins["trials"]
+    )
+    bins = bins.assign(group=pd.cut(bins["low"], [0, *EDGES, 1], right=False, labels=False))
+    names = ["below 0.05", "0.05 to 0.2", "above 0.2"]
+    heads = [f"{name}: {number}" for name in names for number in ("patches", "flips")]
+    lines = [f"| MoE layer |  | {' | '.join(heads)} |", f"|{'---|' * (2 + len(heads))}"]
+    for (layer, model), rows in bins.groupby(["layer", "model"], sort=False):
+        sums = rows.groupby(["train_seed", "group"])[["trials", "flips"]].sum()
+        shares = sums / sums.groupby("train_seed").transform("sum")
+        cells = [span(shares.xs(one, level="group")[column]) for one in range(3) for column in shares]
+        lines.append(f"| `{layer}` | {model} | {' | '.join(cells)} |")
+    return lines
+
+
+def _of_patches(folder: Path) -> pd.DataFrame:
+    table = pd.read_csv(folder / "digits-critical.csv")
+    return table[table["tokens"] == "patch"]
+
+
+def _sides(rows: pd.DataFrame) -> list[str]:
+    """Return the values of both models and their difference; "–" where there are none."""
+    if rows.empty:
+        return ["–"] * 3
+    values = rows[rows["kind"] == "value"]
+    sides = [span(values.loc[values["model"] == model, "value"]) for model in ("V-MoE", "V-MoE with PRC")]
+    return [*sides, signed(rows[rows["kind"] == "difference"])]
 
 
 def deformations(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from moeprobe import api
 from moeprobe.metrics.stats.bootstrap import Replicates, with_observations
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
-from reports.scripts import regenerate_margins
+from reports.scripts import regenerate_critical, regenerate_margins
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +79,17 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
     assert found["value"] == pytest.approx(expected)
     assert found["ci_low"] < expected < found["ci_high"] and found["ci_low"] > 0.5
     assert (found["changed"], found["trials"], found["images"]) == (changed.sum(), 120, 30)
+
+
+def test_critical_noise_is_of_both_models_and_their_difference() -> None:
+    rows = regenerate_critical.critical(1, limit=24)
+    keys = ["kind", "model", "metric", "layer", "view", "severity"]
+    # Numbers of all levels together have no severity.
+    patches = rows[rows["tokens"] == "patch"].fillna({"severity": -1.0}).set_index(keys).sort_index()
+    values = patches.loc["value", "value"]
+    change = patches.loc[("difference", "V-MoE with PRC"), "value"].dropna()
+    expected = (values.loc["V-MoE with PRC"] - values.loc["V-MoE"]).reindex(change.index)
+    assert len(change) and change.to_numpy() == pytest.approx(expected.to_numpy())
+    assert set(rows["view"]) == {"gaussian_noise", "gaussian_blur", "bfloat16"}
+    bins = rows[rows["tokens"] != "patch"].groupby(["model", "layer"])["trials"].sum()
+    assert len(bins) == 4 and (bins == 24 * 16).all(), "each patch is in one bin"
