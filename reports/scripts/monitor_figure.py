@@ -2,7 +2,7 @@
 
     python -m reports.scripts.monitor_figure
 
-Writes ``docs/img/monitor.png``; the training takes a minute or two.
+Writes ``docs/img/monitor.png``; the training takes a minute.
 """
 
 import contextlib
