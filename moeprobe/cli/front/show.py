@@ -176,7 +176,7 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for checkpoints side by side; everything with ``full``."""
     run = run_tables(result)
     headlines = measured_headlines(run)
-    sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
+    sentences = leading_sentences(result, Layout.SIDE_BY_SIDE, headlines)
     if full or not headlines:
         return [*sentences, *tables.side_by_side(result, title=title)]
     agreeing = _agreeing(run, headlines)
@@ -275,12 +275,13 @@ def selected_keys(result: "Result") -> Printed:
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for a sweep; everything with ``full``."""
+    headlines = measured_headlines(run_tables(result))
     kappas = {
         headline.which: None
-        for headline in measured_headlines(run_tables(result))
+        for headline in headlines
         if registry.find(headline.declared.metric).kind == "kappa"
     }
-    parts: Printed = [*leading_sentences(result, Layout.ALONG_SEVERITY)]
+    parts: Printed = [*leading_sentences(result, Layout.ALONG_SEVERITY, headlines)]
     if full or not kappas:
         return [*parts, *tables.along_severity(result, title=title)]
     result = result.without_single_experts()

@@ -12,20 +12,29 @@ from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.headlines.sentences import sentences_of
 
 
-def leading_sentences(result: Result, layout: Layout) -> list[str]:
-    """Return the sentences before the tables of a result that ``layout`` prints; they name checkpoints as these do."""
+def leading_sentences(
+    result: Result, layout: Layout, headlines: Sequence[HeadlineValues] | None = None
+) -> list[str]:
+    """Return the sentences before the tables of a result that ``layout`` prints; they name checkpoints as these do.
+
+    Args:
+        result: its tables.
+        layout: how it is printed.
+        headlines: its measured headlines, where they are known already.
+    """
     run = run_tables(result)
     with_experts = RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
+    if headlines is None:
+        headlines = measured_headlines(run)
     match layout:
         case Layout.SIDE_BY_SIDE:
-            headlines = measured_headlines(run)
             return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(with_experts)]
         case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:
-            return _of_first(run, measured_headlines(run))
+            return _of_first(run, headlines)
         case Layout.BY_VIEW | Layout.ALIGNED:
             return conclusions_of(with_experts)
         case Layout.MEANS:
-            return [*_of_first(run, measured_headlines(run)), *conclusions_of(with_experts)]
+            return [*_of_first(run, headlines), *conclusions_of(with_experts)]
         case _:
             return []
 
