@@ -138,8 +138,8 @@ def _computing(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int,
     pattern = config.get("index_topk_pattern")
     if isinstance(pattern, str):
         return tuple(number for number in range(layers) if pattern[number : number + 1] != "S")
-    step = _whole_number(path, config, "index_topk_freq", highest=layers, default=1)
-    first = _whole_number(path, config, "index_skip_topk_offset", least=0, highest=layers, default=2)
+    step = _whole_number(path, config, "index_topk_freq", highest=MOST_LAYERS, default=1)
+    first = _whole_number(path, config, "index_skip_topk_offset", least=0, highest=MOST_LAYERS, default=2)
     return tuple(number for number in range(layers) if max(number - first + 1, 0) % step == 0)
 
 

@@ -314,6 +314,7 @@ def test_layers_are_those_of_the_configuration(tmp_path: Path) -> None:
     hidden = {"num_hidden_layers": 4, "index_topk": 8}
     path = config(tmp_path, **hidden)
     assert read_indexer_shape(path).layers == (0, 1, 2, 3) == read_indexer_shape(path).computing
+    assert read_indexer_shape(config(tmp_path, num_hidden_layers=1, index_topk=8)).computing == (0,)
     path = config(tmp_path, **hidden, index_topk_freq=2, index_skip_topk_offset=1)
     assert read_indexer_shape(path).computing == (0, 2)
     path = config(tmp_path, **hidden, index_topk_pattern="FSF")

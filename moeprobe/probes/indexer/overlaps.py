@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.hypergeometric import expected_jaccard
 from moeprobe.recordings.indexer import ENTRIES, Selection, Selections
+from moeprobe.recordings.indexer_faults import count_repeats
 
 Overlaps = dict[str, NDArray[np.float64]]
 # Sequences, and queries of each, by which it is decided whether two captures are shifted.
@@ -144,8 +145,7 @@ def count_common(first: NDArray[np.integer], second: NDArray[np.integer]) -> NDA
         [side.astype(np.result_type(first, second), copy=False) for side in (first, second)], axis=-1
     )
     keys.sort(axis=-1)
-    common: NDArray[np.int64] = np.count_nonzero(keys[..., 1:] == keys[..., :-1], axis=-1)
-    return common
+    return count_repeats(keys)
 
 
 def _jaccard(
