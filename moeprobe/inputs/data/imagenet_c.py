@@ -6,7 +6,7 @@
     PATH/<family>/<corruption>/<severity>/<wnid>/*.JPEG     likewise, where archives were unpacked by family
     PATH/LOC_synset_mapping.txt                             optional: names of the classes, as ``imagenet`` reads them
 
-Its images are those of ImageNet's official validation, stored as JPEG once more.
+Its images are ImageNet's official validation images, stored as JPEG once more.
 """
 
 import numpy as np

@@ -58,7 +58,7 @@ class SetShare:
 
     @classmethod
     def over_pairs(cls, quantities: Mapping[Pair, Quantity]) -> Self:
-        """Return the share of a set by those of all of its pairs."""
+        """Return the share of a set by the quantities of all of its pairs."""
         trainings = sorted({training for pair in quantities for training in pair})
         without = np.array(
             [

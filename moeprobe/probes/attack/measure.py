@@ -124,7 +124,7 @@ def ascended(gradient: Gradient, images: Tensor, *, epsilon: float, steps: int) 
     It begins at the image itself: the same call gives the same images.
 
     Args:
-        gradient: of what is raised.
+        gradient: of the objective that is raised.
         images: ``(B, 3, H, W)`` in [0, 1].
         epsilon: the largest change of a value, in units of the range [0, 1].
         steps: of 2.5 epsilon / steps along the signs of the gradient.

@@ -61,7 +61,7 @@ def mean_values(
 
     Args:
         valued: of each view and severity of one layer and kind of tokens, one of each checkpoint.
-        means: what is averaged.
+        means: the means to take.
         baseline: the checkpoint whose errors divide the others' errors; None = nothing is divided.
 
     Raises:

@@ -86,7 +86,7 @@ class CorruptionsMeasurement(Measurement[Result]):
         return self.num_images * len(self.probe.variants)
 
     def combine(self) -> Combine:
-        """Return what makes the means."""
+        """Return the function that takes the means."""
         means = means_of([name for name, *_ in self.probe.variants], self.probe.severities)
         return partial(mean_values, means=means, baseline=self.probe.baseline)
 

@@ -98,7 +98,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         return result  # type: ignore[return-value]
 
     def combine(self) -> summaries.Combine | None:
-        """Return what makes more values, such as means, of those of a layer; None = there are none."""
+        """Return the function that derives values, such as means, from a layer's values; None = there are none."""
         return None
 
     def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
