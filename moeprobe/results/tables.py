@@ -23,6 +23,13 @@ from moeprobe.results.sums import Accumulator, Cell
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
 NOTE = b"moeprobe"
+# Of more layers a figure has an axis in place of panels, and sentences and columns name the first and the last.
+SHOWN_LAYERS = 4
+
+
+def first_and_last(layers: list[str], *, limit: int = SHOWN_LAYERS) -> list[str]:
+    """Return the layers that are shown: of more than ``limit`` the first and the last."""
+    return layers if len(layers) <= limit else [layers[0], layers[-1]]
 
 
 def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:

@@ -1,6 +1,7 @@
 """``frames`` against a slow count over its frames, on clips of digits that move."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,18 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from moeprobe import api
+from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import to_tensor
 from moeprobe.probes.frame_flips.comparisons import BEFORE, FIRST, OTHER
 from moeprobe.results.folder import Result
+from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import DATA
 from tests.commands import Trained, refused, run
+from tests.routing.routings import checkpoint
 
 CLIPS, FRAMES = 21, 4
 
@@ -96,6 +101,21 @@ def test_a_still_clip_never_flips(clips: Path, trained: Trained, tmp_path: Path)
     assert len(matches) > 4 and (matches["value"] == 1).all()
     # A single clip has no other one.
     assert set(table["view"]) == {BEFORE, FIRST}
+
+
+class Overflown(Vmoe):
+    """A model whose class scores are no numbers."""
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        scores, routing = super().trace(images, layers=layers, logits=logits)
+        return None if scores is None else scores + torch.inf, routing
+
+
+def test_scores_that_are_no_numbers_are_refused(clips: Path) -> None:
+    with pytest.raises(UserError, match="The class scores of overflown are not finite"):
+        api.frames(checkpoint("overflown", adapter=Overflown), data=f"frames:{clips}", limit=2)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.palette import colors as make_palette
+from moeprobe.results.tables import first_and_last
 
 # Pairs of trainings that have heat maps; layers with one each, of more the first and the last.
 _MOST_PAIRS, _MOST_LAYERS = 3, 3
@@ -33,7 +34,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 
 def _maps(entries: pd.DataFrame) -> Figure:
     every, pairs = panels.layers(entries), panels.checkpoints(entries)
-    layers = every if len(every) <= _MOST_LAYERS else [every[0], every[-1]]
+    layers = first_and_last(every, limit=_MOST_LAYERS)
     # The first pair of each set of trainings before any second one.
     groups = entries.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
     ranks = groups.groupby(groups).cumcount()
@@ -53,9 +54,7 @@ def _maps(entries: pd.DataFrame) -> Figure:
             panel.set_ylabel(f"expert of {first}")
             panel.set_xlabel(f"expert of {second}")
     color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7, above=False)
-    notes = ["Columns in the order of the alignment on all inputs"]
-    if len(layers) < len(every):
-        notes.append("In the table only: the layers between")
+    notes = ["Columns in the order of the alignment on all inputs", *panels.note_between(layers, every)]
     if len(pairs_in_maps) < len(pairs):
         notes.append(f"In the table only: {len(pairs) - len(pairs_in_maps)} more pairs")
     return panels.finish(

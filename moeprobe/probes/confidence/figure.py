@@ -10,6 +10,7 @@ from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
+from moeprobe.results.tables import SHOWN_LAYERS
 
 _LABELS = {
     metric.name: metric.name.removeprefix("gate_").replace("_", "\n")
@@ -21,14 +22,14 @@ _MEAN = "mean over tokens"
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colors are of checkpoints.
 
-    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each number has a panel.
+    Of more than ``SHOWN_LAYERS`` layers, layers are the x axis and each number has a panel.
     """
     patches = panels.ordinary(table[table["metric"].isin(list(_LABELS))])
     if patches.empty:
         return {}
     layers, measured = panels.layers(patches), set(patches["metric"])
     labels = {metric: label for metric, label in _LABELS.items() if metric in measured}
-    draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
+    draw_panels = _over_layers if len(layers) > SHOWN_LAYERS else _by_layer
     figure = draw_panels(patches, layers, labels, colors)
     clean = f"Router confidence on clean {modality_of(patches['tokens']).plural}"
     return {"confidence": panels.finish(figure, patches, title=title or clean)}

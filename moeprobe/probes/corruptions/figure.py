@@ -11,6 +11,7 @@ from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
 from moeprobe.results.layouts.means import agreement_rows
+from moeprobe.results.tables import first_and_last
 
 # Layers that have a row of panels; of more the first and the last.
 _MOST_LAYERS = 2
@@ -21,7 +22,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     accuracy = table[table["metric"].eq(ACCURACY.name) & table["severity"].notna()]
     kappas = agreement_rows(table, severity=True)
     layers = panels.layers(kappas)
-    panel_layers = layers if len(layers) <= _MOST_LAYERS else [layers[0], layers[-1]]
+    panel_layers = first_and_last(layers, limit=_MOST_LAYERS)
     rows = [("accuracy", accuracy)] if len(accuracy) else []
     rows += [(f"κ, {layer}", panels.select(kappas, layer=layer)) for layer in panel_layers]
     columns = [name for name in (*FAMILIES, MEAN) if (kappas["view"] == name).any()]
@@ -40,7 +41,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         axes[down, 0].set_ylabel(label)
         axes[down, 0].set_ylim(top=1.02)
     notes = ["Thin: single corruptions, the extra ones dotted", "0: the clean image"]
-    notes += ["In the table only: the layers between"] if len(panel_layers) < len(layers) else []
+    notes += panels.note_between(panel_layers, layers)
     all_rows = pd.concat([of_row for _, of_row in rows])
     title = "Accuracy and routing under the corruptions of ImageNet-C"
     return {"corruptions": panels.finish(figure, all_rows, title=title, notes=notes, mark="bands")}

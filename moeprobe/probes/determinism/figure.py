@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.by_view import flips
+from moeprobe.results.tables import first_and_last
 
 
 def draw(
@@ -22,7 +23,7 @@ def draw(
     if rows.empty or not (rows["value"] > 0).any():
         return {}
     every, views = panels.layers(rows), list(dict.fromkeys(rows["view"]))
-    layers = every if len(every) <= panels.MOST_PANELS else [every[0], every[-1]]
+    layers = first_and_last(every)
     checkpoints = panels.checkpoints(rows)
     height = float(np.clip(0.22 * len(views) * max(1, len(checkpoints) / 3), 2.4, 9))
     figure, axes = panels.panels(1, len(layers), width=4.2, height=height)
@@ -49,6 +50,6 @@ def draw(
         panel.set_xlim(left=0)
         panel.set_title(layer)
         panel.set_xlabel("tokens that choose other experts")
-    notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
+    notes = panels.note_between(layers, every)
     layer_rows = rows[rows["layer"].isin(layers)]
     return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes)}

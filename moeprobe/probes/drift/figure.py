@@ -11,6 +11,7 @@ from moeprobe.probes.drift.sentences import kappas
 from moeprobe.probes.drift.steps import FIRST, LAST
 from moeprobe.results.figures import panels
 from moeprobe.results.palette import colors
+from moeprobe.results.tables import first_and_last
 
 _MOST_TICKS = 8
 
@@ -27,7 +28,7 @@ def draw(table: pd.DataFrame, *, steps: Mapping[str, float], numbered: bool) -> 
     if rows["value"].isna().all():
         return {}
     every = panels.layers(rows)
-    layers = every if len(every) <= panels.MOST_PANELS else [every[0], every[-1]]
+    layers = first_and_last(every)
     figure, axes = panels.panels(1, len(layers))
     palette = colors([FIRST, LAST])
     for panel, layer in zip(axes[0], layers, strict=True):
@@ -48,6 +49,6 @@ def draw(table: pd.DataFrame, *, steps: Mapping[str, float], numbered: bool) -> 
     lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
     axes[0, 0].set_ylim(lowest - 0.02, 1.05)
     axes[0, 0].set_ylabel("κ (0 = chance)")
-    notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
+    notes = panels.note_between(layers, every)
     drawn = rows[rows["layer"].isin(layers)]
     return {"drift": panels.finish(figure, drawn, title="Drift of routing over a training", notes=notes)}

@@ -99,10 +99,17 @@ def output_sums(
 ) -> dict[str, Tensor]:
     """Return what the analyses say of the class scores; ``reference`` None = of the view alone."""
     assert view is not None
-    left_out = finite.settle_scores(
-        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=spec.allow_not_finite
-    )
     pair = OutputPair(reference, view, labels_of(spec, batch).to(view.device))
+    return sums_of_output(spec, pair, batch.image_ids, checkpoint=checkpoint.name)
+
+
+def sums_of_output(
+    spec: RunSpec, pair: OutputPair, image_ids: Sequence[str], *, checkpoint: str
+) -> dict[str, Tensor]:
+    """Return the sums of the class scores; images whose scores are not finite are left out, or refused."""
+    left_out = finite.settle_scores(
+        (pair.reference, pair.view), image_ids, checkpoint=checkpoint, allow=spec.allow_not_finite
+    )
     analyses = (analysis for analysis in spec.analyses if isinstance(analysis, OutputAnalysis))
     return _sums(analyses, pair) | left_out
 

@@ -1,7 +1,7 @@
 """Checks of checkpoints, their routing, images and a perturbation, before anything is run."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
@@ -185,6 +185,27 @@ def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
 def gives_scores(model: Checkpoint) -> bool:
     """Whether a model returns class scores, and not only its routing."""
     return model.model.trace(model.framing.blank())[0] is not None
+
+
+def check_some_layer(
+    models: Sequence[Checkpoint],
+    layers: tuple[str, ...] | None,
+    applies: Callable[[LayerRouting], bool],
+    *,
+    missing: str,
+    condition: str,
+) -> None:
+    """Raise ``UserError`` unless a probe ``applies`` to some layer of each model.
+
+    The sentence says what is ``missing`` in every layer, and ends in the probe's ``condition`` on the tokens' choice.
+    """
+    for model in models:
+        routing = routing_of_blank_input(model, layers)
+        if not any(applies(layer) for layer in routing):
+            raise UserError(
+                f"In no layer of {model.name} ({routing[0].router}) {missing}: tokens must choose fewer than all "
+                f"experts, {condition}"
+            )
 
 
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:

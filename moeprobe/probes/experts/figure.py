@@ -14,6 +14,7 @@ from moeprobe.probes.experts.redundancy import dispensable
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.figures.layers import shifts
+from moeprobe.results.tables import first_and_last
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
@@ -23,7 +24,7 @@ _TITLES = dict(zip(PER_EXPERT, ("without the expert", "the expert on every token
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the prices of experts, and the heat maps of distances where outputs are known.
 
-    Of more than ``panels.MOST_PANELS`` layers the first and the last are drawn.
+    Of more than ``SHOWN_LAYERS`` layers the first and the last are drawn.
     """
     prices = _prices(table, colors)
     distances = _distances(table)
@@ -121,6 +122,5 @@ def _symmetric(rows: pd.DataFrame) -> np.ndarray:
 def _layers_of_panels(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
     """Return the layers that are drawn, and a note where there are more."""
     layers = panels.layers(rows)
-    if len(layers) <= panels.MOST_PANELS:
-        return layers, []
-    return [layers[0], layers[-1]], ["In the table only: the layers between"]
+    panel_layers = first_and_last(layers)
+    return panel_layers, panels.note_between(panel_layers, layers)

@@ -21,7 +21,7 @@ from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, runner_up
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import labels_of, output_sums
-from moeprobe.probes.engine.checks import gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.experts import Experts
@@ -57,12 +57,13 @@ class ExpertsMeasurement(VariantsMeasurement):
                 check_replayable(model.name, model.model, "no expert can be banned or forced")
                 if not gives_scores(model):
                     raise UserError(f"{model.name} gives no class scores, so no expert has a price.")
-            layers = routing_of_blank_input(model, self.options.layers)
-            if not any(can_flip(layer) for layer in layers):
-                raise UserError(
-                    f"In no layer of {model.name} ({layers[0].router}) can an expert be banned or forced: tokens must "
-                    "choose fewer than all experts, without a limit of capacity."
-                )
+        check_some_layer(
+            self.models,
+            self.options.layers,
+            can_flip,
+            missing="can an expert be banned or forced",
+            condition="without a limit of capacity.",
+        )
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""

@@ -12,7 +12,7 @@ from scipy import special
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import BANNED, intervention_metric
 from moeprobe.metrics.stats.proportions import CONFIDENCE
-from moeprobe.results.figures.panels import MOST_PANELS
+from moeprobe.results.tables import first_and_last
 
 # Experts that a sentence names.
 _NAMED = 3
@@ -85,6 +85,5 @@ def _named_layers(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.Data
     """Yield the rows of each checkpoint and layer that is named."""
     for checkpoint, of_one in rows.groupby("checkpoint", sort=False):
         layers = list(dict.fromkeys(of_one["layer"]))
-        shown_layers = layers if len(layers) <= MOST_PANELS else [layers[0], layers[-1]]
-        for layer in shown_layers:
+        for layer in first_and_last(layers):
             yield (str(checkpoint), layer), of_one[of_one["layer"] == layer]

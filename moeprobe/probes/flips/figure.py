@@ -10,6 +10,7 @@ from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.probes.flips.sentences import is_unreachable
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import shifts
+from moeprobe.results.tables import first_and_last
 
 # Layers that have panels; of more the first and the last.
 _MOST_LAYERS = 3
@@ -32,7 +33,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         name for name in panels.layers(margins) if not is_unreachable(panels.select(margins, layer=name))
     ]
     still = [name for name in panels.layers(margins) if name not in layers]
-    panel_layers = layers if len(layers) <= _MOST_LAYERS else [layers[0], layers[-1]]
+    panel_layers = first_and_last(layers, limit=_MOST_LAYERS)
     names = {forced: flip_metric("size", forced).name for forced in FORCED}
     rows = margins[margins["metric"].isin(names.values()) & margins["layer"].isin(panel_layers)]
     rows = rows[rows["value"].notna()]
@@ -59,6 +60,6 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
             if column == 0:
                 panel.set_ylabel(f"{layer}\n|Δ log-probability|")
     notes = [f"Flips of patches in {' and '.join(still)} cannot reach the answer"] if still else []
-    notes += ["In the table only: the layers between"] if len(panel_layers) < len(layers) else []
+    notes += panels.note_between(panel_layers, layers)
     title = "How far one flip of a patch moves the answer"
     return {"flips": panels.finish(figure, rows, title=title, notes=notes)}

@@ -17,7 +17,7 @@ from moeprobe.inputs.geometry import REGIONS, regions
 from moeprobe.metrics.analyses.flips import FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.checks import check_images, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_images, check_some_layer, gives_scores
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
@@ -49,12 +49,13 @@ class FlipsMeasurement(VariantsMeasurement):
             check_replayable(model.name, model.model, "flips cannot be forced")
             if not gives_scores(model):
                 raise UserError(f"{model.name} gives no class scores, so its flips have no price.")
-            layers = routing_of_blank_input(model, self.options.layers)
-            if not any(can_flip(layer) for layer in layers):
-                raise UserError(
-                    f"In no layer of {model.name} ({layers[0].router}) can one token get another set while all others "
-                    "keep theirs: tokens must choose fewer than all experts, without a limit of capacity."
-                )
+        check_some_layer(
+            self.models,
+            self.options.layers,
+            can_flip,
+            missing="can one token get another set while all others keep theirs",
+            condition="without a limit of capacity.",
+        )
 
     def make_spec(self) -> RunSpec:
         """Return the run specification, with the one severity of the perturbation."""

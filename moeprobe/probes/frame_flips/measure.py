@@ -16,8 +16,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.clips import Clips
-from moeprobe.metrics.base import LayerAnalysis, OutputAnalysis, OutputPair, trial_lists
-from moeprobe.probes.engine.batch_sums import load_batches, sums_of_layer, to_host
+from moeprobe.metrics.base import LayerAnalysis, OutputPair, trial_lists
+from moeprobe.probes.engine.batch_sums import load_batches, sums_of_layer, sums_of_output, to_host
 from moeprobe.probes.engine.loop import RunBlock
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
@@ -217,10 +217,7 @@ def _sums(
             view.scores[after.to(view.scores.device)],
             labels[after].to(view.scores.device),
         )
-        sums[Cell()] = {}
-        for analysis in spec.analyses:
-            if isinstance(analysis, OutputAnalysis):
-                sums[Cell()] |= analysis.sums(outputs)
+        sums[Cell()] = sums_of_output(spec, outputs, names, checkpoint=checkpoint.name)
     return sums
 
 

@@ -11,6 +11,7 @@ from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.analyses.flip_prediction import BINS, HIGHEST, OBSERVED, PREDICTED, bin_name
 from moeprobe.metrics.analyses.set_survival import SURVIVAL, SURVIVAL_BAND
 from moeprobe.results.figures import panels
+from moeprobe.results.tables import first_and_last
 
 # Layers that have a column; of more the first and the last.
 _MOST_LAYERS = 3
@@ -25,7 +26,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], unit: str) -> dict[s
     if curves.empty:
         return {}
     layers, checkpoints = panels.layers(curves), panels.checkpoints(curves)
-    columns = layers if len(layers) <= _MOST_LAYERS else [layers[0], layers[-1]]
+    columns = first_and_last(layers, limit=_MOST_LAYERS)
     figure, axes = panels.panels(1 + len(checkpoints), len(columns), width=4.2, height=2.9)
     for column, layer in enumerate(columns):
         for checkpoint in checkpoints:
@@ -42,7 +43,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], unit: str) -> dict[s
     for row, checkpoint in enumerate(checkpoints, start=1):
         axes[row, 0].set_ylabel(f"{checkpoint}\nobserved flips")
     notes = ["Bands hold at all σ at once", "Dashed: prediction and observation agree"]
-    notes += ["In the table only: the layers between"] if len(columns) < len(layers) else []
+    notes += panels.note_between(columns, layers)
     title = "Sets of patches along nested noise, and flips predicted by margins"
     return {"margins": panels.finish(figure, curves[curves["layer"].isin(columns)], title=title, notes=notes)}
 

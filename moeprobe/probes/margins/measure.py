@@ -24,7 +24,7 @@ from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.metrics.token_kinds import Paired, by_token_kind, unlike
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import layer_sums
-from moeprobe.probes.engine.checks import routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.margins import BFLOAT16, Margins
@@ -114,13 +114,13 @@ class MarginsMeasurement(VariantsMeasurement):
 
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose sets by scores that are known."""
-        for model in self.models:
-            layers = routing_of_blank_input(model, self.options.layers)
-            if not any(is_predictable(layer) for layer in layers):
-                raise UserError(
-                    f"In no layer of {model.name} ({layers[0].router}) does a token's set have a margin: tokens must "
-                    "choose fewer than all experts, by scores that are all known. Use sweep, which needs none."
-                )
+        check_some_layer(
+            self.models,
+            self.options.layers,
+            is_predictable,
+            missing="does a token's set have a margin",
+            condition="by scores that are all known. Use sweep, which needs none.",
+        )
 
     def make_spec(self) -> RunSpec:
         """Return the run specification, with the levels of the noise that change anything, rising."""

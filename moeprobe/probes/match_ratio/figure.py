@@ -15,7 +15,7 @@ from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import covers, find
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
-from moeprobe.results.tables import agreement_of
+from moeprobe.results.tables import SHOWN_LAYERS, agreement_of
 
 # What the raw values are where they are not shares of patches alone.
 _RAW = {SET_JACCARD.name: "share of {tokens}, of experts", WEIGHT_COSINE.name: "match, cosine"}
@@ -24,7 +24,7 @@ _RAW = {SET_JACCARD.name: "share of {tokens}, of experts", WEIGHT_COSINE.name: "
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
 
-    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
+    Of more than ``SHOWN_LAYERS`` layers, layers are the x axis and each match has a column. Top-k matches are
     drawn where tokens choose, and next to them the agreement that all checkpoints share. Colors are of checkpoints.
     """
     patches = panels.ordinary(table)
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     layers = panels.layers(patches)
     modality = modality_of(patches["tokens"])
     raw_label = _RAW.get(first, "share of {tokens}").format(tokens=modality.tokens)
-    draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
+    draw_panels = _over_layers if len(layers) > SHOWN_LAYERS else _by_layer
     figure, axes = draw_panels(patches, layers, names, colors)
     axes[0, 0].set_ylabel(raw_label)
     axes[1, 0].set_ylabel("κ (beyond chance)")

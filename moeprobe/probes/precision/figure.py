@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from moeprobe.probes.precision.sentences import by_part
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import shifts
+from moeprobe.results.tables import first_and_last
 
 
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str]) -> dict[str, Figure]:
@@ -17,7 +18,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[st
     if rows.empty:
         return {}
     every = panels.layers(rows)
-    layers = every if len(every) <= panels.MOST_PANELS else [every[0], every[-1]]
+    layers = first_and_last(every)
     parts, checkpoints = list(dict.fromkeys(rows["part"])), panels.checkpoints(rows)
     figure, axes = panels.panels(len(layers), len(parts), width=2.9, height=2.4)
     for down, layer in enumerate(layers):
@@ -35,6 +36,6 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[st
                 panel.set_ylabel("tokens that choose\nother experts")
         axes[down, 0].set_ylim(bottom=0)
     title = "Which part may be rounded before tokens change experts?"
-    notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
+    notes = panels.note_between(layers, every)
     layer_rows = rows[rows["layer"].isin(layers)]
     return {"precision": panels.finish(figure, layer_rows, title=title, notes=notes)}

@@ -15,6 +15,7 @@ from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
+from moeprobe.results.tables import SHOWN_LAYERS
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
@@ -28,7 +29,7 @@ _MEANS = {S_DIAGONAL.name: ("mean $S_{ii}$", 2), S_OFFDIAGONAL.name: ("mean $S_{
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dict[str, Figure]:
     """Return the figure: a row per MoE layer, a column per checkpoint, one color scale for all, from 0.
 
-    Of more than ``panels.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
+    Of more than ``SHOWN_LAYERS`` layers the heat maps are small, and a second figure shows the means of the
     diagonal and of the rest along the layers, in the ``colors`` of checkpoints. Empty where no gates are a
     distribution.
     """
@@ -42,7 +43,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dic
     scale = Normalize(0, float(highest) if np.isfinite(highest) and highest > 0 else 1.0)
     modality = modality_of(table["tokens"])
     title = f"Correlation of the gates of corresponding {modality.tokens}: {entries['view'].iloc[0]}"
-    if len(layers) <= panels.MOST_PANELS:
+    if len(layers) <= SHOWN_LAYERS:
         return {
             "s-matrix": panels.finish(_large(table, layers, scale), entries, title=title, mark="brackets")
         }

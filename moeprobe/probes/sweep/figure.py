@@ -20,7 +20,7 @@ from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, MetricFamily
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis
-from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.results.tables import FLOORS, SHOWN_LAYERS, agreement_of
 
 _COMPANIONS, _OUTPUT = (GATE_HIGHEST, UNSERVED), (ACCURACY, PREDICTION_AGREEMENT)
 _CHANGES = (
@@ -38,7 +38,7 @@ def draw(
 ) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` belongs to the severity.
 
-    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colors`` are of
+    Of more than ``SHOWN_LAYERS`` layers, layers are the x axis and every severity is a line. ``colors`` are of
     checkpoints. ``gates`` says how experts of replayed routings were weighted, if requested.
     """
     floors = table[table["view"].isin(FLOORS)]
@@ -53,7 +53,7 @@ def draw(
             & routing["null"].isin(["", "pooled", "image"])
         ]
         title = f"Routing against the clean {modality_of(routing['tokens']).name}: {view}"
-        if len(panels.layers(table)) > panels.MOST_PANELS:
+        if len(panels.layers(table)) > SHOWN_LAYERS:
             figure, mark = _over_layers(routing, rows, colors, unit), "bars"
             notes = ["In the table only: the noise floor"] if len(floors) else []
         else:

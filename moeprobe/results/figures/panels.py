@@ -18,8 +18,6 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.results.figures import STYLE
 
 _CAPTION = "#505050"
-# More layers than this are an axis, not a row of panels.
-MOST_PANELS = 4
 
 
 def panels(
@@ -143,6 +141,11 @@ def note_undrawn(table: pd.DataFrame) -> list[str]:
     parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
     parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []
     return [f"In the table only: {', '.join(parts)}"] if parts else []
+
+
+def note_between(panel_layers: Sequence[str], layers: Sequence[str]) -> list[str]:
+    """Return a note for a figure whose panels show only the first and the last layer."""
+    return ["In the table only: the layers between"] if len(panel_layers) < len(layers) else []
 
 
 def wrapped(text: str, inches: float, *, size: float = 11) -> str:

@@ -8,10 +8,8 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, value
-from moeprobe.results.tables import agreement_of, set_match_of
+from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
 
-# Layers that have columns of their own; of more the first and the last.
-_MOST = 4
 # What is said of a model's answers, as far as it was measured.
 _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
 
@@ -30,7 +28,7 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     """Return the table: shares of tokens that choose otherwise, κ of the first layer, then the output."""
     rows = flips(table)
     layers = list(dict.fromkeys(rows["layer"]))
-    selected = layers if len(layers) <= _MOST else [layers[0], layers[-1]]
+    selected = first_and_last(layers)
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
     kappas = kappas[kappas["metric"] == f"{agreement_of(table)}{KAPPA}"]
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]

@@ -9,10 +9,8 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, value
-from moeprobe.results.tables import agreement_of, set_match_of
+from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
 
-# Layers that have columns of their own; of more the first and the last.
-_MOST = 4
 _OUTPUT = ("accuracy", "prediction_agreement", "corruption_error")
 
 
@@ -42,7 +40,7 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
     views += [view for view in dict.fromkeys(table["view"]) if view not in together] if full else []
     kappas = agreement_rows(table)
     layers = list(dict.fromkeys(kappas["layer"]))
-    selected = layers if len(layers) <= _MOST else [layers[0], layers[-1]]
+    selected = first_and_last(layers)
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]
     headings = [find(name).metric.label for name in outputs] + [f"κ, {layer}" for layer in selected]
     columns = [(name, "") for name in outputs] + [(leading_kappa(table), layer) for layer in selected]
