@@ -29,6 +29,7 @@ from moeprobe.recordings.faults import (
     nothing,
     zero_layers,
 )
+from moeprobe.recordings.format import beside
 
 # What marks an empty place in buffers of 8 bits.
 _FILL = 255
@@ -96,15 +97,15 @@ class CaptureCheck:
         tokens = lists.value_lengths().to_numpy().astype(np.int64) // top_k
         starts = np.concatenate([[0], np.cumsum(tokens)])
         experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
-        ordered = np.sort(experts, axis=1)
+        ordered = _in_order(experts)
         # Of a token's choices in order the first and the last say the most.
         lowest, highest = ordered[:, 0], ordered[:, -1]
         any_expert, zero = highest >= 0, (lowest == 0) & (highest == 0)
         filled = (lowest == _FILL) & (highest == _FILL)
         is_fill = filled & (num_experts <= _FILL)
         twice = np.zeros(len(ordered), dtype=bool)
-        for column in range(1, top_k):
-            twice |= (ordered[:, column] == ordered[:, column - 1]) & (ordered[:, column] >= 0)
+        repeats = np.flatnonzero(beside(np.equal, ordered))
+        twice[repeats[ordered.reshape(-1)[repeats] >= 0] // top_k] = True
         counts = {
             "tokens": any_expert,
             "zero": zero,
@@ -143,8 +144,19 @@ class CaptureCheck:
             _first_without(which, positions, tokens, starts) for which in (zero, unset)
         )
         holes = _sums(unset & (positions > np.repeat(unset_first, tokens)), starts)
-        generated, token_ids = (_arrays(rows, name) for name in ("generated", "token_ids"))
-        for row, (identity, layer) in enumerate(zip(rows["id"].to_pylist(), layers, strict=True)):
+        identities = rows["id"].to_pylist()
+        is_marked, generated = _values(rows, "generated", starts)
+        prompts = np.where(is_marked, _first_without(~generated, positions, tokens, starts), -1).tolist()
+        if layers[0].top_k < layers[0].num_experts:
+            of_prompts = is_choice & ~generated & np.repeat(is_marked, tokens)
+            self._frozen.add(
+                identities,
+                sets,
+                starts,
+                prompts=of_prompts,
+                generated=is_choice & _vary(rows, generated, starts),
+            )
+        for row, (identity, layer) in enumerate(zip(identities, layers, strict=True)):
             counts = self._inputs[identity]
             counts.shortest, counts.longest = (
                 min(counts.shortest, int(tokens[row])),
@@ -154,15 +166,11 @@ class CaptureCheck:
             counts.unset_first = min(counts.unset_first, int(unset_first[row]))
             counts.holes = int(holes[row]) if not counts.layers else min(counts.holes, int(holes[row]))
             counts.layers += 1
-            span, marks = slice(starts[row], starts[row + 1]), generated[row]
-            if marks is not None:
-                counts.prompt = int(np.argmax(marks)) if marks.any() else int(tokens[row])
-                if layer.top_k < layer.num_experts:
-                    self._frozen.add(
-                        identity, sets[span], is_choice=is_choice[span], generated=marks, ids=token_ids[row]
-                    )
-            of_row = sets[span].tobytes() + identity.encode()
-            layer.digest ^= int.from_bytes(blake2b(of_row, digest_size=16).digest(), "little")
+            if prompts[row] >= 0:
+                counts.prompt = prompts[row]
+            digest = blake2b(identity.encode(), digest_size=16)
+            digest.update(sets[starts[row] : starts[row + 1]].data)
+            layer.digest ^= int.from_bytes(digest.digest(), "little")
 
     def findings(self) -> list[Finding]:
         """Return the findings, faults first."""
@@ -274,7 +282,7 @@ def _first_without(
     starts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return the first place of each input where ``which`` ``(N,)`` does not hold; its length where there is none."""
-    if not len(positions):
+    if not which.any():
         return np.zeros_like(tokens)
     first: NDArray[np.int64] = np.minimum.reduceat(
         np.where(which, np.repeat(tokens, tokens), positions), starts[:-1]
@@ -284,18 +292,51 @@ def _first_without(
 
 def _sums(which: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return of how many tokens ``(N,)`` of each row it holds."""
-    before: NDArray[np.int64] = np.concatenate([[0], np.cumsum(which)])
-    return np.diff(before[starts])
+    return _sums_at(np.flatnonzero(which), starts)
 
 
-def _arrays(rows: pa.Table, name: str) -> list[NDArray[Any] | None]:
-    """Return the lists of a column as arrays; None where a row has none."""
+def _sums_at(index: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of some tokens, ascending, each row has."""
+    return np.diff(np.searchsorted(index, starts))
+
+
+def _in_order(experts: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Return choices ``(N, K)``, the lowest expert of a token first; sets are written so, and not sorted again."""
+    descends = beside(np.greater, experts)
+    return np.sort(experts, axis=1) if descends.any() else experts
+
+
+def _vary(rows: pa.Table, generated: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return the generated tokens ``(N,)`` of rows in which these are not all one token, which has one choice."""
+    has_ids, ids = _values(rows, "token_ids", starts)
+    index = np.flatnonzero(generated)
+    bounds = np.searchsorted(index, starts)
+    number = np.diff(bounds)
+    is_other = ids[index] != np.repeat(ids[index[bounds[:-1][number > 0]]], number[number > 0])
+    num_others = _sums_at(index[is_other], starts)
+    return generated & np.repeat(~has_ids | (num_others > 0), np.diff(starts))
+
+
+def _values(rows: pa.Table, name: str, starts: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+    """Return which rows have a list, and its values at the tokens ``(N,)``, 0 in other rows.
+
+    Raises:
+        UserError: a list does not have a value for each token.
+    """
+    tokens = np.diff(starts)
     if name not in rows.column_names:
-        return [None] * rows.num_rows
+        return np.zeros(len(tokens), dtype=bool), np.zeros(starts[-1], dtype=bool)
     column = rows[name].combine_chunks()
-    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy())
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    lengths = column.value_lengths().fill_null(0).to_numpy()
+    if (lengths != np.where(present, tokens, 0)).any():
+        row = int(np.argmax(lengths != np.where(present, tokens, 0)))
+        raise UserError(
+            f"{name} of {rows['id'][row]} holds {lengths[row]} values where {tokens[row]} are due; record it again."
+        )
     values = column.flatten().to_numpy(zero_copy_only=False)
-    return [
-        row if is_present else None
-        for row, is_present in zip(np.split(values, ends[:-1]), column.is_valid().to_pylist(), strict=True)
-    ]
+    if present.all():
+        return present, values
+    every = np.zeros(starts[-1], dtype=values.dtype)
+    every[np.repeat(present, tokens)] = values
+    return present, every

@@ -7,6 +7,7 @@ known.
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,11 +151,9 @@ class _Repeats:
     tokens: int = 2**31
     same: int = 2**31
 
-    def add(self, sets: NDArray[np.integer]) -> None:
-        """Count the tokens of a layer ``(T, K)``."""
-        if len(sets):
-            self.tokens = min(self.tokens, len(sets) - 1)
-            self.same = min(self.same, int((sets[1:] == sets[0]).all(1).sum()))
+    def add(self, tokens: int, same: int) -> None:
+        """Count the tokens of a layer."""
+        self.tokens, self.same = min(self.tokens, tokens), min(self.same, same)
 
     @property
     def is_counted(self) -> bool:
@@ -171,26 +170,29 @@ class FrozenChoices:
 
     def add(
         self,
-        identity: str,
+        identities: Sequence[str],
         sets: NDArray[np.integer],
+        starts: NDArray[np.int64],
         *,
-        is_choice: NDArray[np.bool_],
+        prompts: NDArray[np.bool_],
         generated: NDArray[np.bool_],
-        ids: NDArray[np.integer] | None,
     ) -> None:
-        """Count a layer of an input.
+        """Count rows, each of which is a layer of an input.
 
         Args:
-            identity: of the input.
-            sets: ``(T, K)`` experts in order.
-            is_choice: ``(T,)`` which tokens have a choice.
-            generated: ``(T,)`` which were generated.
-            ids: ``(T,)`` token ids; None where they are not known.
+            identities: of the inputs, one for each row.
+            sets: ``(N, K)`` experts in order of all rows' tokens.
+            starts: where rows begin, and N.
+            prompts: ``(N,)`` which tokens of prompts count.
+            generated: ``(N,)`` which generated ones.
         """
-        self._prompts[identity].add(sets[is_choice & ~generated])
-        generated_ids = None if ids is None else ids[generated]
-        if generated_ids is None or not len(generated_ids) or (generated_ids != generated_ids[0]).any():
-            self._generated[identity].add(sets[is_choice & generated])
+        for which, repeats_of in ((prompts, self._prompts), (generated, self._generated)):
+            tokens, same = _count_repeats(sets, starts, which)
+            for identity, row_tokens, row_same in zip(
+                identities, tokens.tolist(), same.tolist(), strict=True
+            ):
+                if row_tokens >= 0:
+                    repeats_of[identity].add(row_tokens, row_same)
 
     def findings(self) -> list[Finding]:
         """Return the fault, if that many repeated choices are no chance."""
@@ -207,6 +209,21 @@ class FrozenChoices:
             return []
         tokens = sum(repeats.tokens for repeats in inputs)
         return [frozen(count, tokens, (len(frozen_inputs), len(inputs)), (repeated, prompt_tokens))]
+
+
+def _count_repeats(
+    sets: NDArray[np.integer], starts: NDArray[np.int64], which: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tokens of each row after the first one, -1 where there is none, and how many repeat its choice."""
+    index = np.flatnonzero(which)
+    bounds = np.searchsorted(index, starts)
+    number = np.diff(bounds)
+    first = np.repeat(index[bounds[:-1][number > 0]], number[number > 0])
+    # Few tokens have the first one's first expert, so the other experts are hardly compared.
+    for column in range(sets.shape[1]):
+        same = sets[index, column] == sets[first, column]
+        index, first = index[same], first[same]
+    return number - 1, np.diff(np.searchsorted(index, starts)) - 1
 
 
 # How improbable it is that routers, and not an empty buffer, make choices that are all zero.

@@ -429,10 +429,11 @@ class _Reading:
     ) -> Iterator[tuple[Row, int]]:
         ids, generated = _of_tokens(routing, tokens)
         generated = capture.generated if generated is None else generated
+        # Of all layers at once.
+        all_present = routing.experts >= 0
+        all_valid: NDArray[np.bool_] = np.logical_or.reduce(all_present, axis=-1)
         for index, layer in enumerate(self._shape.names):
-            experts = routing.experts[:, index]
-            present = experts >= 0
-            valid = np.asarray(present.any(-1))
+            experts, present, valid = routing.experts[:, index], all_present[:, index], all_valid[:, index]
             row = Row(name, layer, self._base, experts, present, valid, None, None, generated, ids)
             if capture.weights is not None:
                 weights = capture.weights(index, experts)

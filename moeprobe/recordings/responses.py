@@ -182,6 +182,8 @@ def _lists(name: str, values: list[NDArray[Any] | None]) -> pa.Array:
     lengths = np.array([value.size for value in values_present], dtype=np.int64)
     flat = np.concatenate([value.ravel() for value in values_present]) if values_present else np.zeros(0)
     column = lists(flat, lengths, rows=len(values_present), kind=kind)
+    if len(values_present) == len(values):
+        return column
     present = np.array([value is not None for value in values])
     indices = np.cumsum(present) - 1
     return column.take(pa.array(indices, pa.int64(), mask=~present))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.recordings.faults import BITS, bits_of_zeros
-from moeprobe.recordings.format import sorted_sets
+from moeprobe.recordings.format import beside, sorted_sets
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture
@@ -73,14 +73,18 @@ def decode_choices(capture: Capture, shape: MoeShape, *, ordered: bool = False) 
             f"{shape.top_k} experts are more than the {_MOST:,} numbers that a request may have"
         )
     ids = _sparse_layers(ids, shape)
-    empty = _empty(ids, shape)
-    _check_range(ids, empty, shape)
-    experts = np.where(empty, np.int16(-1), ids.astype(np.int16))
-    zero = _zero_rows(experts, shape, capture.stated.prompt, capture.start)
-    unset = int(empty.all((1, 2)).sum())
-    experts[zero] = -1
-    _check_layers(experts, shape)
+    empty = None if _are_experts(ids, shape) else _empty(ids, shape)
+    if empty is not None:
+        _check_range(ids, empty, shape)
+    experts = _by_layer(ids)
+    if empty is not None:
+        experts[empty] = -1
     as_sets = sorted_sets(experts)
+    # In order the first is -1 where all are, and the last is 0 where all are.
+    unset = int((as_sets[..., 0] < 0).all(1).sum())
+    zero = _zero_rows((as_sets[..., -1] == 0).all(1), shape, capture.stated.prompt, capture.start)
+    experts[zero] = as_sets[zero] = -1
+    _check_layers(as_sets, shape)
     _check_twice(as_sets, shape)
     if ordered:
         _check_gaps(experts, shape)
@@ -127,6 +131,17 @@ def _sparse_layers(ids: NDArray[np.integer], shape: MoeShape) -> NDArray[np.inte
     return ids[:, list(shape.sparse)]
 
 
+def _are_experts(ids: NDArray[np.integer], shape: MoeShape) -> bool:
+    """Whether every number is an expert's, and none can mean that there is none."""
+    highest = min(shape.num_experts, int(np.iinfo(ids.dtype).max)) - 1
+    return bool(ids.min(initial=0) >= 0 and ids.max(initial=0) <= highest)
+
+
+def _by_layer(ids: NDArray[np.integer]) -> NDArray[np.int16]:
+    """Return choices ``(T, L, K)``, in memory one layer after the other: a trace has a row for each."""
+    return np.ascontiguousarray(ids.transpose(1, 0, 2), dtype=np.int16).transpose(1, 0, 2)
+
+
 def _empty(ids: NDArray[np.integer], shape: MoeShape) -> NDArray[np.bool_]:
     """Return where there is no expert: -1, or the highest number of an unsigned type where it can be no expert."""
     if ids.dtype.kind == "i":
@@ -150,11 +165,8 @@ def _check_range(ids: NDArray[np.integer], empty: NDArray[np.bool_], shape: MoeS
         )
 
 
-def _zero_rows(
-    experts: NDArray[np.int16], shape: MoeShape, prompt: int | None, start: int
-) -> NDArray[np.bool_]:
-    """Return which rows ``(T,)`` are zeros that no router chose."""
-    zero = (experts == 0).all((1, 2))
+def _zero_rows(zero: NDArray[np.bool_], shape: MoeShape, prompt: int | None, start: int) -> NDArray[np.bool_]:
+    """Return which of the rows ``(T,)`` that are zero in every layer no router chose."""
     if shape.top_k > 1:
         return zero
     # With one expert per token, zero is an expert: all rows, or all of the prompt, and enough of them.
@@ -164,24 +176,26 @@ def _zero_rows(
     return np.zeros(len(zero), bool)
 
 
-def _check_layers(experts: NDArray[np.int16], shape: MoeShape) -> None:
+def _check_layers(sets: NDArray[np.int16], shape: MoeShape) -> None:
     """Raise ``Fault`` where a layer is zero in all rows, and the others are not."""
     if shape.top_k < 2:
         return
-    rows = experts[(experts >= 0).any((1, 2))]
-    for layer in np.flatnonzero((rows == 0).all((0, 2))) if len(rows) else ():
+    zero = (sets[..., -1] == 0)[(sets[..., 0] >= 0).any(1)]
+    for layer in np.flatnonzero(zero.all(0)) if len(zero) else ():
         raise Fault(
             f"{shape.names[layer]} is zero in all rows, and has experts by the model's config.json: known as a "
             "dense layer that was filled with zeros, so layers shifted by one, or another model's config.json"
         )
 
 
-def _check_twice(experts: NDArray[np.int16], shape: MoeShape) -> None:
-    twice = (experts[..., 1:] == experts[..., :-1]) & (experts[..., 1:] >= 0)
+def _check_twice(sets: NDArray[np.int16], shape: MoeShape) -> None:
+    # As they lie in memory.
+    by_layer = sets.transpose(1, 0, 2)
+    twice = beside(np.equal, by_layer) & (by_layer >= 0)
     if twice.any():
-        token, layer, slot = (int(index) for index in np.argwhere(twice)[0])
+        token, layer, slot = (int(index) for index in np.argwhere(twice.transpose(1, 0, 2))[0])
         raise Fault(
-            f"row {token} of {shape.names[layer]} has expert {experts[token, layer, slot]} twice, which no "
+            f"row {token} of {shape.names[layer]} has expert {sets[token, layer, slot]} twice, which no "
             "router chooses: known as a duplicate expert, of buffers that were written in part or of layers and "
             "experts per token in another order"
         )

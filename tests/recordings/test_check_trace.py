@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from moeprobe import api
+from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.format import SCHEMA, metadata, writing
 from moeprobe.recordings.log_rows import Row
@@ -329,6 +330,30 @@ def test_parts_say_what_the_whole_says(tmp_path: Path) -> None:
     for start in range(0, table.num_rows, 5):
         parts.add(table.slice(start, 5))
     assert whole.findings() == parts.findings() != []
+
+
+def test_rows_with_and_without_marks_are_counted_together(tmp_path: Path) -> None:
+    """Frozen inputs in rows beside some that do not say which tokens were generated."""
+    marked = pq.read_table(saved(tmp_path / "marked.parquet", frozen(requests())))
+    unmarked = pq.read_table(saved(tmp_path / "u.parquet", requests(1), names=list("abcd"), marked=False))
+    other_names = pa.array([f"other {name}" for name in unmarked["id"].to_pylist()])
+    unmarked = unmarked.set_column(0, SCHEMA.field("id"), other_names)
+    alone, beside = CaptureCheck(), CaptureCheck()
+    alone.add(marked)
+    beside.add(pa.concat_tables([unmarked, marked]).combine_chunks())
+    [finding] = alone.findings()
+    assert finding.name == "generated tokens frozen"
+    assert beside.findings() == [finding]
+
+
+def test_a_list_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    table = pq.read_table(saved(tmp_path / "t.parquet", requests()))
+    marks = table["generated"].to_pylist()
+    marks[3] = marks[3][:-1]
+    column = SCHEMA.get_field_index("generated")
+    table = table.set_column(column, SCHEMA.field(column), pa.array(marks, SCHEMA.field(column).type))
+    with pytest.raises(UserError, match="generated of r0 holds 19 values where 20 are due; record it again"):
+        CaptureCheck().add(table)
 
 
 def test_imports_run_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import Correspondence
-from moeprobe.recordings.format import COLUMNS, KEY, SCHEMA, metadata, writing
+from moeprobe.recordings.format import COLUMNS, KEY, SCHEMA, beside, metadata, writing
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing, to_rows
 from moeprobe.routing.record import LayerRouting, highest_gates
@@ -141,6 +141,14 @@ def test_pandas_alone_reads_it(tmp_path: Path) -> None:
     experts = row["experts"].reshape(row["num_tokens"], row["top_k"])
     np.testing.assert_array_equal(experts, layer.selected[1])
     assert experts.dtype == np.int16
+
+
+def test_choices_are_compared_with_the_next_of_their_token() -> None:
+    choices = np.array([[[1, 1, 0], [0, 2, 2]], [[2, 2, 2], [5, 4, 3]]], np.int16)
+    equal = [[[True, False, False], [False, True, False]], [[True, True, False], [False] * 3]]
+    assert beside(np.equal, choices).tolist() == equal
+    assert beside(np.greater, choices)[1, 1].tolist() == [True, True, False]
+    assert not beside(np.equal, np.zeros((4, 1), np.int16)).any()
 
 
 def test_inputs_are_read_in_any_order_and_across_row_groups(tmp_path: Path) -> None:
