@@ -62,6 +62,7 @@ DRAWN = {
     "server-mismatch.png": "a server",
     "flips.png": "guide_figures",
     "indexer.png": "guide_figures",
+    "balance.png": "guide_figures",
     "corruptions.png": "guide_figures",
     "margins.png": "guide_figures",
     "monitor.png": "monitor_figure",

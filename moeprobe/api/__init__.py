@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.routes.measure import RoutesResult
     from moeprobe.probes.trace.measure import Recorded
+    from moeprobe.probes.trace_balance.measure import trace_balance
     from moeprobe.recordings.check_trace import CheckedTrace, Overlap, check_trace
     from moeprobe.recordings.faults import Finding
     from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
@@ -195,6 +196,7 @@ __all__ = [
     "s_matrix",
     "sweep",
     "trace",
+    "trace_balance",
     "tradeoff",
     "train",
     "train_pipeline",

@@ -166,6 +166,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "trace import": import_routing.import_routing,
         "trace check": traces.check_trace,
         "trace analyze": traces.analyze_trace,
+        "trace balance": traces.balance,
         "trace drift": traces.drift,
         "trace mismatch": traces.mismatch,
         "trace indexer": traces.indexer,

@@ -54,8 +54,8 @@ NULLS = {
     ),
     "random": Null(
         "κ",
-        "of a sparse-attention indexer: two random sets of as many of the keys that a query sees; hypergeometric, "
-        "exact",
+        "two random sets of the same sizes: of keys that a query of a sparse-attention indexer sees, or of the experts "
+        "of a layer; hypergeometric, exact",
     ),
     "recency": Null(
         "κ, recency",

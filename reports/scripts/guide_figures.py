@@ -49,6 +49,7 @@ def main(names: Sequence[str]) -> None:
         "flips": flips,
         "experts-price": experts,
         "indexer": indexer,
+        "balance": balance,
         "corruptions": corruptions,
         "margins": margins,
     }
@@ -115,6 +116,28 @@ def indexer(requests: int = 32, tokens: int = 260, layers: int = 6, top_k: int =
                 lines.append(json.dumps({"meta_info": {"id": f"r{number}", "indexer_topk": encoded}}))
             path.write_text("\n".join(lines))
         return api.indexer(*paths, model_config=config).plot()["indexer"]
+
+
+def balance(requests: int = 160, tokens: int = 40, layers: int = 6, experts: int = 64) -> Figure:
+    """Return the load of made-up routing over time; in later layers more experts are hot for half of the time only."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, trace = Path(folder) / "log.jsonl", Path(folder) / "made-up.parquet"
+        lines = []
+        for number in range(requests):
+            for layer in range(layers):
+                always, in_turn = (
+                    np.random.default_rng([layer, part]).permutation(experts)[:8]
+                    for part in (2, number * 2 // requests)
+                )
+                scores = np.random.default_rng([number, layer]).random((tokens, experts))
+                scores[:, always[layer:]] += 0.3
+                scores[:, in_turn[: layer + 1]] += 0.3
+                chosen = np.argsort(-scores, axis=1)[:, :4].tolist()
+                entry = {"id": f"r{number}", "layer": f"layers.{layer}", "num_experts": experts}
+                lines.append(json.dumps(entry | {"experts": chosen}))
+        log.write_text("\n".join(lines))
+        api.import_trace(log, trace)
+        return api.trace_balance(trace, ranks=8).plot()["balance"]
 
 
 def texts() -> Figure:

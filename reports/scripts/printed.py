@@ -36,6 +36,7 @@ PAGES = (
     "guide/routes.md",
     "guide/recorded-routing.md",
     "guide/recipes.md",
+    "guide/expert-parallel.md",
     "guide/reports.md",
     "guide/plugins.md",
     "guide/many-machines.md",

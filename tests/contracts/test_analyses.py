@@ -16,10 +16,12 @@ from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
 from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
 from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
+from moeprobe.metrics.analyses.hot_experts import WindowLoads
 from moeprobe.metrics.analyses.indexer import KeyOverlap
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
+from moeprobe.metrics.analyses.rank_load import RankLoads
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.set_survival import Survivors
 from moeprobe.metrics.analyses.slot_match import SlotMatch
@@ -75,6 +77,8 @@ Asked = (
     | Scores
     | Survivors
     | KeyOverlap
+    | WindowLoads
+    | RankLoads
     | LayerOutputs
     | list[Path]
     | Forced
@@ -108,6 +112,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | Scores
         | Survivors
         | KeyOverlap
+        | WindowLoads
+        | RankLoads
         | LayerOutputs,
     ):
         return cut_record(pair, rows)
@@ -158,6 +164,26 @@ def _key_overlaps() -> list[Asked]:
     recency[3] = recency[4, :2] = torch.nan
     without = KeyOverlap(jaccard, chance, lost, lost_chance, recency * torch.nan, attention * torch.nan)
     return [KeyOverlap(jaccard, chance, lost, lost_chance, recency, attention), without]
+
+
+def _windows() -> Tensor:
+    """Five requests in three windows."""
+    return torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 2, 2]))
+
+
+def _window_loads() -> list[Asked]:
+    random = torch.Generator().manual_seed(0)
+    return [WindowLoads(torch.randint(3, 2000, (SIZE, 16), generator=random), _windows())]
+
+
+def _rank_loads() -> list[Asked]:
+    """Loads of four ranks in two layers, over three windows and in one."""
+    random = torch.Generator().manual_seed(0)
+    loads = 10 * torch.rand(SIZE, 2, 4, generator=random).double()
+    choices = loads.sum(-1).long()
+    even = (choices[..., None] / 4.0).double().expand_as(loads).contiguous()
+    one = torch.nn.functional.one_hot(torch.ones(SIZE, dtype=torch.int64))
+    return [RankLoads(loads, even, even, choices, window) for window in (_windows(), one)]
 
 
 def _flips() -> list[Asked]:
@@ -224,6 +250,8 @@ OF_TOKENS = {
     "mismatch": _mismatches,
     "flips": _flips,
     "indexer": _key_overlaps,
+    "hot_experts": _window_loads,
+    "rank_load": _rank_loads,
     "experts": _experts,
     "expert_outputs": _expert_outputs,
 }
@@ -347,9 +375,10 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
                     one.null not in ("", "image")
                     or one.name.startswith("load_entropy")
                     or "information" in one.name
+                    or one.name.endswith(("_even", "_shuffled"))
                 ):
                     # Of pairs of *other* images: a copy is one, the same image drawn twice is not. Permutations of
-                    # more images leave less.
+                    # more images leave less, and of more choices an even router makes less.
                     continue
                 value = one.statistic.evaluate(np.full((SIZE, 1), 2.0))[0]
                 # Drawing every image twice, and having every image twice, are the same thing.

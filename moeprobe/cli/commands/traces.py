@@ -1,4 +1,4 @@
-"""``moeprobe trace analyze``, ``drift``, ``mismatch``, ``check``: recorded routing; ``indexer``: selected keys."""
+"""``moeprobe trace analyze``, ``balance``, ``drift``, ``mismatch``, ``check``: recorded routing; ``indexer``: keys."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,6 +98,68 @@ def analyze_trace(
             else side_by_side(labeled(compared), title="Recorded routing", full=full)
         ),
     )
+
+
+def balance(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
+    ],
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks of expert parallelism, each with as many consecutive experts."),
+    ] = None,
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            help="Experts of each rank instead: JSON list of lists, the same by layer, an expert map of vllm-ascend, "
+            "or CSV expert,rank."
+        ),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(min=2, help="Windows of requests that follow one another in the file.")
+    ] = 8,
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
+    ] = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """Do hot experts stay hot over time, and is the load of expert-parallel ranks even?
+
+    Overlap of the hot experts (the eighth with the most choices) of one window of requests and the next, with chance
+    and the overlap of shuffled requests. With --ranks or --placement also the load of the busiest rank over the
+    mean, and that of a greedy placement, made on the first half of the requests and judged on the second.
+
+    Example: `moeprobe trace balance traces/served.parquet --ranks 8`
+    """
+    check_traces([trace])
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import load_over_time
+
+    def compute() -> "Result":
+        with Bar("requests") as bar:
+            return api.trace_balance(
+                trace,
+                ranks=ranks,
+                placement=placement,
+                windows=windows,
+                layers=tuple(names(layers)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(result_of(compute), out=out, as_json=json, show=load_over_time)
 
 
 def drift(

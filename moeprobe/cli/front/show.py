@@ -26,6 +26,7 @@ from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.results.layouts.by_view import by_view_table
 from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
 from moeprobe.results.layouts.means import means_table
 from moeprobe.results.naming import names_in, with_names
 from moeprobe.results.numbers import ATTRIBUTION, attribution
@@ -271,6 +272,17 @@ def selected_keys(result: "Result") -> Printed:
         return [*sentences]
     stacked = console().width < _STACKED
     return [*sentences, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+
+
+def load_over_time(result: "Result") -> Printed:
+    """Return the output for load over time: sentences, a line per layer of hot experts, and one of its ranks."""
+    rows = result.table[result.table["severity"].isna()]
+    parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
+    for layout in (hot_experts_table(rows), placements_table(rows)):
+        if layout is not None:
+            stacked = console().width < _STACKED
+            parts += [*on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+    return parts
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:

@@ -1,0 +1,283 @@
+"""Measure the load of a recording over windows of requests, and over the ranks of a placement of experts.
+
+Axes: n requests, E experts, W windows, L layers, N ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import REQUEST
+from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
+from moeprobe.metrics.analyses.load import loads
+from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.probes.engine.leading import leading_sentences
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.trace_balance import TraceBalance
+from moeprobe.probes.trace_balance.figure import draw
+from moeprobe.recordings.pairs import clusters_of, common_layers
+from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.rows import to_routing
+from moeprobe.results import summaries
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.palette import colors
+from moeprobe.results.stored import SumsStore, of_file, of_table, write
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
+from moeprobe.runtime.files import Scratch, sha256
+from moeprobe.runtime.progress import Progress, progress_of
+
+# What the tables call the rows on hot experts, and those on the second half of the requests.
+_VIEW, SECOND_HALF = "windows", ", second half"
+# Requests that are read at a time, and places for gates of one layer of them (16 MiB); the smaller of the two limits.
+_REQUESTS_AT_ONCE, _GATES = 256, 2**22
+# Counts of experts that are in memory at a time.
+_COUNTS = 2**24
+
+
+@with_options
+def trace_balance(
+    trace: str | Path,
+    *,
+    ranks: int | None = None,
+    placement: str | Path | None = None,
+    windows: int = 8,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure whether hot experts stay hot from one window of requests to the next, and the imbalance of ranks.
+
+    A window holds requests that follow one another in the file. With ``ranks`` or ``placement`` the imbalance of the
+    ranks is measured too, and that of a greedy placement, made on the first half of the requests and judged on the
+    second.
+
+    Args:
+        trace: file of recorded routing.
+        ranks: number of ranks, each with as many consecutive experts; None = as the placement says.
+        placement: file of the experts of each rank (``recordings.placement``).
+        windows: number of windows, each with about as many requests.
+        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
+            ``changes`` are applied to them by name.
+        watcher: receives the progress of the run.
+
+    Raises:
+        UserError: the trace has too few requests or no choices of tokens, or the ranks or the placement do not fit.
+    """
+    path = None if placement is None else Path(placement)
+    work = _Load(TraceFile(Path(trace)), ranks, path, windows, combine(options, changes))
+    return work.execute(progress_of(watcher))
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """Samples of a recording in the order of the file: requests, or clusters of them, and their windows.
+
+    Attributes:
+        names: of the samples ``(n,)``.
+        window: of each ``(n,)``.
+    """
+
+    names: list[str]
+    window: NDArray[np.int64]
+
+    @property
+    def half(self) -> int:
+        """The first sample of the second half."""
+        return len(self.names) // 2
+
+
+class _Load(TableWork[Result]):
+    """A trace whose load is looked at by window and rank."""
+
+    def __init__(
+        self, trace: TraceFile, ranks: int | None, placement: Path | None, windows: int, options: Options
+    ) -> None:
+        self.trace, self.options = trace, options
+        self.layers = common_layers([trace], options.layers)
+        experts = {layer: trace.layers[layer].num_experts for layer in self.layers}
+        for name in self.layers:
+            layer = trace.layers[name]
+            if layer.experts_choose or layer.top_k == 0 or layer.num_experts < 2:
+                raise UserError(
+                    f"In {name} of {trace.path} tokens do not choose among experts, so none is hotter than another; "
+                    f"leave the layer out with {option('layers')}."
+                )
+        if ranks is not None and placement is not None:
+            raise UserError(
+                f"{option('placement')} says how many ranks there are; leave {option('ranks')} out."
+            )
+        self.placement: Placement | None = None
+        if placement is not None:
+            self.placement = read_placement(placement, experts, every_layer=list(trace.layers))
+        elif ranks is not None:
+            self.placement = consecutive(experts, ranks)
+        self.clusters = clusters_of([trace])
+        self.requests = self._requests(windows)
+        self.name = str(trace.about["checkpoint"]["name"])
+        self.hash = sha256(trace.path)
+        self.request = {
+            "kind": TraceBalance.kind, "data": trace.about["data"] or REQUEST.data, "split": trace.about["split"] or "",
+            "view": {"name": _VIEW}, "windows": windows, "ranks": ranks,
+            "placement": None if placement is None else sha256(placement), "severities": [], "aligned": True,
+            "layers": None if options.layers is None else list(options.layers), "seed": options.seed,
+            "analyses": list(TraceBalance.analyses), "checkpoints": {self.name: {"sha256": self.hash}},
+        }  # fmt: skip
+
+    def _requests(self, windows: int) -> _Requests:
+        """Return the samples and their windows."""
+        names = list(dict.fromkeys(self.clusters.get(name, name) for name in self.trace.ids))
+        if windows < 2:
+            raise UserError(f"{option('windows')} takes a whole number from 2 up; got {windows}.")
+        if len(names) < windows:
+            raise UserError(
+                f"{self.trace.path} has {len(names)} independent requests, too few for {windows} windows; record more"
+                + (f", or use {option('windows', len(names))} or fewer." if len(names) > 1 else ".")
+            )
+        return _Requests(names, np.arange(len(names)) * windows // len(names))
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Read the trace, and put the tables together."""
+        progress.start(TraceBalance.kind, len(self.trace.ids))
+        choices = self._choices(progress)
+        info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
+        sums = self._sums(choices)
+        analyses = make_analyses(TraceBalance.analyses)
+        table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
+        sidecar = self.make_sidecar(
+            checkpoints={self.name: {"path": str(self.trace.path), "sha256": self.hash}},
+            colors=colors([self.name]),
+            skipped_images=sorted(self.trace.about["skipped"]),
+            notes=[],
+            wall_seconds=self.seconds,
+            device="cpu",
+        )
+        leading = partial(leading_sentences, layout=TraceBalance.layout)
+        return Result(table, comparison, sums, sidecar, draw, leading)
+
+    def _choices(self, progress: Progress) -> dict[str, NDArray[np.int32]]:
+        """Return how often each sample chose each expert ``(n, E)``, by layer."""
+        trace, row_of = self.trace, {name: row for row, name in enumerate(self.requests.names)}
+        counts = {
+            layer: np.zeros((len(row_of), trace.layers[layer].num_experts), np.int32) for layer in self.layers
+        }
+        widest = max(
+            max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
+            for layer in self.layers
+        )
+        size = max(min(_REQUESTS_AT_ONCE, _GATES // widest), 1)
+        for start in range(0, len(trace.ids), size):
+            block = trace.ids[start : start + size]
+            rows = [row_of[self.clusters.get(name, name)] for name in block]
+            for layer in self.layers:
+                np.add.at(counts[layer], rows, _choices_of(trace, layer, block))
+            progress.advance(len(block))
+        return counts
+
+    def _sums(self, choices: Mapping[str, NDArray[np.int32]]) -> SumsStore:
+        """Return the sums of all cells; of many requests they are kept in files."""
+        scratch = Scratch() if sum(counts.size for counts in choices.values()) > _COUNTS else None
+        parts: list[SumsStore] = []
+        for accumulator in self._cells(choices):
+            part = of_table(image_table(accumulator, checkpoint=self.name))
+            if scratch is not None:
+                path = scratch.path / f"{len(parts):05d}.parquet"
+                write(path, part)
+                part = of_file(path)
+            parts.append(part)
+        return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
+
+    def _cells(self, choices: Mapping[str, NDArray[np.int32]]) -> Iterator[Accumulator]:
+        """Yield the hot experts of each layer, then the ranks of each layer and of all, under each placement."""
+        every = slice(0, len(self.requests.names))
+        for layer, counts in choices.items():
+            subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
+            yield self._cell(layer, _VIEW, every, HotExperts().sums(subject))
+        if self.placement is None:
+            return
+        half = slice(self.requests.half, None)
+        first = {
+            layer: counts[: self.requests.half].sum(0).astype(np.float64) for layer, counts in choices.items()
+        }
+        balanced = greedy(first, self.placement.num_ranks)
+        for placement, rows, name in (
+            (self.placement, every, self.placement.name),
+            (self.placement, half, f"{self.placement.name}{SECOND_HALF}"),
+            (balanced, half, f"{balanced.name}{SECOND_HALF}"),
+        ):
+            of_layers = {
+                layer: self._ranks(layer, counts[rows], placement) for layer, counts in choices.items()
+            }
+            for layer, loaded in of_layers.items():
+                yield self._cell(layer, name, rows, self._rank_sums([loaded], rows))
+            columns = self._rank_sums(list(of_layers.values()), rows)
+            yield self._cell("", name, rows, columns)
+            for window in np.unique(self.requests.window[rows]) if rows is every else ():
+                inside = self.requests.window == window
+                yield self._cell(
+                    "", name, inside, {key: column[inside] for key, column in columns.items()}, window + 1.0
+                )
+
+    def _cell(
+        self, layer: str, view: str, rows: Any, columns: Mapping[str, torch.Tensor], severity: float = np.nan
+    ) -> Accumulator:
+        """Return one cell, of some of the samples."""
+        names = np.array(self.requests.names)[rows].tolist()
+        info = self.trace.layers.get(layer)
+        cell = Cell(
+            layer=layer,
+            router="" if info is None else info.router,
+            top_k=0 if info is None else info.top_k,
+            view=view,
+            severity=float(severity),
+            tokens=REQUEST.token,
+        )
+        accumulator = Accumulator()
+        label = {"label": np.full(len(names), -1)}
+        accumulator.add(cell, names, label | {key: column.numpy() for key, column in columns.items()})
+        return accumulator
+
+    def _window(self, rows: slice) -> torch.Tensor:
+        """Return 1 in the window of each sample ``(n, W)``."""
+        window = torch.from_numpy(self.requests.window)
+        return torch.nn.functional.one_hot(window)[rows]
+
+    def _ranks(self, layer: str, counts: NDArray[np.int32], placement: Placement) -> dict[str, Array]:
+        """Return the loads of the ranks ``(n, N)``, and what an even router's would be."""
+        share, info = placement.shares[layer], self.trace.layers[layer]
+        choices = counts.sum(1, dtype=np.int64)
+        # A token draws k of the E experts without putting any back.
+        without = (info.num_experts - info.top_k) / (info.num_experts - 1)
+        return {
+            "loads": counts @ share,
+            "expected": choices[:, None] * share.mean(0),
+            "variance": choices[:, None] * share.var(0) * without,
+            "choices": choices,
+        }
+
+    def _rank_sums(self, layers: Sequence[Mapping[str, Array]], rows: slice) -> dict[str, torch.Tensor]:
+        """Return the sums of some layers together."""
+        stacked = {
+            name: torch.from_numpy(np.stack([layer[name] for layer in layers], axis=1)) for name in layers[0]
+        }
+        return RankLoad().sums(RankLoads(**stacked, window=self._window(rows)))
+
+
+def _choices_of(trace: TraceFile, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
+    """Return how often some inputs chose each expert ``(n, E)``."""
+    if trace.layers[layer].load_only:
+        return trace.counts(layer, ids)
+    columns = loads("load", [to_routing(trace.read(layer, ids))])
+    counts: NDArray[np.int64] = columns.get("load_any", columns["load"]).numpy()
+    return counts

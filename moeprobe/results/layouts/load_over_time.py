@@ -1,0 +1,85 @@
+"""A line per layer on the hot experts of its windows, and one on the load of its ranks, a column per placement."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from moeprobe.metrics.analyses.hot_experts import (
+    HOT_NEXT_SHARE,
+    HOT_OVERLAP,
+    HOT_OVERLAP_SHUFFLED,
+    LOAD_CHANGE,
+    LOAD_CHANGE_SHUFFLED,
+)
+from moeprobe.metrics.analyses.rank_load import (
+    RANK_IMBALANCE,
+    RANK_IMBALANCE_EVEN,
+    WINDOW_IMBALANCE,
+    WINDOW_IMBALANCE_EVEN,
+)
+from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.results.layouts.cells import Cell, Table, value
+
+_HOT = {
+    "next window": HOT_OVERLAP.name,
+    "chance": f"{HOT_OVERLAP.name}{CHANCE}",
+    "shuffled": HOT_OVERLAP_SHUFFLED.name,
+    "κ": f"{HOT_OVERLAP.name}{KAPPA}",
+    "next load": HOT_NEXT_SHARE.name,
+    "change of load": LOAD_CHANGE.name,
+    "change, shuffled": LOAD_CHANGE_SHUFFLED.name,
+}
+_RANKS = {
+    "": RANK_IMBALANCE.name,
+    "even router": RANK_IMBALANCE_EVEN.name,
+    "within windows": WINDOW_IMBALANCE.name,
+    "within, even router": WINDOW_IMBALANCE_EVEN.name,
+}
+# What follows from the number of choices alone, and so has no interval.
+_LEVELS = (f"{HOT_OVERLAP.name}{CHANCE}", RANK_IMBALANCE_EVEN.name, WINDOW_IMBALANCE_EVEN.name)
+
+
+def hot_experts_table(table: pd.DataFrame) -> Table:
+    """Return the table of hot experts.
+
+    Args:
+        table: values over all windows.
+    """
+    view = table[table["metric"] == HOT_OVERLAP.name]["view"].iloc[0]
+    columns = {label: (metric, view) for label, metric in _HOT.items()}
+    note = "next load: share of the choices that go to the experts that were hot in the window before."
+    return _table(table, columns, caption="Overlap of hot experts, from window to window", note=note)
+
+
+def placements_table(table: pd.DataFrame) -> Table | None:
+    """Return the table of ranks, all layers together last; None where no placement was measured.
+
+    Args:
+        table: values over all windows.
+    """
+    placements = list(dict.fromkeys(table[table["metric"] == RANK_IMBALANCE.name]["view"]))
+    if not placements:
+        return None
+    columns = {label or placements[0]: (metric, placements[0]) for label, metric in _RANKS.items()}
+    columns |= {placement: (RANK_IMBALANCE.name, placement) for placement in placements[1:]}
+    note = "1 = even. Of all layers: busiest ranks added up over means added up."
+    return _table(table, columns, caption="Load of the busiest rank over the mean", note=note)
+
+
+def _table(table: pd.DataFrame, columns: Mapping[str, tuple[str, str]], *, caption: str, note: str) -> Table:
+    """Return a line per layer; columns are metrics in a view."""
+    metrics = {metric for metric, _ in columns.values()}
+    rows = {
+        (row["layer"], row["metric"], row["view"]): row
+        for row in table[table["metric"].isin(metrics)].to_dict("records")
+    }
+    lines = []
+    for layer in dict.fromkeys(layer for layer, *_ in rows):
+        cells = [value(rows.get((layer, *which))) for which in columns.values()]
+        levels = [metric in _LEVELS for metric, _ in columns.values()]
+        cells = [
+            Cell(cell.text, key=cell.key) if level else cell
+            for cell, level in zip(cells, levels, strict=True)
+        ]
+        lines.append([Cell(layer or "all"), *cells])
+    return Table(caption, ["layer", *columns], lines, note, keys=1)

@@ -1,0 +1,320 @@
+"""Load over windows of requests and over ranks: planted recordings whose numbers are known."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from moeprobe.metrics.stats.rank_load import EvenImbalance, Placed
+from moeprobe.recordings.import_experts import import_routed_experts
+from moeprobe.recordings.import_log import import_trace
+from moeprobe.recordings.placement import greedy, read_placement
+from tests.commands import refused, run
+from tests.recordings import serving
+from tests.recordings.test_load_only import imported, stat
+
+EXPERTS, REQUESTS, TOKENS, LAYERS = 16, 40, 16, ("layers.0", "layers.1")
+Ids = NDArray[np.int64]
+# From the number of a request and of a layer to the experts of its tokens (T, K).
+Choose = Callable[[int, int], Ids]
+
+
+def highest(number: int, layer: int, hot: dict[int, float], *, top_k: int = 2) -> Ids:
+    """Random choices of a request's tokens, some experts more often."""
+    scores = np.random.default_rng([number, layer]).random((TOKENS, EXPERTS))
+    for expert, bonus in hot.items():
+        scores[:, expert] += bonus
+    return np.argsort(-scores, axis=1)[:, :top_k]
+
+
+def uniform(number: int, layer: int) -> Ids:
+    return highest(number, layer, {})
+
+
+def fixed(number: int, layer: int) -> Ids:
+    """All tokens choose experts 3 and 2."""
+    return highest(number, layer, {3: 2.0, 2: 1.0})
+
+
+def recording(folder: Path, choose: Choose, *, requests: int = REQUESTS, name: str = "t") -> Path:
+    path, log = folder / f"{name}.parquet", folder / f"{name}.jsonl"
+    lines = [
+        {
+            "id": f"r{number}",
+            "layer": layer,
+            "num_experts": EXPERTS,
+            "experts": choose(number, index).tolist(),
+        }
+        for number in range(requests)
+        for index, layer in enumerate(LAYERS)
+    ]
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    import_trace(log, path)
+    return path
+
+
+def value(
+    table: pd.DataFrame, metric: str, *, layer: str = LAYERS[0], view: str = "", null: str = ""
+) -> pd.Series:
+    rows = table[(table["metric"] == metric) & (table["layer"] == layer) & table["severity"].isna()]
+    rows = rows[(rows["null"] == null) & (rows["view"].isin([view]) if view else True)]
+    [row] = rows.to_dict("records")
+    return pd.Series(row)
+
+
+# Hot experts over time.
+
+
+def test_fixed_hot_experts_stay_hot(tmp_path: Path) -> None:
+    table = api.trace_balance(recording(tmp_path, fixed)).table
+    for layer in LAYERS:
+        for metric in ("hot_overlap", "hot_overlap_ends", "hot_overlap_shuffled", "hot_next_share"):
+            assert value(table, metric, layer=layer)["value"] == 1
+        assert value(table, "hot_overlap_kappa", layer=layer, null="random")["value"] == 1
+        assert value(table, "load_change", layer=layer)["value"] == 0
+        assert value(table, "load_correlation", layer=layer)["value"] == pytest.approx(1)
+    assert "rank_imbalance" not in set(table["metric"])
+
+
+def test_uniform_routing_is_at_chance_and_nearly_even(tmp_path: Path) -> None:
+    found = api.trace_balance(recording(tmp_path, uniform), ranks=4)
+    table = found.table
+    # Two sets of 2 of 16: 0, 1 or 2 in common, with index 0, 1/3 and 1.
+    chance = (2 * 14 / 3 + 1) / (16 * 15 / 2)
+    for layer in LAYERS:
+        overlap = value(table, "hot_overlap", layer=layer)
+        assert value(table, "hot_overlap_chance", layer=layer, null="random")["value"] == pytest.approx(
+            chance
+        )
+        assert overlap["ci_low"] <= chance <= overlap["ci_high"]
+        share = value(table, "hot_next_share", layer=layer)
+        assert share["ci_low"] < 2 / 16 < share["ci_high"] < 0.2
+    for metric in ("rank_imbalance", "window_imbalance"):
+        level = value(table, f"{metric}_even", layer="", view="consecutive")["value"]
+        row = value(table, metric, layer="", view="consecutive")
+        assert row["ci_low"] < level < row["ci_high"] and 1 < level < 1.2
+    assert any("In none of 2 layers does the load change" in line for line in found.leading(found))
+
+
+def test_experts_that_are_hot_in_turn(tmp_path: Path) -> None:
+    """In each of eight windows another pair of experts gets everything."""
+
+    def turns(number: int, layer: int) -> Ids:
+        window = number * 8 // REQUESTS
+        return highest(number, layer, {2 * window: 2.0, 2 * window + 1: 2.0})
+
+    found = api.trace_balance(recording(tmp_path, turns), ranks=8)
+    table = found.table
+    assert value(table, "hot_overlap")["value"] == value(table, "hot_next_share")["value"] == 0
+    assert value(table, "load_change")["value"] == 1
+    assert value(table, "load_change_shuffled")["ci_high"] < 1
+    # Over all windows each rank has its turn; within one, a single rank works.
+    assert value(table, "rank_imbalance", layer="", view="consecutive")["value"] == pytest.approx(1)
+    assert value(table, "window_imbalance", layer="", view="consecutive")["value"] == pytest.approx(8)
+    assert any("In 2 of 2 layers the load changes" in line for line in found.leading(found))
+
+
+# Ranks.
+
+
+def by_hand(choose: Choose, ranks: list[list[int]], requests: range) -> float:
+    """The imbalance over layers, choice by choice."""
+    busiest = mean = 0.0
+    for layer in range(len(LAYERS)):
+        loads = [0.0] * len(ranks)
+        for number in requests:
+            for expert in choose(number, layer).ravel().tolist():
+                homes = [rank for rank, experts in enumerate(ranks) if expert in experts]
+                for rank in homes:
+                    loads[rank] += 1 / len(homes)
+        busiest += max(loads)
+        mean += sum(loads) / len(loads)
+    return busiest / mean
+
+
+def skewed(number: int, layer: int) -> Ids:
+    return highest(number, layer, {layer: 0.5, 1: 0.3, 2: 0.2, 9: 0.3})
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [list(range(start, start + 4)) for start in (0, 4, 8, 12)],
+        [[0, 4, 8, 12, 1], [5, 9, 13, 2, 1], [6, 10, 14, 3], [7, 11, 15]],
+    ],
+    ids=["consecutive", "with a copy"],
+)
+def test_imbalance_is_that_of_a_loop_over_choices(tmp_path: Path, ranks: list[list[int]]) -> None:
+    placement = tmp_path / "mine.json"
+    placement.write_text(json.dumps(ranks))
+    table = api.trace_balance(recording(tmp_path, skewed), placement=placement).table
+    half = range(REQUESTS // 2, REQUESTS)
+    for view, requests in (("mine", range(REQUESTS)), ("mine, second half", half)):
+        row = value(table, "rank_imbalance", layer="", view=view)
+        assert row["value"] == pytest.approx(by_hand(skewed, ranks, requests))
+        assert row["images"] == len(requests) and row["ci_low"] < row["value"] < row["ci_high"]
+    windows = table[(table["metric"] == "rank_imbalance") & table["severity"].notna()]
+    assert windows["severity"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    expected = [by_hand(skewed, ranks, range(start, start + 5)) for start in range(0, REQUESTS, 5)]
+    assert windows["value"].tolist() == pytest.approx(expected)
+
+
+def test_hot_experts_on_one_rank_have_the_known_imbalance(tmp_path: Path) -> None:
+    """Experts 3 and 2 get everything: on one rank it has N times the mean, on two N / 2, and so does greedy."""
+    path = recording(tmp_path, fixed)
+    table = api.trace_balance(path, ranks=4).table
+    assert value(table, "rank_imbalance", layer="", view="consecutive")["value"] == 4
+    assert value(table, "rank_imbalance", layer="", view="greedy, second half")["value"] == 2
+    shares = table[(table["metric"] == "rank_share") & (table["view"] == "consecutive")]
+    shares = shares[(shares["layer"] == "") & shares["severity"].isna()]
+    assert shares["expert"].tolist() == [0, 1, 2, 3] and shares["value"].tolist() == [1, 0, 0, 0]
+    placement = tmp_path / "apart.csv"
+    ranks = {expert: expert % 4 for expert in range(EXPERTS)}
+    placement.write_text("expert,rank\n" + "\n".join(f"{expert},{rank}" for expert, rank in ranks.items()))
+    apart = api.trace_balance(path, placement=placement).table
+    assert value(apart, "rank_imbalance", layer="", view="apart")["value"] == 2
+
+
+def test_greedy_is_made_on_the_first_half(tmp_path: Path) -> None:
+    """The hot experts of the first half say nothing of the second: the placement must not know these."""
+
+    def halves(number: int, layer: int) -> Ids:
+        first = number < REQUESTS // 2
+        return highest(number, layer, dict.fromkeys((0, 1) if first else (4, 5), 2.0))
+
+    path = recording(tmp_path, halves)
+    seen = greedy({"layers.0": np.eye(16)[0] + np.eye(16)[1]}, 8).shares["layers.0"]
+    assert seen[0].argmax() != seen[1].argmax() and (seen.sum(0) == 2).all()
+    table = api.trace_balance(path, ranks=8).table
+    first = {
+        layer: sum(np.bincount(halves(number, index).ravel(), minlength=16) for number in range(20))
+        for index, layer in enumerate(LAYERS)
+    }
+    second = greedy({layer: np.asarray(load, float) for layer, load in first.items()}, 8)
+    expected = [8 if (second.shares[layer][4] == second.shares[layer][5]).all() else 4 for layer in LAYERS]
+    row = value(table, "rank_imbalance", layer="", view="greedy, second half")
+    assert row["value"] == pytest.approx(np.mean(expected))
+
+
+def test_the_level_of_an_even_router_is_that_of_even_routers() -> None:
+    random, tokens, top_k = np.random.default_rng(0), 300, 2
+    scores = random.random((200, tokens, EXPERTS))
+    chosen = np.argsort(scores, axis=-1)[..., :top_k] // 4
+    loads = np.stack([(chosen == rank).sum((1, 2)) for rank in range(4)], axis=1)
+    simulated = (loads.max(1) / loads.mean(1)).mean()
+    share = np.repeat(np.eye(4), 4, axis=0)
+    choices = tokens * top_k
+    variance = choices * share.var(0) * (EXPERTS - top_k) / (EXPERTS - 1)
+    parts = [
+        Placed(np.broadcast_to(row, (1, 1, 4)).copy(), np.zeros(1, np.int64), 1)
+        for row in (choices * share.mean(0), variance)
+    ]
+    level = EvenImbalance(*parts)
+    assert level.value(level.totals()) - 1 == pytest.approx(simulated - 1, rel=0.1)
+
+
+# Samples.
+
+
+def test_choices_of_a_request_are_one_sample(tmp_path: Path) -> None:
+    """Twice as many choices of the same requests: the same numbers, and intervals no narrower."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(serving.DEEPSEEK))
+    tables = []
+    for copies in (1, 2):
+        responses = [serving.vllm(serving.routing(number)) | {"id": f"r{number}"} for number in range(24)]
+        for response in responses:
+            response["choices"] = [response["choices"][0] | {"index": index} for index in range(copies)]
+            response["usage"] = serving.usage(generated=copies * serving.GENERATED)
+        path = tmp_path / f"{copies}.jsonl"
+        path.write_text("\n".join(json.dumps(response) for response in responses))
+        trace = import_routed_experts(path, tmp_path / f"{copies}.parquet", model_config=config).path
+        tables.append(api.trace_balance(trace, ranks=4, windows=4).table)
+    once, twice = tables
+    assert (twice["images"] == once["images"]).all() and once["images"].max() == 24
+    same = ~once["metric"].str.endswith("_even")
+    columns = ["value", "ci_low", "ci_high"]
+    np.testing.assert_allclose(
+        twice.loc[same, columns].to_numpy(float), once.loc[same, columns].to_numpy(float)
+    )
+    trials = once["trials"].to_numpy()
+    assert (twice["trials"].to_numpy() == 2 * trials).all()
+
+
+def test_counts_without_tokens_are_enough(tmp_path: Path) -> None:
+    """Each step of SGLang's recorder is an input."""
+    trace = imported(tmp_path, stat(tmp_path / "stat.pt", serving.routing(rows=64), steps=4)).path
+    table = api.trace_balance(trace, ranks=2, windows=4).table
+    assert value(table, "rank_imbalance", layer="layers.1", view="consecutive")["trials"] == 64 * 2
+    assert "too few for 8 windows" in refused("trace", "balance", trace)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ([[0, 1], [2, 3]], "no rank has expert 4 (12 of 16 are missing)"),
+        ([list(range(16)), [16]], "rank 1 has expert 16, and the layer has experts 0 to 15"),
+        ({"layers.0": [list(range(16))]}, "lacks layer layers.1"),
+        ({"layers.0": [list(range(16))], "layers.1": [list(range(16)), [0]]}, "1 ranks in layers.0 and 2"),
+        ([0, 1, 2], "holds no placement of experts for layers.0"),
+        ({"layer_list": [{"device_list": [{"device_expert": list(range(16))}]}]}, "1 layers, and the trace has 2"),
+        ({"layer_list": [{}, {}]}, "has a layer_list, and not the device_list"),
+    ],
+)  # fmt: skip
+def test_a_placement_that_does_not_fit_is_refused(tmp_path: Path, content: object, problem: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as error:
+        read_placement(path, dict.fromkeys(LAYERS, EXPERTS), every_layer=LAYERS)
+    assert problem in error.value.sentence
+
+
+def test_an_expert_map_of_vllm_ascend_is_by_layer(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    ranks = [[[0, 1], [2, 3]], [[3, 0], [1, 2]]]
+    devices = [
+        [{"device_id": rank, "device_expert": experts} for rank, experts in enumerate(layer)]
+        for layer in ranks
+    ]
+    layers = [{"layer_id": index, "device_list": device_list} for index, device_list in enumerate(devices)]
+    path.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
+    placement = read_placement(path, dict.fromkeys(LAYERS, 4), every_layer=LAYERS)
+    assert placement.shares["layers.0"].argmax(1).tolist() == [0, 0, 1, 1]
+    assert placement.shares["layers.1"].argmax(1).tolist() == [0, 1, 1, 0]
+
+
+def test_what_cannot_be_measured_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = recording(tmp_path, uniform, requests=3)
+    placement = tmp_path / "p.csv"
+    placement.write_text("expert,place\n1,2")
+    for options, problem in (
+        (("--ranks", 5, "--windows", 2), "--ranks 5 does not divide the 16 experts of layers.0"),
+        (
+            ("--ranks", 4),
+            "has 3 independent requests, too few for 8 windows; record more, or use --windows 3",
+        ),
+        (("--placement", placement, "--windows", 2), "is no CSV with the columns expert,rank"),
+    ):
+        assert problem in refused("trace", "balance", path, *options)
+    placement.write_text(json.dumps([list(range(16))]))
+    good = tmp_path / "p.json"
+    good.write_text(placement.read_text())
+    assert "leave --ranks out" in refused("trace", "balance", path, "--ranks", 4, "--placement", good)
+
+
+def test_the_command_prints_sentences_tables_and_writes_a_figure(tmp_path: Path) -> None:
+    path, out = recording(tmp_path, skewed), tmp_path / "out"
+    result = run("trace", "balance", path, "--ranks", 4, "--out", out)
+    assert result.exit_code == 0, result.output
+    for text in ("Hot experts of one window and the next", "greedy, second half", "an even router"):
+        assert text in " ".join(result.output.split())
+    assert (out / "figures" / "balance.png").stat().st_size > 10_000
