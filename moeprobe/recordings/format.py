@@ -38,7 +38,8 @@ Axes: T tokens, K choices, E experts, P tokens after the prefix (patches).
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -194,24 +195,40 @@ def batch(columns: Mapping[str, Any], *, rows: int) -> pa.RecordBatch:
 class TraceWriter:
     """An open trace; see ``writing``."""
 
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: pq.ParquetWriter, thread: Executor | None) -> None:
+        self._writer, self._thread = writer, thread
+        self._pending: Future[None] | None = None
         self.closed = False
 
     def write(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Write rows as one row group."""
+        """Write rows as one row group; in a thread, it may fail only when the next one is written."""
         table = pa.Table.from_batches(rows, SCHEMA).combine_chunks()
-        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        size = max(table.num_rows, 1)
+        if self._thread is None:
+            self._writer.write_table(table, row_group_size=size)
+        else:
+            self._wait()
+            self._pending = self._thread.submit(self._writer.write_table, table, row_group_size=size)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
 
     def close(self, info: Mapping[str, Any]) -> None:
         """Write the metadata, which may only be known at the end."""
+        self._wait()
         self._writer.add_key_value_metadata({KEY: json.dumps(info, ensure_ascii=False)})
         self.closed = True
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[TraceWriter]:
+def writing(path: Path, *, threaded: bool = False) -> Iterator[TraceWriter]:
     """Yield a writer; the file is there when the block succeeds, and nothing is otherwise.
+
+    Args:
+        path: of the file.
+        threaded: encode a row group in a thread while the next one is made. Nothing may be forked meanwhile: a copy of
+            this process would wait for ever for what the thread has locked.
 
     Raises:
         UserError: the file cannot be written.
@@ -230,8 +247,9 @@ def writing(path: Path) -> Iterator[TraceWriter]:
             write_page_checksum=True,
             store_schema=False,
         ) as writer,
+        ThreadPoolExecutor(1) if threaded else nullcontext() as thread,
     ):
-        trace = TraceWriter(writer)
+        trace = TraceWriter(writer, thread)
         yield trace
         if not trace.closed:
             raise ValueError(f"{path.name} was written without its metadata.")

@@ -221,7 +221,7 @@ def import_routed_experts(
         watcher=progress_of(watcher),
     )
     check = CaptureCheck()
-    with new_trace(path, overwrite=overwrite) as target, writing(target) as file:
+    with new_trace(path, overwrite=overwrite) as target, writing(target, threaded=True) as file:
         for rows in grouped(reading.rows(), progress=reading.watcher.advance):
             check.add(rows)
             file.write([rows])

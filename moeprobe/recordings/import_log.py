@@ -143,7 +143,7 @@ def import_trace(
     watcher.start(f"import {log.name}", log.stat().st_size)
     entries = Log(log, num_experts=num_experts, progress=watcher.advance)
     check = CaptureCheck()
-    with new_trace(path, overwrite=overwrite) as target, writing(target) as file:
+    with new_trace(path, overwrite=overwrite) as target, writing(target, threaded=True) as file:
         for rows in entries.batches():
             check.add(rows)
             file.write([rows])

@@ -179,9 +179,36 @@ def test_writing_holds_one_batch(tmp_path: Path) -> None:
     assert pq.ParquetFile(tmp_path / "t.parquet").num_row_groups == 10
 
 
-def test_nothing_is_left_of_a_trace_that_was_not_finished(tmp_path: Path) -> None:
+def test_a_thread_writes_the_same_bytes(tmp_path: Path) -> None:
+    paths = []
+    for threaded in (False, True):
+        paths.append(tmp_path / f"{threaded}.parquet")
+        with writing(paths[-1], threaded=threaded) as file:
+            for number in range(3):
+                file.write([to_rows([f"r{number}"], "l", routing(1, seed=number))])
+            file.close(metadata(checkpoint={"name": "a"}, layers=["l"]))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_an_error_of_the_thread_ends_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def write() -> None:
+        with writing(tmp_path / "t.parquet", threaded=True) as file:
+            file.write([to_rows(IDS, "l", routing())])
+            file.close(metadata(checkpoint={"name": "a"}, layers=["l"]))
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_nothing_is_left_of_a_trace_that_was_not_finished(tmp_path: Path, threaded: bool) -> None:
     def interrupted() -> None:
-        with writing(tmp_path / "t.parquet") as file:
+        with writing(tmp_path / "t.parquet", threaded=threaded) as file:
             file.write([to_rows(IDS, "l", routing())])
             raise KeyboardInterrupt
 
