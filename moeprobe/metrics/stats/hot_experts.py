@@ -8,13 +8,13 @@ Axes: R resamples, n images, W windows, E experts.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.kappa import room
-from moeprobe.metrics.stats.statistic import Array, Statistic, Totals, divide, is_linear
+from moeprobe.metrics.stats.statistic import Array, Statistic, divide, is_linear, remembered
 from moeprobe.runtime.seeds import generator
 
 # One of so many experts is hot.
@@ -42,6 +42,7 @@ class Windowed:
     window: NDArray[np.int64]
     num_windows: int
 
+    @remembered
     def loads(self, weights: Array) -> Array:
         """Return the load of each expert in each window ``(W, E, R)``."""
         return np.stack(
@@ -50,6 +51,11 @@ class Windowed:
                 for window in range(self.num_windows)
             ]
         )
+
+    @cached_property
+    def total(self) -> Array:
+        """The load of each expert in each window ``(W, E)``."""
+        return self.loads(np.ones((len(self.window), 1)))[..., 0]
 
     @cached_property
     def tie_breaks(self) -> Array:
@@ -70,12 +76,14 @@ class Windowed:
         ]
         return np.stack(loads, axis=-1)
 
+    @remembered
     def hot(self, loads: Array) -> NDArray[np.bool_]:
         """Return which experts are hot in each window ``(W, E, R)``."""
         # Of a window's load: rounding of weighted sums must not order what is equal.
-        order = np.argsort(np.round(loads, 6) + 0.5 * self.tie_breaks, axis=1)
+        count = num_hot(loads.shape[1])
+        order = np.argpartition(np.round(loads, 6) + 0.5 * self.tie_breaks, -count, axis=1)
         hot = np.zeros(loads.shape, bool)
-        np.put_along_axis(hot, order[:, -num_hot(loads.shape[1]) :], values=True, axis=1)
+        np.put_along_axis(hot, order[:, -count:], values=True, axis=1)
         return hot
 
 
@@ -150,15 +158,7 @@ class FixedLevel:
         """Return the level, whatever the weights."""
         return np.full(weights.shape[1], self.level)
 
-    def totals(self) -> Totals:
-        """Return nothing that counts."""
-        return np.zeros(1)
-
-    def value(self, totals: Totals) -> float:
-        """Return the level."""
-        return self.level
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return 0."""
         return np.zeros(self.images)
 
@@ -171,37 +171,17 @@ class BeyondLevel:
     level: FixedLevel
 
     @property
-    def parts(self) -> tuple[Statistic, ...]:
-        """What it is computed from."""
-        return (self.statistic,)
-
-    @property
     def linear(self) -> bool:
         """Whether the statistic's intervals are linearized."""
         return is_linear(self.statistic)
 
     def evaluate(self, weights: Array) -> Array:
         """Return κ under each set of weights."""
-        return self._beyond(self.statistic.evaluate(weights))
+        return divide(self.statistic.evaluate(weights) - self.level.level, room(self.level.level))
 
-    def totals(self) -> Totals:
-        """Return the totals of the statistic."""
-        statistic: Any = self.statistic
-        return statistic.totals()
-
-    def value(self, totals: Totals) -> float:
-        """Return κ."""
-        statistic: Any = self.statistic
-        return float(self._beyond(np.asarray(statistic.value(totals))))
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return the statistic's influence over 1 − c."""
-        statistic: Any = self.statistic
-        influence = statistic.influence() if totals is None else statistic.influence(totals)
-        return divide(influence, room(self.level.level))
-
-    def _beyond(self, values: Array) -> Array:
-        return divide(values - self.level.level, room(self.level.level))
+        return divide(self.statistic.influence(), room(self.level.level))
 
 
 @dataclass(frozen=True)
@@ -215,22 +195,14 @@ class NextLoad:
         """Return the share under each set of weights."""
         return self._share(self.windowed.loads(weights))
 
-    def totals(self) -> Totals:
-        """Return the loads ``(W, E)``."""
-        return self.windowed.loads(np.ones((len(self.windowed.window), 1)))[..., 0]
-
-    def value(self, totals: Totals) -> float:
-        """Return the share."""
-        return float(self._share(totals[..., None])[0])
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return the derivative of the share, for the sets of hot experts that there are."""
-        loads = self.totals() if totals is None else totals
+        loads = self.windowed.total
         hot = self.windowed.hot(loads[..., None])[..., 0]
-        # Of the first window nothing is both_busy.
+        # No window comes before the first one.
         before = np.concatenate([np.zeros_like(hot[:1]), hot[:-1]])[self.windowed.window]
         histogram = self.windowed.histogram * (self.windowed.window > 0)[:, None]
-        share = self.value(loads)
+        share = self._share(loads[..., None])[0]
         return divide((histogram * before).sum(1) - share * histogram.sum(1), loads[1:].sum())
 
     def _share(self, loads: Array) -> Array:
@@ -250,17 +222,9 @@ class LoadCorrelation:
         mean: Array = self._correlations(self.windowed.loads(weights)).mean(0)
         return mean
 
-    def totals(self) -> Totals:
-        """Return the loads ``(W, E)``."""
-        return self.windowed.loads(np.ones((len(self.windowed.window), 1)))[..., 0]
-
-    def value(self, totals: Totals) -> float:
-        """Return the correlation."""
-        return float(self._correlations(totals[..., None]).mean())
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return the derivative: of the correlation of unit vectors a and b by a it is (b − r a) / |a|."""
-        loads = self.totals() if totals is None else totals
+        loads = self.windowed.total
         off = loads - loads.mean(1, keepdims=True)
         length = np.linalg.norm(off, axis=1)[:, None]
         unit = divide(off, length)
@@ -299,17 +263,9 @@ class LoadChange:
         change: Array = np.abs(np.diff(shares, axis=0)).sum(1).mean(0) / 2
         return change
 
-    def totals(self) -> Totals:
-        """Return the loads ``(W, E)``."""
-        return self.windowed.loads(np.ones((len(self.windowed.window), 1)))[..., 0]
-
-    def value(self, totals: Totals) -> float:
-        """Return the share."""
-        return float(self.of_loads(totals[..., None])[0])
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return the derivative, for the signs of the differences that there are."""
-        loads = self.totals() if totals is None else totals
+        loads = self.windowed.total
         size = loads.sum(1, keepdims=True)
         shares = divide(loads, size)
         sign = np.sign(np.diff(shares, axis=0)) / (2 * (len(loads) - 1))

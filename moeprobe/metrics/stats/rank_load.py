@@ -7,12 +7,13 @@ Axes: n images, W windows, L layers, N ranks.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.statistic import Array, Totals, divide
+from moeprobe.metrics.stats.statistic import Array, divide
 from moeprobe.runtime.seeds import generator
 
 # Even routers that the level of an even one is the mean of.
@@ -57,17 +58,9 @@ class RankImbalance:
         """Return the imbalance under each set of weights."""
         return np.array([_imbalance(self.placed.totals(column)) for column in weights.T])
 
-    def totals(self) -> Totals:
-        """Return the loads ``(W, L, N)``."""
-        return self.placed.totals()
-
-    def value(self, totals: Totals) -> float:
-        """Return the imbalance."""
-        return _imbalance(totals)
-
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return the derivative, for the busiest ranks that there are."""
-        totals = self.totals() if totals is None else totals
+        totals = self.placed.totals()
         busiest = totals.argmax(-1)[self.placed.window]
         loads = self.placed.loads
         of_busiest = np.take_along_axis(loads, busiest[..., None], axis=-1).sum((1, 2))
@@ -92,15 +85,12 @@ class EvenImbalance:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the level of all images, whatever the weights."""
-        return np.full(weights.shape[1], self.value(self.totals()))
+        return np.full(weights.shape[1], self.level)
 
-    def totals(self) -> Totals:
-        """Return expected loads and variances ``(W, L, N)``."""
-        return self.expected.totals(), self.variance.totals()
-
-    def value(self, totals: Totals) -> float:
-        """Return the imbalance."""
-        expected, variance = totals
+    @cached_property
+    def level(self) -> float:
+        """The imbalance."""
+        expected, variance = self.expected.totals(), self.variance.totals()
         ranks = expected.shape[-1]
         if ranks < 2:
             return _imbalance(expected)
@@ -113,6 +103,6 @@ class EvenImbalance:
         )
         return float(divide(busiest, expected.mean(-1).sum()))
 
-    def influence(self, totals: Totals | None = None) -> Array:
+    def influence(self) -> Array:
         """Return 0: it is a level to compare with."""
         return np.zeros(len(self.expected.loads))

@@ -18,6 +18,7 @@ from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
+from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
@@ -82,15 +83,17 @@ def trace_balance(
 
 @dataclass(frozen=True)
 class _Requests:
-    """Samples of a recording in the order of the file: requests, or clusters of them, and their windows.
+    """Samples of a recording in the order of the file: requests, or several of them, and their windows.
 
     Attributes:
         names: of the samples ``(n,)``.
         window: of each ``(n,)``.
+        row_of: the sample of each independent request.
     """
 
     names: list[str]
     window: NDArray[np.int64]
+    row_of: Mapping[str, int]
 
     @property
     def half(self) -> int:
@@ -145,7 +148,11 @@ class _Load(TableWork[Result]):
                 f"{self.trace.path} has {len(names)} independent requests, too few for {windows} windows; record more"
                 + (f", or use {option('windows', len(names))} or fewer." if len(names) > 1 else ".")
             )
-        return _Requests(names, np.arange(len(names)) * windows // len(names))
+        # More samples than are resampled would have no interval of the overlaps, which follow from no influence.
+        size = -(-len(names) // LARGEST)
+        samples = names[::size]
+        window = np.arange(len(samples)) * windows // len(samples)
+        return _Requests(samples, window, {name: index // size for index, name in enumerate(names)})
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
@@ -159,18 +166,29 @@ class _Load(TableWork[Result]):
             checkpoints={self.name: {"path": str(self.trace.path), "sha256": self.hash}},
             colors=colors([self.name]),
             skipped_images=sorted(self.trace.about["skipped"]),
-            notes=[],
+            notes=self._notes(),
             wall_seconds=self.seconds,
             device="cpu",
         )
         leading = partial(leading_sentences, layout=TraceBalance.layout)
         return Result(table, comparison, sums, sidecar, draw, leading)
 
+    def _notes(self) -> list[str]:
+        """Return a sentence on requests that are no samples by themselves."""
+        alone, samples = len(self.requests.row_of), len(self.requests.names)
+        if alone == samples:
+            return []
+        return [
+            f"intervals over single requests: of {alone:,} requests, {-(-alone // samples)} that follow one another "
+            "are one sample"
+        ]
+
     def _choices(self, progress: Progress) -> dict[str, NDArray[np.int32]]:
         """Return how often each sample chose each expert ``(n, E)``, by layer."""
-        trace, row_of = self.trace, {name: row for row, name in enumerate(self.requests.names)}
+        trace, row_of = self.trace, self.requests.row_of
         counts = {
-            layer: np.zeros((len(row_of), trace.layers[layer].num_experts), np.int32) for layer in self.layers
+            layer: np.zeros((len(self.requests.names), trace.layers[layer].num_experts), np.int32)
+            for layer in self.layers
         }
         widest = max(
             max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
