@@ -17,6 +17,8 @@ _OTHERS = (
     "moe_layers", "moe_layers_enum", "interleave_moe_layer_step", "expert_layer_period", "expert_layer_offset",
     "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "num_dense_layers",
 )  # fmt: skip
+# Fields that count layers of multi-token prediction (MTP), which come after the hidden layers.
+_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules")
 # Kinds of layers in ``mlp_layer_types``, and whether they are sparse.
 _KINDS = {"dense": False, "sparse": True, "moe": True, "hash_moe": True}
 # What a column of 16 bits holds, and more layers than any model has.
@@ -34,6 +36,7 @@ class MoeShape:
         top_k: K, experts per token.
         hashed: numbers of the sparse layers that choose by the token's id alone.
         scoring: turns logits into gates, softmax or sigmoid; None where it is not said.
+        mtp_layers: layers of multi-token prediction behind the hidden ones, which are none of these.
     """
 
     num_layers: int
@@ -42,11 +45,27 @@ class MoeShape:
     top_k: int
     scoring: str | None = None
     hashed: tuple[int, ...] = ()
+    mtp_layers: int = 0
 
     @property
     def names(self) -> list[str]:
         """Name the layers with experts as ``hf:`` models do."""
         return [f"layers.{number}" for number in self.sparse]
+
+    def mtp_cause(self, layers: int) -> str:
+        """Return a clause that names layers of multi-token prediction, where these explain so many; else nothing."""
+        # Some configurations of models with one such layer do not count it.
+        number = self.mtp_layers or 1
+        if layers != self.num_layers + number and (
+            not self.mtp_layers or layers != len(self.sparse) + self.mtp_layers
+        ):
+            return ""
+        behind = "the layer" if number == 1 else f"the {number} layers"
+        other = "" if self.mtp_layers else ", or another model's config.json"
+        return (
+            f"known as {behind} of multi-token prediction (MTP), captured behind the model's own{other}; serve without "
+            "speculative decoding, or cut what is behind"
+        )
 
     @property
     def dense(self) -> tuple[int, ...]:
@@ -81,7 +100,10 @@ def read_moe_shape(path: Path) -> MoeShape:
     kinds = config.get("mlp_layer_types") or []
     by_id = _whole_number(path, config, "num_hash_layers", least=0, highest=layers, default=0)
     hashed = tuple(number for number in sparse if (kinds[number] == "hash_moe" if kinds else number < by_id))
-    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed)
+    mtp_layers = max(
+        _whole_number(path, config, name, least=0, highest=MOST_LAYERS, default=0) for name in _MTP
+    )
+    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed, mtp_layers)
 
 
 @dataclass(frozen=True)

@@ -228,12 +228,17 @@ def counts_of(counts: NDArray[np.int64], shape: MoeShape) -> NDArray[np.int64]:
         raise Fault(
             f"counts of {len(counts)} layers and {counts.shape[1]} experts; the model has {shape.num_layers} layers, "
             f"{len(shape.sparse)} of them with {shape.num_experts} experts"
+            + (f"; {cause}" if (cause := shape.mtp_cause(len(counts))) else "")
         )
     if (counts < 0).any():
         raise Fault("a count below 0")
     if len(counts) == shape.num_layers:
         if counts[list(shape.dense)].any():
-            raise Fault(f"layer {shape.dense[0]} is dense by the model's config.json, and has choices")
+            cause = shape.mtp_cause(len(counts))
+            raise Fault(
+                f"layer {shape.dense[0]} is dense by the model's config.json, and has choices"
+                + (f": {cause}" if cause else "")
+            )
         counts = counts[list(shape.sparse)]
     total = counts.sum(1)
     if not total.all():

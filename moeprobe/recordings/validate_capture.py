@@ -120,13 +120,16 @@ def _sparse_layers(ids: NDArray[np.integer], shape: MoeShape) -> NDArray[np.inte
     if layers != shape.num_layers:
         raise Fault(
             f"there are {layers} layers, and the model has {shape.num_layers} hidden layers, {len(shape.sparse)} of "
-            "them with experts; is this the config.json of the model that was served?"
+            f"them with experts; {shape.mtp_cause(layers) or 'is this the config.json of the model that was served?'}"
         )
     for layer in shape.dense:
         if not (_empty(ids[:, layer], shape) | (ids[:, layer] == 0)).all():
             raise Fault(
-                f"layers.{layer} has experts, and is dense by the model's config.json: known as layers shifted by one, "
-                "or another model's config.json"
+                f"layers.{layer} has experts, and is dense by the model's config.json: "
+                + (
+                    shape.mtp_cause(layers)
+                    or "known as layers shifted by one, or another model's config.json"
+                )
             )
     return ids[:, list(shape.sparse)]
 

@@ -33,6 +33,8 @@ def planted(ids: Ids, where: Any, value: Any) -> Ids:
 
 
 IDS, SINGLE = routing(), routing(top_k=1)
+WITH_MTP = serving.DEEPSEEK | {"num_nextn_predict_layers": 1}
+MTP = "known as the layer of multi-token prediction (MTP), captured behind the model's own"
 REFUSED = {
     "all zero": (serving.vllm(IDS * 0), None, "every expert is 0, which is known as an all-zero capture"),
     "all zero with k = 1": (serving.vllm(SINGLE * 0), ONE, "every expert is 0, which is known as an all-zero"),
@@ -55,6 +57,23 @@ REFUSED = {
     ),
     "a sparse layer of zeros": (
         serving.vllm(np.roll(with_dense(IDS), 1, axis=1)), None, "known as layers shifted by one",
+    ),
+    "a layer of MTP": (serving.vllm(with_dense(routing(layers=5), layers=6, sparse=(1, 2, 3, 4, 5))), WITH_MTP, MTP),
+    "a layer of MTP that the configuration does not count": (
+        serving.vllm(with_dense(routing(layers=5), layers=6, sparse=(1, 2, 3, 4, 5))), None,
+        f"{MTP}, or another model's config.json",
+    ),
+    "a layer of MTP in place of the dense one": (
+        serving.vllm(routing(layers=5)), WITH_MTP,
+        f"layers.0 has experts, and is dense by the model's config.json: {MTP}",
+    ),
+    "a layer of MTP in rows without a shape": (
+        serving.sglang(with_dense(routing(layers=5), layers=6, sparse=(1, 2, 3, 4, 5))), WITH_MTP,
+        f"routed_experts holds whole rows of 6 layers, and the model has 5: {MTP}",
+    ),
+    "two layers of MTP": (
+        serving.vllm(routing(layers=6)), serving.DEEPSEEK | {"mtp_num_hidden_layers": 2},
+        "there are 6 layers, and the model has 5 hidden layers, 4 of them with experts; known as the 2 layers of",
     ),
     "a layer of zeros": (
         serving.vllm(planted(IDS, (slice(None), 2), 0)), None, "layers.3 is zero in all rows, and has experts",

@@ -192,3 +192,20 @@ def test_what_no_router_chose_is_refused(tmp_path: Path) -> None:
     torch.save({"rank": 0, "logical_count": torch.full((1, 5, 8), 0.5)}, tmp_path / "s.pt")
     with pytest.raises(UserError, match="takes whole numbers"):
         imported(tmp_path, tmp_path / "s.pt")
+
+
+def test_layers_of_multi_token_prediction_are_named(tmp_path: Path) -> None:
+    path = csv(tmp_path / "m.csv", routing())
+    path.write_text(f"{path.read_text()}5,0\n")
+    with pytest.raises(
+        UserError, match="layer 5 is none of the 5 layers of the model: known as the layer of multi"
+    ):
+        imported(tmp_path, path)
+    behind = torch.ones(1, 6, 8, dtype=torch.int32)
+    torch.save(
+        {"rank": 0, "logical_count": behind, "average_utilization_rate_over_window": 0.5}, tmp_path / "s.pt"
+    )
+    with pytest.raises(
+        UserError, match=r"counts of 6 layers and 8 experts; .*; known as the layer of multi-token"
+    ):
+        imported(tmp_path, tmp_path / "s.pt")

@@ -28,7 +28,11 @@ class LlamaCpp(Reader):
         layer, expert = (response[name] for name in CSV_COLUMNS)
         for name, values, size in (("layer", layer, shape.num_layers), ("expert", expert, shape.num_experts)):
             if (values >= size).any():
-                raise Fault(f"{name} {values.max()} is none of the {size} {name}s of the model")
+                cause = shape.mtp_cause(int(values.max()) + 1) if name == "layer" else ""
+                raise Fault(
+                    f"{name} {values.max()} is none of the {size} {name}s of the model"
+                    + (f": {cause}" if cause else "")
+                )
         counts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         counts[layer, expert] = response["count"]
         return [Capture(None, name=_NAME, counts=counts)]

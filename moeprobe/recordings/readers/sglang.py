@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import (
     KEY,
     Capture,
+    Fault,
     Reader,
     array,
     choices,
@@ -31,18 +34,34 @@ class Sglang(Reader):
             Capture(None)
             if extension is None or extension.get(KEY) is None
             else Capture(
-                array(
-                    decoded(extension[KEY], KEY),
-                    dtype=extension.get(f"{KEY}_dtype", "int32"),
-                    shape=(-1, shape.num_layers, shape.top_k),
-                    what=KEY,
-                ),
+                _flat(extension, shape),
                 start=start_of(extension, f"{KEY}_start_len"),
                 stated=stated(extension if native else response.get("usage"), several=len(extensions) > 1),
                 ends_together=True,
             )
             for extension in extensions
         ]
+
+
+def _flat(extension: Mapping[str, Any], shape: MoeShape) -> NDArray[Any]:
+    """Return the experts of an object ``(T, L, K)``; layers of multi-token prediction are named."""
+    content, dtype = decoded(extension[KEY], KEY), extension.get(f"{KEY}_dtype", "int32")
+
+    def of_layers(number: int) -> NDArray[Any]:
+        return array(content, dtype=dtype, shape=(-1, number, shape.top_k), what=KEY)
+
+    try:
+        return of_layers(shape.num_layers)
+    except Fault as fault:
+        layers = shape.num_layers + max(shape.mtp_layers, 1)
+        try:
+            of_layers(layers)
+        except Fault:
+            raise fault from None
+        raise Fault(
+            f"{KEY} holds whole rows of {layers} layers, and the model has {shape.num_layers}: "
+            f"{shape.mtp_cause(layers)}"
+        ) from None
 
 
 def _extensions(response: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
