@@ -18,7 +18,15 @@ _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
 TRACES = ("touched", "unshared", "mismatch", "hot_experts", "rank_load", "indexer")
 # What is measured of flips and of single experts, and has a page of its own, too.
-FLIPS = ("critical_noise", "expert_outputs", "experts", "flip_prediction", "flips", "set_survival")
+FLIPS = (
+    "critical_noise",
+    "expert_outputs",
+    "experts",
+    "flip_costs",
+    "flip_prediction",
+    "flips",
+    "set_survival",
+)
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]

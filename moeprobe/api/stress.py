@@ -144,6 +144,7 @@ def flips(
     severities: Sequence[float] | None = Flips.severities,
     patches: int = Flips.patches,
     later: str = Flips.later,
+    predict: Sequence[str] = Flips.predict,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -157,13 +158,14 @@ def flips(
         severities: the one severity of the view; None = its strongest.
         patches: patches of an image that are flipped, in each layer to each kind of set.
         later: "fixed": later layers choose as in the clean pass; "free": as their routers choose after the flip.
+        predict: other views, each at all its severities, whose cost of flips is predicted by prices.
         options: as in ``match_ratio``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit, or no token can get another set alone.
     """
-    probe = Flips(view=view, severities=severities, patches=patches, later=later)
+    probe = Flips(view=view, severities=severities, patches=patches, later=later, predict=predict)
     return ask(probe, models, data, options, watcher, changes)
 
 

@@ -4,6 +4,7 @@
 FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
     "no_mismatch": "the mismatch is below its floor, or its interval reaches it, so there is no share of it",
+    "no_cost": "the interval of what flips cost holds 0, or one of them has no price, so there is nothing to compare",
     "no_trials": "there was nothing to count",
     "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
     "few_images": "fewer than 20 images, so there is no interval",
@@ -23,7 +24,15 @@ VERDICTS = {
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **{
         flag.replace("_", " "): FLAGS[flag]
-        for flag in ("few_images", "no_mismatch", "no_trials", "unreached", "unstable", "not_finite")
+        for flag in (
+            "few_images",
+            "no_mismatch",
+            "no_cost",
+            "no_trials",
+            "unreached",
+            "unstable",
+            "not_finite",
+        )
     },
 }
 # Each word of the column `interval`, with how such an interval is computed.

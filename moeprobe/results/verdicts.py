@@ -12,10 +12,11 @@ MARGIN = 0.02
 
 # Images of a side were left out since their gates or scores are no numbers.
 NOT_FINITE = "not finite"
-UNJUDGED = ("few images", "no mismatch", "no trials", "unstable", NOT_FINITE)
+UNJUDGED = ("few images", "no mismatch", "no cost", "no trials", "unstable", NOT_FINITE)
 _FLAGS = {
     "collapsed": "collapsed",
     "no_mismatch": "no mismatch",
+    "no_cost": "no cost",
     "no_trials": "no trials",
     "few_images": "few images",
     "unstable": "unstable",

@@ -14,6 +14,7 @@ from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
 from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
+from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
 from moeprobe.metrics.analyses.hot_experts import WindowLoads
@@ -72,6 +73,7 @@ Asked = (
     | Differences
     | LogProbabilities
     | NoiseResponse
+    | PredictedCosts
     | PredictedFlips
     | Reasons
     | Scores
@@ -108,6 +110,7 @@ def cut(pair: Asked, rows: slice) -> Asked:
         Reasons
         | LogProbabilities
         | NoiseResponse
+        | PredictedCosts
         | PredictedFlips
         | Scores
         | Survivors
@@ -199,6 +202,18 @@ def _flips() -> list[Asked]:
     return [{forced: flips(has_output=has) for forced in FORCED} for has in (True, False)]
 
 
+def _flip_costs() -> list[Asked]:
+    """Flips of one and of several perturbations, with a decile in which nothing was priced."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randint(1, 3, (SIZE, PRICED_KINDS), generator=random).double()
+    weight[:, 4] = 0
+    corners = torch.rand(SIZE, 3, 4, generator=random).double() - torch.tensor([0, 1, 3, 8])
+    flips = torch.randint(0, 4, (SIZE, 3, PRICED_KINDS), generator=random)
+    fold = torch.tensor([0, 1, 1, 0, 1])
+    costs = PredictedCosts(fold, flips, weight, weight * torch.rand(weight.shape, generator=random), corners)
+    return [costs, costs.of(0)]
+
+
 def _margins() -> tuple[list[Asked], list[Asked], list[Asked]]:
     """Margins of tokens under noise: one image without tokens, one token without a margin."""
     random = torch.Generator().manual_seed(0)
@@ -249,6 +264,7 @@ OF_TOKENS = {
     "unshared": _reasons,
     "mismatch": _mismatches,
     "flips": _flips,
+    "flip_costs": _flip_costs,
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,
     "rank_load": _rank_loads,

@@ -26,6 +26,8 @@ from moeprobe.metrics.stats.statistic import Ratio, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Parts of the patches by their margin.
+DECILES = 10
 # Which set is forced on a token, worded for the middle of a sentence.
 FORCED = {
     "runner_up": "the runner-up in place of the last chosen expert",

@@ -41,8 +41,8 @@ SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
 class Estimate:
     """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
 
-    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_trials: there was nothing
-    to count; few_images: under 20;
+    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_cost: flips cost nothing, or
+    have no price; no_trials: there was nothing to count; few_images: under 20;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
 

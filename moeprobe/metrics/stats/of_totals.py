@@ -46,9 +46,11 @@ class OfTotals:
         """Return each image's influence: its columns times the derivative by each sum."""
         sums = np.asarray(self._sums if totals is None else totals, float)
         step = _STEP * max(float(np.abs(sums).max(initial=0)), 1.0)
-        steps = step * np.eye(len(sums))
+        # What no image counts moves nothing, and a number may not exist beside it.
+        counted = self.columns.any(0)
+        steps = step * np.eye(len(sums))[:, counted]
         slope = (self.read(sums[:, None] + steps) - self.read(sums[:, None] - steps)) / (2 * step)
-        return self.columns @ slope
+        return self.columns[:, counted] @ slope
 
     @cached_property
     def _sums(self) -> Array:

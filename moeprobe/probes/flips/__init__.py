@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from moeprobe.probes.engine.options import Options
     from moeprobe.results.folder import Result
 
 # Choices of later layers: as in the clean pass, or as their routers choose after the flip.
@@ -31,7 +32,7 @@ class Flips(Probe["Result"]):
     name: ClassVar[str] = "flips"
     title: ClassVar[str] = "The price of a flip"
     work: ClassVar[str] = "moeprobe.probes.flips.measure:FlipsMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("flips",)
+    analyses: ClassVar[tuple[str, ...]] = ("flips", "flip_costs")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("flip_price_runner_up"),
         Headline("flip_size_runner_up"),
@@ -58,6 +59,12 @@ class Flips(Probe["Result"]):
             choices={FIXED: FIXED, FREE: FREE},
         ),
     ] = FIXED
+    predict: Annotated[
+        Sequence[str],
+        Arg(
+            "Comma-separated other views, each at all its severities: do prices add up to what their flips cost?"
+        ),
+    ] = ()
 
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range."""
@@ -67,6 +74,18 @@ class Flips(Probe["Result"]):
             raise UserError(f"{option('later')} takes {FIXED} or {FREE}; got {self.later!r}.")
         if self.severities is not None and len(self.severities) != 1:
             raise UserError(f"{option('severities')} takes one severity here; got {list(self.severities)}.")
+        if self.predict and self.later != FIXED:
+            raise UserError(
+                f"{option('predict')} adds prices up, and with {option('later', FREE)} a price has the flips of later "
+                f"layers in it; use {option('later', FIXED)}."
+            )
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where the prices of all layers are needed and some are left out."""
+        if self.predict and options.layers is not None:
+            raise UserError(
+                f"{option('predict')} needs the prices of flips in all layers; leave {option('layers')} out."
+            )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
@@ -74,13 +93,14 @@ class Flips(Probe["Result"]):
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return in which layers flips of patches cannot reach the answer, and what flips cost elsewhere."""
+        """Return in which layers flips of patches cannot reach the answer, and whether prices predict costs."""
         from moeprobe.probes.flips.sentences import sentences
 
         return sentences(table)
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the size of a flip by decile of the margin."""
-        from moeprobe.probes.flips.figure import draw
+        """Return the size of a flip by decile of the margin, and predicted against observed costs."""
+        from moeprobe.probes.flips.figure import draw, draw_costs
 
-        return draw(result.table, colors=result.sidecar.colors)
+        colors = result.sidecar.colors
+        return draw(result.table, colors=colors) | draw_costs(result.table, colors=colors)

@@ -1,4 +1,4 @@
-"""The size of a flip by the decile of the token's margin, for each layer and kind of set."""
+"""The size of a flip by the decile of the token's margin, and what flips cost against what prices predict."""
 
 from collections.abc import Mapping
 
@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.analyses.flip_costs import COST, COST_CLEAN, PREDICTED, SLOPE, SLOPE_CLEAN
 from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.probes.flips.sentences import is_unreachable
 from moeprobe.results.figures import panels
@@ -63,3 +64,29 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     notes += panels.note_between(panel_layers, layers)
     title = "How far one flip of a patch moves the answer"
     return {"flips": panels.finish(figure, rows, title=title, notes=notes)}
+
+
+def draw_costs(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure of held-out perturbations, a point each; empty where none were predicted."""
+    rows = table[table["metric"].isin([metric.name for metric in (PREDICTED, COST, COST_CLEAN)])]
+    if rows.empty:
+        return {}
+    figure, axes = panels.panels(1, 2, width=4.4, height=3.4, sharey=False)
+    for axis, cost, slope in zip(axes[0], (COST, COST_CLEAN), (SLOPE, SLOPE_CLEAN), strict=True):
+        for checkpoint in panels.checkpoints(rows):
+            of_checkpoint = panels.select(rows, checkpoint=checkpoint)
+            x = panels.select(of_checkpoint, metric=PREDICTED.name)
+            y = panels.select(of_checkpoint, metric=cost.name)
+            predicted, color = x["value"].to_numpy(float), colors[checkpoint]
+            panels.points(axis, predicted, y, color=color, label=checkpoint, size=4, width=1)
+            axis.hlines(y["value"], x["ci_low"], x["ci_high"], color=color, linewidth=1)
+            reach = np.array([0, predicted.max(initial=0)])
+            for fitted in panels.select(table, checkpoint=checkpoint, metric=slope.name)["value"]:
+                axis.plot(reach, fitted * reach, color=color, linestyle=":")
+        axis.axline((0, 0), slope=1, color="0.5", linewidth=1, linestyle="--", label="as predicted")
+        axis.set_title(cost.label)
+        axis.set_xlabel("predicted: Σ price × flips")
+    axes[0, 0].set_ylabel("nats per input")
+    title = "What flips cost under held-out perturbations"
+    notes = ["dotted: fitted line through 0"]
+    return {"flip-costs": panels.finish(figure, rows, title=title, notes=notes)}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,21 +14,25 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import REGIONS, regions
-from moeprobe.metrics.analyses.flips import FlipsAnalysis
+from moeprobe.inputs.views.base import SeverityView
+from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
+from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
+from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.checks import check_images, check_some_layer, gives_scores
+from moeprobe.probes.engine.checks import check_images, check_some_layer, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
+from moeprobe.probes.flips.costs import PriceList, predicted_costs
 from moeprobe.probes.flips.forced import forced_sets
+from moeprobe.probes.flips.held_out import HELD_OUT, HeldOut, WithHeldOut, open_held_out
 from moeprobe.probes.flips.price import CleanPass, price_flips
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable, Resumable, check_replayable
 from moeprobe.routing.record import LayerRouting
 
-DECILES = 10
 # Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
 _DECILE_IMAGES = 256
 
@@ -56,6 +60,12 @@ class FlipsMeasurement(VariantsMeasurement):
             missing="can one token get another set while all others keep theirs",
             condition="without a limit of capacity.",
         )
+        for model in self.models if self.probe.predict else ():
+            if not all(can_flip(layer) for layer in routing_of_blank_input(model, None)):
+                raise UserError(
+                    f"In some layers of {model.name} no token can get another set alone, so prices cannot add up to "
+                    f"the cost of all flips; leave {option('predict')} out."
+                )
 
     def make_spec(self) -> RunSpec:
         """Return the run specification, with the one severity of the perturbation."""
@@ -65,22 +75,42 @@ class FlipsMeasurement(VariantsMeasurement):
                 f"The view {spec.view_name!r} moves patches, so their sets are about other places; name one that does "
                 f"not, e.g. {option('view', 'gaussian_noise')}."
             )
+        self._held_out = open_held_out(self.probe.predict, spec)
         return dataclasses.replace(spec, severities=spec.severities[-1:])
+
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
+        """Return what runs each batch of a block, under the held-out perturbations as well."""
+        run = super().run_block(spec, model)
+
+        def run_held_out(block_spec: RunSpec, *rest: Any) -> Any:
+            assert isinstance(block_spec.view, SeverityView)
+            return run(
+                dataclasses.replace(block_spec, view=WithHeldOut(block_spec.view, self._held_out)), *rest
+            )
+
+        return run_held_out if self._held_out else run
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
-        return partial(_batch_sums, spec, model, self.probe, _decile_bounds(spec, model))
+        return partial(_batch_sums, spec, model, self.probe, self._held_out, _decile_bounds(spec, model))
 
     @property
     def passes(self) -> int:
         """The most passes per image: flips count as whole passes, though they begin at their layer."""
         kinds = 4
         layers = max(len(model.model.layer_names) for model in self.models)
-        return 2 + layers * kinds * self.probe.patches
+        # Each perturbed pass is exchanged with the clean one in two more.
+        held_out = 3 * sum(len(each.severities) for each in self._held_out)
+        return 2 + layers * kinds * self.probe.patches + held_out
 
 
 def _batch_sums(
-    spec: RunSpec, checkpoint: Checkpoint, probe: Flips, bounds: _Bounds, batch: Batch | TextBatch
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    probe: Flips,
+    held_out: Sequence[HeldOut],
+    bounds: _Bounds,
+    batch: Batch | TextBatch,
 ) -> dict[str, Sums]:
     """Return the sums of a batch, of each layer and kind of tokens."""
     assert isinstance(batch, Batch)
@@ -97,6 +127,7 @@ def _batch_sums(
     clean = CleanPass(batch.views[0], scores, routing, labels, trunks)
     analysis, (severity,) = FlipsAnalysis(), spec.severities
     sums: Sums = {}
+    price_list = PriceList()
     for name in layers:
         layer = routing.layers[name]
         sets = forced_sets(
@@ -121,10 +152,43 @@ def _batch_sums(
         cell = Cell(
             spec.label_of(model, name), layer.router, layer.choices_per_token, severity=float(severity)
         )
-        for tokens, mask in _kinds(batch, layer, bounds[name]).items():
+        decile = _decile(layer, bounds[name])
+        price_list.add(name, layer, decile, priced["view"])
+        for tokens, mask in _kinds(batch, layer, decile).items():
             of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
             sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
-    return {spec.view_name: sums}
+    by_view = {spec.view_name: sums}
+    if held_out:
+        by_view |= _cost_sums(spec, checkpoint, held_out, clean, price_list, batch)
+    return by_view
+
+
+def _cost_sums(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    held_out: Sequence[HeldOut],
+    clean: CleanPass,
+    price_list: PriceList,
+    batch: Batch,
+) -> dict[str, Sums]:
+    """Return the sums about each held-out perturbation, and about all of them."""
+    model = checkpoint.model
+    assert isinstance(model, Replayable)
+    levels = [(each.name, severity) for each in held_out for severity in each.severities]
+    perturbed = []
+    for images in batch.views[2:]:
+        scores, routing = model.trace(images)
+        finite.check(routing.layers, scores, batch.image_ids, checkpoint=checkpoint.name)
+        assert scores is not None
+        perturbed.append((images, scores, routing))
+    costs = predicted_costs(model, clean, perturbed, price_list, batch.image_ids, seed=spec.seed)
+    analysis = FlipCostsAnalysis()
+    by_view: dict[str, Sums] = {each.name: {} for each in held_out}
+    for number, (name, severity) in enumerate(levels):
+        by_view[name][Cell(severity=severity)] = analysis.sums(costs.of(number))
+    if len(levels) > 1:
+        by_view[HELD_OUT] = {Cell(): analysis.sums(costs)}
+    return by_view
 
 
 def _layers(spec: RunSpec, checkpoint: Checkpoint, layers: Mapping[str, LayerRouting]) -> list[str]:
@@ -133,7 +197,7 @@ def _layers(spec: RunSpec, checkpoint: Checkpoint, layers: Mapping[str, LayerRou
     return [name for name in names if can_flip(layers[name])]
 
 
-def _kinds(batch: Batch, layer: LayerRouting, bounds: NDArray[np.float64]) -> dict[str, Tensor]:
+def _kinds(batch: Batch, layer: LayerRouting, decile: Tensor) -> dict[str, Tensor]:
     """Return which tokens ``(B, T)`` are of each kind: patches, prefix, regions, and deciles of the margin."""
     assert layer.grid is not None
     prefix, device = layer.num_prefix_tokens, layer.valid.device
@@ -147,12 +211,17 @@ def _kinds(batch: Batch, layer: LayerRouting, bounds: NDArray[np.float64]) -> di
         for code, name in enumerate(REGIONS):
             kinds[name] = is_patch.clone()
             kinds[name][:, prefix:] = region == code
+    for number in range(DECILES):
+        kinds[margin_kind(number)] = is_patch & (decile == number)
+    return kinds
+
+
+def _decile(layer: LayerRouting, bounds: NDArray[np.float64]) -> Tensor:
+    """Return the decile ``(B, T)`` that a token's margin is in, numbered from 0; -1 = it has no margin."""
     margins = selection_margins(layer)
     assert margins is not None
     decile = torch.bucketize(margins, torch.from_numpy(bounds).to(margins))
-    for number in range(DECILES):
-        kinds[margin_kind(number)] = is_patch & margins.isfinite() & (decile == number)
-    return kinds
+    return decile.masked_fill(~margins.isfinite(), -1)
 
 
 def margin_kind(number: int) -> str:
