@@ -309,12 +309,12 @@ def test_bounds_hold_for_all_experts_at_once() -> None:
     np.testing.assert_allclose(
         found["highest"], [0, 0.05 + 0.01 * one_sided, 0.1 + 0.1 * one_sided, 0.2 + 0.1 * one_sided]
     )
-    assert "without expert 1 by at most 0, 2 by at most 0.061" in sentences(rows)[0]
+    assert "without expert 1 the loss rises by at most 0 nats, 2 by 0.061" in sentences(rows)[0]
 
 
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     done = run("experts", trained["prc"], trained["baseline"], "--limit", "24", "--out", tmp_path / "experts")
-    assert "the loss rises least without expert" in done.stdout and "are nearest: distance" in done.stdout
+    assert "the loss rises by at most" in done.stdout and "are nearest: distance" in done.stdout
     for name in ("experts", "expert-distances"):
         assert (tmp_path / f"experts/figures/{name}.png").exists()
     assert json.loads((tmp_path / "experts/table.json").read_text())["request"]["kind"] == "experts"

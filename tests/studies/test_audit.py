@@ -92,6 +92,36 @@ def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     assert set(differences["judgement"]) <= {SAME, NO_DIFFERENCE}
 
 
+def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> None:
+    """Of two models; each run has a section with its sentences."""
+    models = [MODEL, MODEL.with_name("digits-prc-k2-seed0")]
+    probes = ("margins", "flips", "corruptions", "experts", "align")
+    result = api.audit(models, probes=probes, out=tmp_path / "audit", names=["plain", "prc"], **FEW)
+    assert not result.left_out
+    lines = {line.name: line for line in lines_of(result.with_names().verdicts)}
+    assert list(lines) == ["margins", "flips", "corruptions", "experts", "align"]
+    assert [row["checkpoint"] for row in lines["align"].values] == ["prc"], "it is about both"
+    assert verdict(result, "align") in ("no", "in part to no", "in part")
+    # Of the worst corruption; only the audit's own are judged, and no mean over them.
+    assert {row["view"] for row in lines["corruptions"].values} == {"fog"}
+    assert lines["corruptions"].difference is not None
+    assert result.models == [path.name for path in models]
+    page = (tmp_path / "audit" / "audit.md").read_text(encoding="utf-8")
+    assert "blocks.1: aligned experts agree with κ" in page and "prc, κ in blocks.1: lowest under fog" in page
+    assert "prc, blocks.1: without expert" in page
+
+
+def test_what_takes_too_long_is_not_even_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timing(work: Any) -> Any:
+        raise AssertionError(f"{work.probe.name} was timed")
+
+    monkeypatch.setattr("moeprobe.probes.experts.measure.ExpertsMeasurement.passes", 10**9)
+    monkeypatch.setattr("moeprobe.probes.experts.measure.ExpertsMeasurement.plan", timing)
+    plan = api.plan_audit(MODEL, probes=("confidence", "experts", "align"), **FEW)
+    assert [step.name for step in plan.steps] == ["confidence"]
+    assert "--minutes" in plan.left_out["experts"] and "two trainings" in plan.left_out["align"]
+
+
 def test_a_plan_says_what_would_run_and_fits_the_time() -> None:
     wide = api.plan_audit(MODEL, probes=("match-ratio", "confidence"), **FEW)
     assert [step.name for step in wide.steps] == ["match-ratio", "confidence"]

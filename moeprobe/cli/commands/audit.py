@@ -40,8 +40,9 @@ def audit(
 ) -> None:
     """Can the routing of this model be trusted, and is model B better than model A?
 
-    Runs crops, noise, load, confidence, quantization, repetition and accuracy, and gives a verdict on each by all MoE
-    layers. With --out it writes one page, audit.html. After Ctrl-C the same command continues.
+    Runs crops, noise, corruptions, load, confidence, quantization, repetition, accuracy, margins, flips and experts.
+    Each gets a verdict by all MoE layers. With --out it writes one page, audit.html. After Ctrl-C the same command
+    continues.
 
     Example: `moeprobe audit checkpoints/demo-baseline checkpoints/demo-prc --minutes 2 --out reports/audit`
     """

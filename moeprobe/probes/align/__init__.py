@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +38,27 @@ class Align(Probe["Result"]):
     compares: ClassVar[bool] = False
     splits: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=13,
+        properties=(
+            Property(
+                "align",
+                "Same experts as the first model",
+                (
+                    Headline("expert_overlap_kappa", "pooled"),
+                    Headline("fitted", noun="κ in sample"),
+                    Headline("fitted_unrelated", noun="κ of unrelated inputs"),
+                ),
+                "aligned",
+                compared=False,
+                of_pair=True,
+            ),
+        ),
+        images={"permutations": 100},
+        texts={"permutations": 100},
+        most_images=200,
+        figures=("align",),
+    )
 
     permutations: Annotated[
         int, Arg("Random orders of the images that show how well unrelated routing can be aligned.")

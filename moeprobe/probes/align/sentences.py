@@ -2,15 +2,25 @@
 
 import pandas as pd
 
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics import alignment
+from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
+from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.results.figures.panels import MOST_PANELS
 from moeprobe.results.layouts.aligned import is_difference
 from moeprobe.results.numbers import interval, number
 
+_KAPPA = f"{EXPERT_OVERLAP.name}{KAPPA}"
+_FITTED, _UNRELATED = alignment.FITTED.name, alignment.FITTED_UNRELATED.name
+
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return which share of routing data determine, then which pairs align no better than unrelated inputs."""
-    return [*_shares(table), *_unrelated(table)]
+    """Return which share of routing data determine, then which pairs align no better than unrelated inputs.
+
+    Where nothing is known of a share, which takes three trainings: how well the pairs agree.
+    """
+    return [*(_shares(table) or _agreement(table)), *_unrelated(table)]
 
 
 def _shares(table: pd.DataFrame) -> list[str]:
@@ -35,11 +45,34 @@ def _shares(table: pd.DataFrame) -> list[str]:
     return lines
 
 
+def _agreement(table: pd.DataFrame) -> list[str]:
+    ordinary = table[table["tokens"].isin(ORDINARY) & table["null"].isin(["", "pooled"])]
+    by_chance = set(_by_chance(table)[["checkpoint", "layer"]].itertuples(index=False, name=None))
+    lines = []
+    for pair, of_pair in ordinary.groupby("checkpoint", sort=False):
+        layers = list(dict.fromkeys(of_pair.loc[of_pair["metric"] == _KAPPA, "layer"]))
+        for layer in layers if len(layers) <= MOST_PANELS else [layers[0], layers[-1]]:
+            if (pair, layer) in by_chance:
+                continue
+            rows = of_pair[of_pair["layer"] == layer].drop_duplicates("metric").set_index("metric")
+            kappa = {**rows.loc[_KAPPA].to_dict(), "metric": _KAPPA}
+            fitted, unrelated = (number(rows.loc[name, "value"]) for name in (_FITTED, _UNRELATED))
+            lines.append(
+                f"{pair}, {layer}: aligned experts agree with κ {interval(kappa)}; in sample {fitted}, "
+                f"unrelated inputs {unrelated}."
+            )
+    return lines
+
+
 def _unrelated(table: pd.DataFrame) -> list[str]:
-    rows = table[table["metric"] == alignment.FITTED_P.name]
-    by_chance = rows[rows["value"] > 1 - CONFIDENCE]
     return [
         f"{row['checkpoint']}, {row['layer']}: the best alignment is no better than of unrelated inputs "
         f"(p {number(row['value'])})."
-        for row in by_chance.to_dict("records")
+        for row in _by_chance(table).to_dict("records")
     ]
+
+
+def _by_chance(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of pairs and layers whose best alignment unrelated inputs reach, too."""
+    rows = table[table["metric"] == alignment.FITTED_P.name]
+    return rows[rows["value"] > 1 - CONFIDENCE]

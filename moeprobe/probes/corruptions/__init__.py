@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.corruptions import CONTROL, MEAN, MOVING, NAMES, SEVERITIES
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe, Views
+from moeprobe.probes.base import (
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Layout,
+    Panel,
+    Probe,
+    Property,
+    Views,
+)
 from moeprobe.runtime.catalog import unknown
 
 if TYPE_CHECKING:
@@ -15,6 +25,8 @@ if TYPE_CHECKING:
 
     from moeprobe.results.folder import Result
 
+# One of each family, for an audit.
+_FEW = ("impulse_noise", "motion_blur", "fog", "jpeg_compression")
 _OVER = "on average over corruptions and severities"
 
 
@@ -44,6 +56,25 @@ class Corruptions(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.MEANS
     compares: ClassVar[bool] = False
     joinable: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=11,
+        properties=(
+            Property(
+                "corruptions",
+                "Routing under corruptions",
+                (Agreement(),),
+                "agreement",
+                advice={
+                    "unstable": "Compare it with all corruptions and severities, and with the accuracy there."
+                },
+                views=_FEW,
+            ),
+        ),
+        images={"corruptions": _FEW, "severities": (3,), "controls": False},
+        texts=None,
+        most_images=60,
+        figures=("corruptions",),
+    )
 
     corruptions: Annotated[
         Sequence[str], Arg(f"Comma-separated corruptions: {', '.join(NAMES)}; default all.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
@@ -140,12 +141,19 @@ class ProbeWork(Work[R]):
     """The work of a probe on checkpoints: it can be planned, and some of it measured in shards.
 
     Attributes:
+        probe: what is measured.
         models: the checkpoints.
         data: the data set.
     """
 
+    probe: Probe[R]
     models: Sequence[Checkpoint]
     data: str
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per input."""
+        return 1
 
     def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
         """Do the work in an open folder, with passes in full float32; without a folder nothing is written."""

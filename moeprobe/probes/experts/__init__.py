@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moeprobe.probes.base import Agreement, Headline, Panel, Probe
+from moeprobe.probes.base import Agreement, AuditEntry, Headline, Panel, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +36,27 @@ class Experts(Probe["Result"]):
     panel: ClassVar[Panel] = Panel.STRESS
     joinable: ClassVar[bool] = False
     leaves_out: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=12,
+        properties=(
+            Property(
+                "experts",
+                "Choice of experts matters",
+                (
+                    Headline("experts_price_random"),
+                    Headline("experts_price_permuted", noun="with experts relabeled"),
+                ),
+                "choice",
+                rule=Rule.FIRST,
+                advice={"no": "Look which experts that layer can do without, on more images."},
+                # A loss that depends more on the choice is neither better nor worse.
+                compared=False,
+            ),
+        ),
+        most_images=60,
+        figures=("experts", "expert-distances"),
+        statistics=2,
+    )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""

@@ -66,10 +66,13 @@ def sentences(table: pd.DataFrame) -> list[str]:
     """
     lines = []
     for (checkpoint, layer), rows in _named_layers(dispensable(table)):
-        prices = [f"{int(row.expert)} by at most {row.highest:.2g}" for row in rows.head(_NAMED).itertuples()]
+        cheapest, *next_ones = [
+            (int(row.expert), f"{row.highest:.2g}") for row in rows.head(_NAMED).itertuples()
+        ]
+        remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
         lines.append(
-            f"{checkpoint}, {layer}: the loss rises least without expert {', '.join(prices)} nats "
-            "(one at a time; upper ends for all experts at once)."
+            f"{checkpoint}, {layer}: without expert {cheapest[0]} the loss rises by at most {cheapest[1]} "
+            f"nats{remaining} (upper ends for all experts at once)."
         )
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, Headline, Panel, Probe, Views
+from moeprobe.probes.base import (
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Panel,
+    Probe,
+    Property,
+    Views,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +51,26 @@ class Flips(Probe["Result"]):
     views: ClassVar[Views] = Views.SEVERITIES
     joinable: ClassVar[bool] = False
     leaves_out: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=10,
+        properties=(
+            Property(
+                "flips",
+                "Price of a flip",
+                (
+                    Headline("flip_price_runner_up"),
+                    Headline("flip_answer_runner_up", noun="share of changed answers"),
+                ),
+                "price",
+                advice={"large": "Find the patches and layers whose flips cost most, by their margins."},
+            ),
+        ),
+        images={"patches": 2},
+        texts=None,
+        most_images=60,
+        figures=("flips",),
+        statistics=2,
+    )
 
     view: Annotated[
         str, Arg("A view with a severity that leaves patches in place; see: moeprobe list views.")

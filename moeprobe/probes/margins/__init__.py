@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY
-from moeprobe.probes.base import Agreement, Arg, Headline, Panel, Probe, Views
+from moeprobe.probes.base import (
+    Agreement,
+    Arg,
+    AuditEntry,
+    Headline,
+    Panel,
+    Probe,
+    Property,
+    Views,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +51,26 @@ class Margins(Probe["Result"]):
     views: ClassVar[Views] = Views.SEVERITIES
     joinable: ClassVar[bool] = False
     leaves_out: ClassVar[bool] = False
+    audit: ClassVar[AuditEntry | None] = AuditEntry(
+        order=9,
+        properties=(
+            Property(
+                "margins",
+                "Margins predict flips",
+                (
+                    Headline("flip_auroc", at="weakest"),
+                    Headline("critical_sigma_mean", noun="mean critical σ"),
+                ),
+                "prediction",
+                command="moeprobe margins {models}",
+                text_command="moeprobe margins {models} --view embedding_noise",
+            ),
+        ),
+        images={"severities": (0.05, 0.1, 0.2), "draws": 4},
+        texts={"view": "embedding_noise", "severities": (0.05, 0.1, 0.2), "draws": 4},
+        most_images=60,
+        figures=("margins",),
+    )
 
     view: Annotated[str, Arg("gaussian_noise of images, or embedding_noise of texts.")] = "gaussian_noise"
     severities: Annotated[

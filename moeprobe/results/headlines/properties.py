@@ -20,6 +20,7 @@ class Rule(enum.Enum):
 
     WORST = "by the layer, or the variant of the run, in which the number is worst"
     VARIANTS = "by each variant of the run: those that are in the best band in every layer"
+    FIRST = "by the first layer, since patches of the last may not reach the answer"
     HIGHEST = "by the name of the highest of several numbers in the first layer"
 
 
@@ -39,6 +40,8 @@ class Property:
         command: the command that gives more, with ``{models}`` and ``{data}``; empty = the probe's own.
         text_command: that for language models; empty = the same.
         compared: whether two models are compared by it.
+        views: the views of the run that are judged; empty = all.
+        of_pair: whether the numbers are about two models together; then they stand with the second.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Property:
     command: str = ""
     text_command: str = ""
     compared: bool = True
+    views: tuple[str, ...] = ()
+    of_pair: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class AuditEntry:
         texts: the same for language models.
         most_images: number of images after which more would not change a verdict; None = no bound.
         figures: names of its figures on the page, by their beginnings.
+        statistics: forward passes of which statistics are made, which take time, too; None = all.
     """
 
     order: int
@@ -73,3 +79,4 @@ class AuditEntry:
     texts: Mapping[str, Any] | None = field(default_factory=lambda: _NONE)
     most_images: int | None = None
     figures: tuple[str, ...] = ()
+    statistics: int | None = None

@@ -37,7 +37,7 @@ def difference_row(numbers: PropertyNumbers, differences: pd.DataFrame, values: 
         return None
     shown_row = _largest(table)
     keys = ["metric", "null", "view", "severity", "layer", "value", "images", "trials"]
-    first = table.iloc[0]
+    first = table[table["view"] == shown_row["view"]].iloc[0]
     return values | {
         **{key: shown_row[key] for key in keys},
         "checkpoint": names[1],
@@ -126,6 +126,7 @@ def judge_run(
     run: str,
     classes: int | None,
     commands: Mapping[str, str],
+    models: Sequence[str],
 ) -> list[Row]:
     """Return the verdicts on the properties of a run: a row per model; then, of two models, on their difference."""
     measured = [
@@ -135,7 +136,9 @@ def judge_run(
     rows: list[Row] = []
     for numbers in measured:
         item = numbers.declared
-        of_models = verdicts(numbers, result.table, run=run, classes=classes, command=commands[item.name])
+        of_models = verdicts(
+            numbers, result.table, run=run, classes=classes, command=commands[item.name], models=models
+        )
         rows += of_models
         if item.compared and len(differences):
             difference = difference_row(numbers, differences, of_models[-1])

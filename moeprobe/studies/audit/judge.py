@@ -21,7 +21,7 @@ Row = dict[str, Any]
 COLUMNS = [
     "property", "title", "checkpoint", "reference", "verdict", "grade", "judgement", "symbol", "metric", "null", "view",
     "severity", "layer", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "of_layers",
-    "first_layer", "first_value", "first_low", "first_high", "beside", "advice", "command", "run",
+    "variants", "first_layer", "first_value", "first_low", "first_high", "beside", "advice", "command", "run",
 ]  # fmt: skip
 COLLAPSED = "collapsed"
 UNDECIDED = "More inputs decide between the two; give the audit more --minutes."
@@ -56,6 +56,8 @@ def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | N
         return None  # chance of gates that are merely even is high, too
     headlines = resolve_headlines(item.numbers, table, modality_of(table["tokens"]))
     rows = pd.concat([_rows(table, which, deciding) for which, deciding in _deciding(item, headlines)])
+    if item.views:
+        rows = rows[rows["view"].isin(item.views)]
     return None if rows.empty else PropertyNumbers(item, headlines, rows)
 
 
@@ -80,7 +82,13 @@ def _rows(table: pd.DataFrame, which: Which, headline: Headline) -> pd.DataFrame
 
 
 def verdicts(
-    numbers: PropertyNumbers, table: pd.DataFrame, *, run: str, classes: int | None, command: str
+    numbers: PropertyNumbers,
+    table: pd.DataFrame,
+    *,
+    run: str,
+    classes: int | None,
+    command: str,
+    models: Sequence[str],
 ) -> list[Row]:
     """Return the verdict on each model, as rows with ``COLUMNS``.
 
@@ -90,10 +98,12 @@ def verdicts(
         run: folder of the run.
         classes: of the data; None where they have no labels.
         command: what gives more.
+        models: names of the audited models, the reference first.
     """
     return [
         _verdict(numbers, table, str(name), rows)
         | {"run": run, "command": command, "reference": "", "judgement": ""}
+        | ({"checkpoint": models[-1]} if numbers.declared.of_pair else {})
         | _advice(numbers.declared, SCALES[numbers.declared.scale], rows, classes)
         for name, rows in numbers.rows.groupby("checkpoint", sort=False)
     ]
@@ -102,9 +112,9 @@ def verdicts(
 def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
     """Return what one model's number is, where it is worst and in the first layer."""
     item, scale = numbers.declared, SCALES[numbers.declared.scale]
-    worst, first = worst_row(rows, scale), rows.iloc[0]
-    if item.rule is Rule.HIGHEST:
-        worst = _highest(rows)
+    worst = _deciding_row(item, rows, scale)
+    of_variant = rows[(rows["metric"] == worst["metric"]) & (rows["view"] == worst["view"])]
+    first = of_variant.iloc[0]
     keys = ["metric", "null", "view", "severity", "layer", "value", "ci_low", "ci_high", "images", "trials"]
     title = item.text_title if item.text_title and modality_of(table["tokens"]) is not IMAGE else item.title
     shares = table[(table["metric"] == "expert_share") & (table["layer"] == worst["layer"])]
@@ -116,13 +126,25 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
         **{key: worst[key] for key in keys},
         "experts": int(shares[shares["checkpoint"] == name]["expert"].nunique()),
         "layers": int(rows["layer"].nunique()) if worst["layer"] else 0,
-        "of_layers": "first" if item.rule is Rule.HIGHEST else "worst" if scale.best else "lowest",
+        "variants": int(rows["view"].nunique()),
+        "of_layers": "first"
+        if item.rule in (Rule.FIRST, Rule.HIGHEST)
+        else "worst"
+        if scale.best
+        else "lowest",
         "first_layer": first["layer"],
         "first_value": first["value"],
         "first_low": first["ci_low"],
         "first_high": first["ci_high"],
         "beside": _beside(numbers, table, name, worst),
     }
+
+
+def _deciding_row(item: Property, rows: pd.DataFrame, scale: Scale) -> pd.Series:
+    """Return the row that decides, by the rule of the property."""
+    if item.rule is Rule.HIGHEST:
+        return _highest(rows)
+    return rows.iloc[0] if item.rule is Rule.FIRST else worst_row(rows, scale)
 
 
 def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
@@ -147,7 +169,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
         return _named_by_highest(item, scale, rows)
     if item.rule is Rule.VARIANTS:
         return _named_by_variants(item, scale, rows)
-    worst, unit = worst_row(rows, scale), 1 / classes if scale.of_chance and classes else 1.0
+    worst, unit = _deciding_row(item, rows, scale), 1 / classes if scale.of_chance and classes else 1.0
     if worst["flag"] == COLLAPSED:
         return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
     bands = bands_of(worst, scale, unit=unit)
@@ -221,7 +243,8 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
         rows = rows[(rows["checkpoint"] == name) & (rows["layer"] == worst["layer"])]
         rows = rows[rows["view"] == worst["view"]]
         if worst["severity"] == worst["severity"]:
-            rows = rows[rows["severity"] == worst["severity"]]
+            # Some numbers are of all severities together.
+            rows = rows[rows["severity"].isna() | (rows["severity"] == worst["severity"])]
         if len(rows):
             parts.append(f"{headline.noun} {number(rows.iloc[0]['value'])}")
     return ", ".join(parts)

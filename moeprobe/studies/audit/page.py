@@ -9,9 +9,11 @@ from moeprobe import __version__
 from moeprobe.inputs.modality import Modality
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.base import AuditEntry, audit_entry
-from moeprobe.probes.registry import kinds
+from moeprobe.probes.registry import conclusions_of, kinds
+from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.cells import Cell, Table, counts, value
 from moeprobe.results.layouts.page import environment
+from moeprobe.results.naming import names_in, rename_table
 from moeprobe.studies.audit.judge import property_numbers
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.audit.result import AuditContent
@@ -77,11 +79,11 @@ def page_markdown(result: AuditContent) -> str:
 def _context(result: AuditContent) -> dict[str, object]:
     renamed = result.with_names()
     lines, modality, models = lines_of(renamed.verdicts), modality_of_audit(result.sidecar), renamed.models
-    figures = _figures(result)
+    figures, conclusions = _figures(result), _conclusions(result)
     seen_runs: set[str] = set()
     sections = []
     for line in lines:
-        of_run = [] if line.run in seen_runs else figures.get(line.run, [])
+        is_first = line.run not in seen_runs
         seen_runs.add(line.run)
         sections.append(
             {
@@ -91,7 +93,8 @@ def _context(result: AuditContent) -> dict[str, object]:
                 "references": references(line),
                 "short_references": short_references(line),
                 "table": _table(result, line, modality),
-                "figures": of_run,
+                "conclusions": conclusions.get(line.run, []) if is_first else [],
+                "figures": figures.get(line.run, []) if is_first else [],
             }
         )
     return {
@@ -124,6 +127,17 @@ def scope(result: AuditContent) -> str:
         f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
         f"Intervals [low, high] are 95 % over {modality.plural}; for differences they hold for all layers at once."
     )
+
+
+def _conclusions(result: AuditContent) -> dict[str, list[str]]:
+    """Return the sentences on several numbers of a run together, by run."""
+    names = names_in(result.sidecar)
+    return {
+        name: conclusions_of(
+            RunTables(sidecar=run.sidecar, table=rename_table(run.table, names), comparison=None)
+        )
+        for name, run in result.runs.items()
+    }
 
 
 def _figures(result: AuditContent) -> dict[str, list[RunFigure]]:

@@ -14,6 +14,7 @@ from moeprobe.probes.base import AuditEntry, Probe, audit_entry
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import chosen_layers
+from moeprobe.probes.engine.work import ProbeWork
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import is_file, read_json, write_json
 
@@ -80,7 +81,7 @@ class AuditPlan:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A probe with its costs: seconds of the statistics, and seconds per image."""
+    """A probe with its costs: seconds of the statistics, per image, and per forward pass of one."""
 
     probe: Probe[Any]
     entry: AuditEntry
@@ -88,6 +89,7 @@ class _Timed:
     images: int
     fixed: float
     per_image: float
+    per_pass: float
 
     def seconds(self, images: int) -> float:
         return self.fixed + self.per_image * self.size(images)
@@ -127,9 +129,16 @@ def make_plan(
     timed: list[_Timed] = []
     left_out: dict[str, str] = {}
     reasons: list[UserError] = []
+    budget = 60 * minutes
     for kind, entry in joining(probes):
         try:
-            timed.append(_time(kind, entry, models, data=data, options=options))
+            work = _prepare(kind, entry, models, data=data, options=options)
+            fewest = _fewest_seconds(work, entry, timed)
+            if fewest > budget:
+                # Of hundreds of passes an image, the timing alone would take long.
+                left_out[kind.name] = _too_long(fewest, minutes)
+            else:
+                timed.append(_time(work, entry, models, options=options))
         except UserError as error:
             left_out[kind.name] = error.sentence
             reasons.append(error)
@@ -140,14 +149,12 @@ def make_plan(
         # Another probe judges the same of what these models read.
         if entry.properties and judged.issuperset(item.name for item in entry.properties):
             left_out.pop(kind.name, None)
-    budget, available = 60 * minutes, max(item.images for item in timed)
+    available = max(item.images for item in timed)
     sizes = [size for size in _SIZES if size < available] + [available]
     while len(timed) > 1 and _total(timed, min(available, _ENOUGH)) > budget:
         dropped = timed.pop()
         seconds = dropped.seconds(min(available, _ENOUGH))
-        left_out[dropped.probe.name] = (
-            f"takes about {seconds:,.0f} s more than the {minutes:g} minutes allow; add --minutes {_longer(minutes)}."
-        )
+        left_out[dropped.probe.name] = _too_long(seconds, minutes)
     images = max((size for size in sizes if _total(timed, size) <= budget), default=min(_FEWEST, available))
     steps = tuple(
         AuditStep(item.probe, item.entry, item.size(images), item.passes, item.seconds(images))
@@ -160,38 +167,53 @@ def _total(timed: Sequence[_Timed], images: int) -> float:
     return sum(item.seconds(images) for item in timed)
 
 
-def _longer(minutes: float) -> str:
-    return f"{2 * minutes:g}"
+def _too_long(seconds: float, minutes: float) -> str:
+    return f"takes about {seconds:,.0f} s more than the {minutes:g} minutes allow; add --minutes {2 * minutes:g}."
 
 
-def _time(
+def _fewest_seconds(work: ProbeWork[Any], entry: AuditEntry, timed: Sequence[_Timed]) -> float:
+    """Return what the passes of a probe take on the fewest images, judging by the probes before; 0 without any."""
+    if not timed:
+        return 0.0
+    images = min(_ENOUGH, entry.most_images or _ENOUGH, *(item.images for item in timed))
+    return work.passes * images * min(item.per_pass for item in timed)
+
+
+def _prepare(
     kind: type[Probe[Any]],
     entry: AuditEntry,
     models: Sequence[Checkpoint],
     *,
     data: str,
     options: Options,
-) -> _Timed:
-    """Return the costs of a probe, measured on a few images; raises ``UserError`` where it does not apply."""
+) -> ProbeWork[Any]:
+    """Return a probe's work on a few images; raises ``UserError`` where it does not apply."""
     modality = models[0].framing.modality
     fields = entry.images if modality is IMAGE else entry.texts
     if fields is None:
         raise UserError(f"{kind.name} does not apply to models that read {modality.plural}.")
     if options.out is None and not kind.printed:
         raise UserError(f"{kind.name} draws pictures only, which need a folder: add {option('out')}.")
-    probe = kind(**fields)
     batch = max(_TIMED_BATCH, options.group_images)
     sample = dataclasses.replace(options, batch_size=batch, out=None, overwrite=False)
-    plan = engine.plan(probe, models, data=data, options=sample)
+    return engine.prepare(kind(**fields), models, data=data, options=sample)
+
+
+def _time(
+    work: ProbeWork[Any], entry: AuditEntry, models: Sequence[Checkpoint], *, options: Options
+) -> _Timed:
+    """Return the costs of a probe, measured on a few images."""
+    plan = work.plan()
     layers = max(len(chosen_layers(model.model.layer_names, options.layers)) for model in models)
-    pieces = plan.passes * max(layers, 1) * len(models)
+    pieces = (entry.statistics or plan.passes) * max(layers, 1) * len(models)
     return _Timed(
-        probe,
+        work.probe,
         entry,
         plan.passes,
         plan.images,
         _SECONDS * pieces,
         plan.seconds / plan.images + _SECONDS_OF_IMAGE * pieces,
+        plan.seconds / plan.images / plan.passes,
     )
 
 

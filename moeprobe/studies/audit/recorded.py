@@ -109,4 +109,5 @@ def _judge(paths: Sequence[Path], result: Result) -> list[Row]:
     commands = {
         item.name: item.command.format(models=words, first=paths[0], second=paths[-1]) for item in properties
     }
-    return judge_run(properties, result, run=RECORDED, classes=None, commands=commands)
+    names = list(dict.fromkeys(result.table["checkpoint"]))
+    return judge_run(properties, result, run=RECORDED, classes=None, commands=commands, models=names)

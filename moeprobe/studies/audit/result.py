@@ -22,8 +22,8 @@ from moeprobe.studies.audit.judge import COLUMNS
 VERDICTS = "verdicts.csv"
 _LARGEST_TABLE = 2**26
 _NUMBERS = (
-    "severity", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "first_value", "first_low",
-    "first_high",
+    "severity", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "variants", "first_value",
+    "first_low", "first_high",
 )  # fmt: skip
 
 

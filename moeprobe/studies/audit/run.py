@@ -192,7 +192,8 @@ class _ModelsAudit(_AuditWork):
         rows = _judge(
             [(step.name, step.entry) for step in plan.steps],
             runs,
-            models=self.words,
+            models=[model.name for model in models],
+            words=self.words,
             data=self.data,
             class_names=dataset.class_names,
         )
@@ -280,11 +281,12 @@ def _judge(
     steps: Iterable[tuple[str, AuditEntry]],
     runs: Mapping[str, Result],
     *,
-    models: str,
+    models: Sequence[str],
+    words: str,
     data: str,
     class_names: Sequence[str] | None,
 ) -> list[Row]:
-    """Return the verdicts on all runs; ``models`` is how commands name them."""
+    """Return the verdicts on all runs; ``words`` is how commands name the models."""
     rows: list[Row] = []
     for name, entry in steps:
         if name in runs:
@@ -294,9 +296,10 @@ def _judge(
                 run=name,
                 classes=len(class_names) if class_names else None,
                 commands={
-                    item.name: _command(item, name, models, data, modality_of(runs[name].table["tokens"]))
+                    item.name: _command(item, name, words, data, modality_of(runs[name].table["tokens"]))
                     for item in entry.properties
                 },
+                models=models,
             )
     return rows
 
@@ -339,7 +342,8 @@ def audit_runs(
     rows = _judge(
         steps,
         {name: _at_severities(runs[name], entry.images) for name, entry in steps if name in runs},
-        models=" ".join(models),
+        models=list(first.checkpoints),
+        words=" ".join(models),
         data=data,
         class_names=open_data(data, split=first.request["split"]).class_names,
     )

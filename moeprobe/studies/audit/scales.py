@@ -66,6 +66,13 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         "load": Scale("entropy", (0.7, 0.95), ("uneven", "slightly uneven", "even")),
         "confidence": Scale("highest gate", (0.4, 0.7), ("low", "medium", "high"), best=""),
         "information": Scale("information", (0.05,), ("nothing", "something"), best=""),
+        # Of one token's set in one layer: less than a hundredth of the probability of the true class.
+        "price": Scale("rise of the loss", (0.01, 0.1), ("negligible", "small", "large"), best="lowest"),
+        # What the loss gains by choosing: an effect of routing, and no merit of it.
+        "choice": Scale("rise of the loss", (0.01, 0.1), ("no", "little", "yes"), best=""),
+        "prediction": Scale("AUROC", (0.7, 0.9), ("hardly", "in part", "well"), best=""),
+        # Two trainings may well differ in their experts, and both be good.
+        "aligned": Scale("κ", (0.5, 0.8), ("no", "in part", "yes"), best=""),
         "accuracy": Scale("accuracy", (1.0,), ("at chance", "above chance"), of_chance=True),
     }
 )

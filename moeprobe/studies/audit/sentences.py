@@ -139,7 +139,7 @@ def sentence(row: Row, modality: Modality) -> str:
         text = f"Every token makes the same choice in {row['layer']}, so κ does not exist"
     else:
         text = value_text(row, signed=bool(row["reference"]))
-    variant = f", {row['view']}" if row["view"] and row["property"] in ("precision", "batch") else ""
+    variant = f", {row['view']}" if row["variants"] > 1 else ""
     where = f" in {location(row)}{variant}" if row["layer"] and "in " + str(row["layer"]) not in text else ""
     where = where + " layers" if row["layer"] and row["layers"] > 1 and not variant else where
     parts = [f"{text}{where} ({denominator(row, modality)})."]
