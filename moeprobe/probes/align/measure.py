@@ -74,8 +74,6 @@ class RecordedTraining:
 class Alignment(TableWork[Result], ProbeWork[Result]):
     """The routing of several trainings of the same inputs, recorded and compared pair by pair."""
 
-    probe: Align
-
     def __init__(
         self, probe: Align, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:

@@ -7,9 +7,9 @@ from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.stats.proportions import CONFIDENCE
-from moeprobe.results.figures.panels import MOST_PANELS
 from moeprobe.results.layouts.aligned import is_difference
 from moeprobe.results.numbers import interval, number
+from moeprobe.results.tables import first_and_last
 
 _KAPPA = f"{EXPERT_OVERLAP.name}{KAPPA}"
 _FITTED, _UNRELATED = alignment.FITTED.name, alignment.FITTED_UNRELATED.name
@@ -51,7 +51,7 @@ def _agreement(table: pd.DataFrame) -> list[str]:
     lines = []
     for pair, of_pair in ordinary.groupby("checkpoint", sort=False):
         layers = list(dict.fromkeys(of_pair.loc[of_pair["metric"] == _KAPPA, "layer"]))
-        for layer in layers if len(layers) <= MOST_PANELS else [layers[0], layers[-1]]:
+        for layer in first_and_last(layers):
             if (pair, layer) in by_chance:
                 continue
             rows = of_pair[of_pair["layer"] == layer].drop_duplicates("metric").set_index("metric")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
@@ -141,12 +140,10 @@ class ProbeWork(Work[R]):
     """The work of a probe on checkpoints: it can be planned, and some of it measured in shards.
 
     Attributes:
-        probe: what is measured.
         models: the checkpoints.
         data: the data set.
     """
 
-    probe: Probe[R]
     models: Sequence[Checkpoint]
     data: str
 

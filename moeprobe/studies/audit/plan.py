@@ -132,13 +132,13 @@ def make_plan(
     budget = 60 * minutes
     for kind, entry in joining(probes):
         try:
-            work = _prepare(kind, entry, models, data=data, options=options)
+            probe, work = _prepare(kind, entry, models, data=data, options=options)
             fewest = _fewest_seconds(work, entry, timed)
             if fewest > budget:
                 # Of hundreds of passes an image, the timing alone would take long.
                 left_out[kind.name] = _too_long(fewest, minutes)
             else:
-                timed.append(_time(work, entry, models, options=options))
+                timed.append(_time(probe, work, entry, models, options=options))
         except UserError as error:
             left_out[kind.name] = error.sentence
             reasons.append(error)
@@ -186,8 +186,8 @@ def _prepare(
     *,
     data: str,
     options: Options,
-) -> ProbeWork[Any]:
-    """Return a probe's work on a few images; raises ``UserError`` where it does not apply."""
+) -> tuple[Probe[Any], ProbeWork[Any]]:
+    """Return a probe and its work on a few images; raises ``UserError`` where it does not apply."""
     modality = models[0].framing.modality
     fields = entry.images if modality is IMAGE else entry.texts
     if fields is None:
@@ -196,18 +196,24 @@ def _prepare(
         raise UserError(f"{kind.name} draws pictures only, which need a folder: add {option('out')}.")
     batch = max(_TIMED_BATCH, options.group_images)
     sample = dataclasses.replace(options, batch_size=batch, out=None, overwrite=False)
-    return engine.prepare(kind(**fields), models, data=data, options=sample)
+    probe = kind(**fields)
+    return probe, engine.prepare(probe, models, data=data, options=sample)
 
 
 def _time(
-    work: ProbeWork[Any], entry: AuditEntry, models: Sequence[Checkpoint], *, options: Options
+    probe: Probe[Any],
+    work: ProbeWork[Any],
+    entry: AuditEntry,
+    models: Sequence[Checkpoint],
+    *,
+    options: Options,
 ) -> _Timed:
     """Return the costs of a probe, measured on a few images."""
     plan = work.plan()
     layers = max(len(chosen_layers(model.model.layer_names, options.layers)) for model in models)
     pieces = (entry.statistics or plan.passes) * max(layers, 1) * len(models)
     return _Timed(
-        work.probe,
+        probe,
         entry,
         plan.passes,
         plan.images,
