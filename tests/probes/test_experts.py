@@ -309,6 +309,12 @@ def test_bounds_hold_for_all_experts_at_once() -> None:
     np.testing.assert_allclose(
         found["highest"], [0, 0.05 + 0.01 * one_sided, 0.1 + 0.1 * one_sided, 0.2 + 0.1 * one_sided]
     )
+    pair = {"checkpoint": "a", "layer": "l", "expert": "2", "expert_b": "3"}
+    named = ("expert_distance", "expert_distance_permuted", "expert_cka")
+    of_pair = pd.DataFrame([pair | {"metric": name, "value": 0.5} for name in named])
+    assert "outputs of experts 2 and 3 are nearest: distance 0.5," in sentences(of_pair)[-1], (
+        "texts of a file"
+    )
     assert "without expert 1 the loss rises by at most 0 nats, 2 by 0.061" in sentences(rows)[0]
 
 

@@ -76,9 +76,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
         )
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]
+        # In a file numbers of experts are texts.
+        first, second = (int(float(nearest[name])) for name in ("expert", "expert_b"))
         lines.append(
-            f"{checkpoint}, {layer}: the outputs of experts {nearest['expert']:.0f} and {nearest['expert_b']:.0f} are "
-            f"nearest: distance {nearest[EXPERT_DISTANCE.name]:.2g}, {nearest[EXPERT_DISTANCE_PERMUTED.name]:.2g} "
+            f"{checkpoint}, {layer}: the outputs of experts {first} and {second} are nearest: distance "
+            f"{nearest[EXPERT_DISTANCE.name]:.2g}, {nearest[EXPERT_DISTANCE_PERMUTED.name]:.2g} "
             f"with permuted patches, CKA {nearest[EXPERT_CKA.name]:.2g}."
         )
     return lines

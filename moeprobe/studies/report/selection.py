@@ -94,7 +94,7 @@ def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         where = f"{layer} prefix" if tokens == "prefix" else layer
         metrics.setdefault(find(metric).full_label(null, modality).strip(), []).append(where)
     labels = [
-        f"{label} ({', '.join(filter(None, layers))})" if any(layers) else label
+        f"{label} ({', '.join(dict.fromkeys(filter(None, layers)))})" if any(layers) else label
         for label, layers in metrics.items()
     ]
     return table[~is_zero], labels
