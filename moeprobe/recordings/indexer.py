@@ -10,6 +10,7 @@ A file is read once. The selections of queries that see more than K keys are kep
 Axes: T rows of a sequence (queries), R of them that are kept, L layers, K keys of a query, N pairs of query and layer.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +23,27 @@ from moeprobe.errors import UserError, option
 from moeprobe.recordings.indexer_faults import SelectionCheck
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Tokens
+from moeprobe.recordings.long_text import LongArray, LongText
 from moeprobe.recordings.model_config import IndexerShape
-from moeprobe.recordings.readers.base import NPY, Stated, array, choices, decoded, npy, stated
+from moeprobe.recordings.readers.base import (
+    NPY,
+    Stated,
+    array,
+    choices,
+    decoded,
+    npy,
+    npy_header,
+    stated,
+)
 from moeprobe.recordings.responses import identity, responses
 from moeprobe.runtime.characters import quoted
 
 KEY = "indexer_topk"
 SCORES = f"{KEY}_scores"
+# What an .npy file has.
+_AXES = "tokens, layers and keys"
+# Bytes of one response: 6,000 tokens of 61 layers that select 2,048 keys each are about as many.
+MOST_BYTES = 2**32
 # Entries (T, L, K) that are looked at together.
 ENTRIES = 2**22
 
@@ -128,11 +143,14 @@ def read_selections(path: Path, shape: IndexerShape, file: Path, *, start: int |
     check = SelectionCheck(shape.top_k)
     with file.open("wb") as positions, scores_beside(file).open("wb") as scores:
         reading = _Reading(selections, shape, check, positions, scores, start)
-        for where, response in responses(path, progress=lambda count: None):
+        lines = responses(path, progress=lambda count: None, long=(KEY, SCORES), most_bytes=MOST_BYTES)
+        for where, response in lines:
             try:
                 reading.add(response, f"{path.name}:{where.removeprefix('line ')}")
             except Fault as fault:
                 raise UserError(f"{path}, {where}: {fault}.") from None
+            # Nor is it kept here while the next one is read.
+            del response
     if not selections.sequences and not selections.nulls:
         raise UserError(
             f"{path} holds no {KEY}. Start the server with its flag enable-return-indexer-topk; for SGLang send "
@@ -181,17 +199,9 @@ class _Reading:
                 raise Fault(f"{SCORES} has the shape {scores.shape}, and {KEY} {keys.shape}")
             self._keep(name, name_of, tokens, self._first_position(len(keys), total), keys, scores)
 
-    def _array(self, value: Any, what: str) -> NDArray[Any]:
+    def _array(self, value: Any, what: str) -> NDArray[Any] | LongArray:
         """Return positions, or scores, ``(T, L, K)``."""
-        real = what == SCORES
-        content = decoded(value, what)
-        if value.startswith(NPY):
-            numbers = npy(content, what, axes="tokens, layers and keys", real=real)
-        else:
-            numbers = array(
-                content, dtype="int32", shape=(-1, len(self._shape.layers), self._shape.top_k), what=what
-            )
-            numbers = numbers.view(np.float32) if real else numbers
+        numbers = self._long(value, what) if isinstance(value, LongText) else self._short(value, what)
         by_count = {len(layers): layers for layers in (self._shape.computing, self._shape.layers)}
         if numbers.shape[2] != self._shape.top_k or numbers.shape[1] not in by_count:
             raise Fault(
@@ -205,6 +215,33 @@ class _Reading:
             )
         self._selections.layers = layers
         return numbers
+
+    def _short(self, value: Any, what: str) -> NDArray[Any]:
+        """Return the numbers of a text that was parsed."""
+        real, content = what == SCORES, decoded(value, what)
+        if value.startswith(NPY):
+            return npy(content, what, axes=_AXES, real=real)
+        numbers = array(
+            content, dtype="int32", shape=(-1, len(self._shape.layers), self._shape.top_k), what=what
+        )
+        return numbers.view(np.float32) if real else numbers
+
+    def _long(self, value: LongText, what: str) -> LongArray:
+        """Return the numbers of a long text, none of which is decoded yet."""
+        real = what == SCORES
+        kind = np.dtype("<f4" if real else "<i4")
+        if value.text[: len(NPY)] == NPY.encode():
+            offset, shape, kind = npy_header(value.head(), what, axes=_AXES, real=real)
+        else:
+            offset, row = 0, len(self._shape.layers) * self._shape.top_k * kind.itemsize
+            shape = value.size // row, len(self._shape.layers), self._shape.top_k
+        if offset + math.prod(shape) * kind.itemsize != value.size:
+            sizes = " × ".join(f"{size:,}" for size in shape)
+            raise Fault(
+                f"{what} holds {value.size - offset:,} bytes, which are not {sizes} numbers of {kind.itemsize} bytes; "
+                "it is truncated, or its shape, type or the model's config.json is another"
+            )
+        return LongArray(value, offset, kind, shape)
 
     def _first_position(self, rows: int, total: int | None) -> int:
         """Return the position of the first row; the last generated token may have a row, or none.
@@ -227,8 +264,8 @@ class _Reading:
         cluster: str,
         tokens: Tokens | None,
         start: int,
-        keys: NDArray[Any],
-        scores: NDArray[Any] | None,
+        keys: NDArray[Any] | LongArray,
+        scores: NDArray[Any] | LongArray | None,
     ) -> None:
         """Check the rows of a sequence, and write the rows of queries that see more than K keys."""
         rows, layers, top_k = keys.shape

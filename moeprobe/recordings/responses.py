@@ -4,13 +4,12 @@ A CSV of ``layer,expert``, a line per choice, is counted a block at a time: how 
 that ``torch.save`` wrote holds plain containers, tensors and NumPy arrays alone: nothing in it is run.
 """
 
-import json
 import pickle
 import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +22,7 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.event_stream import is_event_stream, responses_of_events
 from moeprobe.recordings.format import COLUMNS, batch, lists
 from moeprobe.recordings.log_rows import Fault, Row
+from moeprobe.recordings.long_text import parse_without, read_line
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import DAMAGE, open_regular
 
@@ -258,16 +258,21 @@ class GatheredResponse(dict[str, Any]):
     """What was put together of a whole file or of several lines; its captures say their own names and tokens."""
 
 
-def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+def responses(
+    path: Path, *, progress: Callable[[int], None], long: Sequence[str] = (), most_bytes: int | None = None
+) -> Iterator[tuple[str, Any]]:
     """Yield each response with the place where it stands, e.g. ``line 3``.
 
     Args:
         path: the file.
         progress: called with the bytes read since the last call.
+        long: keys whose long base64 is not parsed, and becomes ``long_text.LongText``.
+        most_bytes: of one response; None = ``MOST_BYTES``.
 
     Raises:
         UserError: the file cannot be read, or a response is no JSON or too large.
     """
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     try:
         with open_regular(path) as file:
             if file.peek(2).startswith(b"\x1f\x8b"):
@@ -290,27 +295,29 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
                 progress(path.stat().st_size)
                 return
             number = 0
-            while line := file.readline(MOST_BYTES + 1):
+            while line := read_line(file, most_bytes + 1):
                 number += 1
                 where = f"line {number}"
                 try:
-                    content = _parsed(path, where, line) if line.strip() else []
+                    content = [] if line.isspace() else _parsed(path, where, line, long, most_bytes)
                 except UserError:
                     # Not lines, but one document over several of them?
                     if number > 1 or path.suffix == ".jsonl":
                         raise
-                    line += file.read(MOST_BYTES + 1)
-                    where, content = "the document", _parsed(path, "the document", line)
+                    line += file.read(most_bytes + 1)
+                    where, content = "the document", _parsed(path, "the document", line, long, most_bytes)
                 several = isinstance(content, list)
                 for position, response in enumerate(content if several else [content], start=1):
                     yield f"{where}, response {position}" if several else where, response
                 progress(len(line))
+                # A long response is not kept while the next one is read.
+                line, content, response = b"", None, None
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
-    _check_size(path, "the event stream", content)
+    _check_size(path, "the event stream", content, MOST_BYTES)
     try:
         for number, response in enumerate(responses_of_events(content), start=1):
             yield f"response {number}", response
@@ -318,20 +325,20 @@ def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path}: {fault}.") from None
 
 
-def _check_size(path: Path, where: str, text: bytes) -> None:
-    if len(text) > MOST_BYTES:
-        raise UserError(f"{path}, {where}: a response has more than {MOST_BYTES:,} bytes; split it.")
+def _check_size(path: Path, where: str, text: bytes | bytearray, most_bytes: int) -> None:
+    if len(text) > most_bytes:
+        raise UserError(f"{path}, {where}: a response has more than {most_bytes:,} bytes; split it.")
 
 
-def _parsed(path: Path, where: str, text: bytes) -> Any:
-    _check_size(path, where, text)
+def _parsed(path: Path, where: str, text: bytes | bytearray, long: Sequence[str], most_bytes: int) -> Any:
+    _check_size(path, where, text, most_bytes)
     try:
-        return json.loads(text)
+        return parse_without(text, long)
     except RecursionError:
         raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
     except ValueError as error:
         hint = "; in a .jsonl file every line is a document" if path.suffix == ".jsonl" else ""
-        if is_event_stream(text):
+        if is_event_stream(bytes(text[:64])):
             hint = "; it is an event stream, which is read from a file of its own"
         raise UserError(f"{path}, {where}: this is not JSON ({error}){hint}.") from None
 

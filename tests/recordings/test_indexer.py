@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.metrics.stats.hypergeometric import expected_jaccard
 from moeprobe.probes.indexer.overlaps import count_common
+from moeprobe.recordings.indexer import read_selections, scores_beside
 from moeprobe.recordings.model_config import read_indexer_shape
 from tests.commands import run
 from tests.recordings import serving
@@ -358,3 +361,28 @@ def test_the_command_prints_the_verdict_and_writes_a_run(tmp_path: Path) -> None
     assert (tmp_path / "run" / "figures" / "indexer.png").exists()
     again = run(*command).output
     assert "κ of the selected keys is 0." in again
+
+
+@pytest.mark.parametrize("response", [sglang, vllm])
+def test_long_texts_are_read_as_short_ones(
+    response: Callable[..., dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scored(keys: Keys, name: str) -> dict[str, object]:
+        found: Any = response(keys, name)
+        scores = np.random.default_rng(len(name)).random(keys.shape, np.float32)
+        encoded = serving.b64(scores.tobytes()) if response is sglang else serving.npy(scores)
+        holder = found["meta_info"] if response is sglang else found["choices"][0]
+        holder["indexer_topk_scores"] = encoded
+        return dict(found)
+
+    path, shape = capture(tmp_path / "a.jsonl", selections, scored), read_indexer_shape(config(tmp_path))
+    short = read_selections(path, shape, tmp_path / "short", start=None)
+    monkeypatch.setattr("moeprobe.recordings.long_text.LONG", 1)
+    long = read_selections(path, shape, tmp_path / "long", start=None)
+    assert short.sequences.keys() == long.sequences.keys() and short.complete == long.complete
+    for kept, beside in ((short.file, long.file), (scores_beside(short.file), scores_beside(long.file))):
+        assert kept.read_bytes() == beside.read_bytes() and kept.stat().st_size > 0
+    broken = path.read_text().replace('_topk": "', '_topk": "AAAA')
+    path.write_text(broken)
+    with pytest.raises(UserError, match=r"it is truncated, or its shape|is not base64 of an .npy file"):
+        read_selections(path, shape, tmp_path / "broken", start=None)

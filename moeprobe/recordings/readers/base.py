@@ -236,6 +236,17 @@ def npy(content: bytes, what: str, *, axes: str, real: bool = False) -> NDArray[
     Raises:
         Fault: it is no such file.
     """
+    offset, shape, dtype = npy_header(content, what, axes=axes, real=real)
+    # Bits of the same size.
+    kind = "int32" if real else dtype.name
+    numbers = array(content[offset:], dtype=kind, shape=shape, what=what)
+    return numbers.view(np.float32) if real else numbers
+
+
+def npy_header(
+    content: bytes, what: str, *, axes: str, real: bool = False
+) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """Return where the numbers of an .npy file begin, their shape and type; arguments and errors as ``npy``."""
     stream = io.BytesIO(content)
     headers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -252,7 +263,4 @@ def npy(content: bytes, what: str, *, axes: str, real: bool = False) -> NDArray[
         raise Fault(f"{what} is an .npy file of {dtype}; {'float32 is' if real else 'whole numbers are'} due")
     if fortran or dtype.byteorder == ">":
         raise Fault(f"{what} is an .npy file in another order of axes or bytes than servers write")
-    # Bits of the same size.
-    kind = "int32" if real else dtype.name
-    numbers = array(content[stream.tell() :], dtype=kind, shape=shape, what=what)
-    return numbers.view(np.float32) if real else numbers
+    return stream.tell(), shape, dtype
