@@ -92,11 +92,11 @@ def parse_without(line: bytes | bytearray, keys: Sequence[str]) -> Any:
     """Parse a line of JSON in which long base64 under some keys becomes ``LongText``; raises as ``json.loads``."""
     parts: list[bytes | bytearray] = []
     cut: dict[tuple[str, str], LongText] = {}
-    rest = 0
+    uncut = 0
     for begin, end, key in _spans(line, keys):
-        parts += [line[rest:begin], f"cut {len(cut)}".encode()]
+        parts += [line[uncut:begin], f"cut {len(cut)}".encode()]
         cut[key, f"cut {len(cut)}"] = LongText(memoryview(line)[begin:end], key)
-        rest = end
+        uncut = end
     if not cut:
         return json.loads(line)
 
@@ -107,7 +107,7 @@ def parse_without(line: bytes | bytearray, keys: Sequence[str]) -> Any:
             if isinstance(values.get(key), str) and (key, values[key]) in cut
         }
 
-    return json.loads(b"".join([*parts, line[rest:]]), object_hook=restore)
+    return json.loads(b"".join([*parts, line[uncut:]]), object_hook=restore)
 
 
 def _spans(line: bytes | bytearray, keys: Sequence[str]) -> list[tuple[int, int, str]]:

@@ -61,10 +61,10 @@ class MoeShape:
         ):
             return ""
         behind = "the layer" if number == 1 else f"the {number} layers"
-        other = "" if self.mtp_layers else ", or another model's config.json"
+        alternative = "" if self.mtp_layers else ", or another model's config.json"
         return (
-            f"known as {behind} of multi-token prediction (MTP), captured behind the model's own{other}; serve without "
-            "speculative decoding, or cut what is behind"
+            f"known as {behind} of multi-token prediction (MTP), captured behind the model's own{alternative}; serve "
+            "without speculative decoding, or cut what is behind"
         )
 
     @property
