@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, StoredCell, in_order
+from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import atomic_file, check_parquet_size, open_parquet, version_of
@@ -189,6 +189,25 @@ def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = Non
             for group in _groups(cell):
                 full = pa.concat_tables([schema.empty_table(), _sorted(group)], promote_options="default")
                 writer.write_table(full.combine_chunks())
+
+
+def spill(path: Path, stored: SumsStore) -> SumsStore:
+    """Move sums from memory to a file that only this run reads, and return them.
+
+    A Parquet file of many cells takes long to open, and each of its cells a while to encode.
+    """
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    cells = []
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        for cell in stored:
+            chunks = []
+            for group in _groups(cell):
+                rows, start = _sorted(group), file.tell()
+                with pa.ipc.new_stream(file, rows.schema, options=options) as writer:
+                    writer.write_table(rows)
+                chunks.append(Spilled(path, start, file.tell(), rows.num_rows, rows.schema))
+            cells.append(replace(cell, chunks=tuple(chunks)))
+    return SumsStore(cells)
 
 
 def _groups(cell: StoredCell) -> Iterator[pa.Table]:

@@ -106,6 +106,27 @@ class RowGroup:
         )
 
 
+@dataclass(frozen=True)
+class Spilled:
+    """Rows in a file of this run alone, from byte ``start`` to byte ``end``, with no columns of other cells."""
+
+    path: Path
+    start: int
+    end: int
+    num_rows: int
+    schema: pa.Schema
+
+    def table(self, *, keys: bool = True) -> pa.Table:
+        """Return them with all columns."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return pa.ipc.open_stream(file.read(self.end - self.start)).read_all()
+
+    def names(self) -> list[str]:
+        """Return their names."""
+        return self.table()["image_id"].to_pylist()
+
+
 def _is_empty(column: Any) -> bool:
     statistics = column.statistics
     return statistics is not None and statistics.has_null_count and statistics.null_count == column.num_values

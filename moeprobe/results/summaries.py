@@ -75,7 +75,14 @@ def summarize(
     paired = len(checkpoints) > 1
     # The interval of a mean needs the resamples of its members, as that of a difference does.
     resampled = paired or combine is not None
-    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, paired=resampled)
+    value = Evaluator(
+        analyses,
+        aligned=run_info.aligned,
+        seed=run_info.seed,
+        paired=resampled,
+        # Expert e of one model is no relative of expert e of another, so no difference follows.
+        paired_experts=combine is not None,
+    )
     sites = stored.sites()
     pieces = [[site] for site in sites] if combine is None else _by_layer(sites)
 

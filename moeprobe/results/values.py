@@ -59,6 +59,7 @@ class Evaluator:
         seed: of the resamples.
         influences: whether to compute each image's influence on a number.
         paired: whether differences between checkpoints are to follow; with many images they need influences.
+        paired_experts: the same of numbers about single experts; None = as ``paired``.
         experts: whether numbers about single experts are wanted.
         largest: number of images up to which intervals come from resamples.
     """
@@ -71,12 +72,14 @@ class Evaluator:
         seed: int,
         influences: bool = False,
         paired: bool = True,
+        paired_experts: bool | None = None,
         experts: bool = True,
         largest: int = linearized.LARGEST,
     ) -> None:
         self._analyses, self._aligned, self._seed = analyses, aligned, seed
         self._influences, self._experts, self._largest = influences, experts, largest
         self._keep, self._paired = influences or paired, paired
+        self._paired_experts = paired if paired_experts is None else paired_experts
         self._bootstraps: dict[int, Bootstrap] = {}
 
     def __call__(self, stored: StoredCell) -> CellValues:
@@ -89,12 +92,18 @@ class Evaluator:
         all_estimators = self._estimators(columns)
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
         resampled = [estimator for estimator in all_estimators if not is_linear(estimator.statistic)]
-        requests = [(estimator.statistic, estimator.used_trials) for estimator in resampled]
-        values = iter(bootstrap.replicate(requests, paired=self._paired))
+        values: dict[NumberName, Replicates] = {}
+        for is_expert in (False, True):
+            group = [estimator for estimator in resampled if (estimator.expert is not None) == is_expert]
+            requests = [(estimator.statistic, estimator.used_trials) for estimator in group]
+            replicates = bootstrap.replicate(
+                requests, paired=self._paired_experts if is_expert else self._paired
+            )
+            values |= zip([estimator.key for estimator in group], replicates, strict=True)
         numbers = [
             linearized.linearize_all(estimator.statistic, estimator.used_trials)
             if is_linear(estimator.statistic)
-            else next(values)
+            else values[estimator.key]
             for estimator in all_estimators
         ]
         influences = (

@@ -16,7 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.probes.analyze_trace import describe, figure, measure
 from moeprobe.recordings import format as traced_file
-from moeprobe.results.stored_cell import RowGroup
+from moeprobe.results.stored_cell import Spilled
 from moeprobe.results.tables import FLOORS
 from moeprobe.runtime.progress import Progress
 from tests.commands import names_in
@@ -441,5 +441,5 @@ def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(measure, "INPUTS_IN_MEMORY", 7)
     found = api.analyze_trace(sorted((traces / "rotation" / "a").iterdir()))
     for cell in found.sums:
-        assert [type(chunk) for chunk in cell.chunks] == [RowGroup] * 3
+        assert [type(chunk) for chunk in cell.chunks] == [Spilled] * 3
         assert [chunk.num_rows for chunk in cell.chunks] == [7, 7, 6]

@@ -1,6 +1,6 @@
 """More images than are held at once: the same table however they are cut, and what it says of them."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import differences, stored, stored_cell
-from moeprobe.results.stored import SumsStore, of_file, of_table
+from moeprobe.results.stored import SumsStore, of_file, of_table, spill
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -77,6 +77,33 @@ def test_any_number_of_processes_gives_the_same_bytes(
 
 def test_few_sums_are_left_to_one_process(path: Path) -> None:
     assert of_file(path).num_rows < stored.ROWS_OF_ONE_PROCESS and of_file(path).processes == 1
+
+
+def test_spilled_sums_are_those_in_memory(tmp_path: Path) -> None:
+    write(tmp_path / "sums.parquet", Size(20, patches=6, layers=2, severities=2, top_k=2))
+    sums = of_table(of_file(tmp_path / "sums.parquet").table())
+    moved = spill(tmp_path / "sums.arrow", sums)
+    assert moved.table() == sums.table()
+    for cell, other in zip(moved, sums, strict=True):
+        assert (cell.checkpoint, cell.cell, cell.names()) == (other.checkpoint, other.cell, other.names())
+
+
+def test_shares_of_single_experts_are_resampled_where_a_difference_follows(tmp_path: Path) -> None:
+    write(tmp_path / "sums.parquet", Size(30, patches=6, layers=1, severities=1, top_k=2))
+    cell = next(iter(of_file(tmp_path / "sums.parquet")))
+    every, some = (
+        Evaluator(make_analyses(ANALYSES), aligned=True, seed=0, paired_experts=paired)(cell).numbers
+        for paired in (None, False)
+    )
+    assert every.keys() == some.keys()
+    of_experts = [name for name in every if name.expert is not None and len(every[name].values)]
+    assert of_experts
+    assert not any(len(some[name].values) for name in of_experts)
+    for name in every:
+        # As tuples of the same NaN: records compare field by field from Python 3.13 on.
+        np.testing.assert_equal(astuple(some[name].interval()), astuple(every[name].interval()))
+        if name.expert is None:
+            np.testing.assert_equal(some[name].values, every[name].values)
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:

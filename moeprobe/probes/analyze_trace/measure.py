@@ -45,7 +45,7 @@ from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names
-from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
+from moeprobe.results.stored import SumsStore, concat, of_table, spill
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.record import LayerPair
@@ -206,9 +206,7 @@ class Measuring:
         for ids in self._parts(size):
             part = self._part(ids, watcher)
             if scratch is not None:
-                path = scratch.path / f"{len(parts):05d}.parquet"
-                write(path, part)
-                part = of_file(path)
+                part = spill(scratch.path / f"{len(parts):05d}.arrow", part)
             parts.append(part)
         return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
 
