@@ -46,7 +46,7 @@ HOT_OVERLAP_SHUFFLED = Metric(
     "hot_overlap_shuffled",
     about="hot_overlap with the requests shuffled: what it is where time does not matter; the interval holds 95 % of "
     "the shuffles",
-    label="the same, requests shuffled",
+    label="overlap of hot experts, requests shuffled",
     rank=36,
 )
 HOT_OVERLAP_ENDS = Metric(
@@ -85,7 +85,7 @@ LOAD_CHANGE_SHUFFLED = Metric(
     "load_change_shuffled",
     about="load_change with the requests shuffled; the interval holds 95 % of the shuffles, and a load_change above it "
     "means that the load changes with time",
-    label="the same, requests shuffled",
+    label="change of the load, requests shuffled",
     rank=41,
 )
 

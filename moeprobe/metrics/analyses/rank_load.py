@@ -35,7 +35,7 @@ RANK_IMBALANCE = Metric(
 RANK_IMBALANCE_EVEN = Metric(
     "rank_imbalance_even",
     about="rank_imbalance of a router that chooses all experts equally often, at as many choices",
-    label="the same, even router",
+    label="imbalance of the ranks, even router",
     unit="other",
     rank=43,
     severity="window",
@@ -53,7 +53,7 @@ WINDOW_IMBALANCE = Metric(
 WINDOW_IMBALANCE_EVEN = Metric(
     "window_imbalance_even",
     about="window_imbalance of a router that chooses all experts equally often, at as many choices",
-    label="the same, even router",
+    label="imbalance within windows, even router",
     unit="other",
     rank=45,
 )
