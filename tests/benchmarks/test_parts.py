@@ -20,6 +20,7 @@ from benchmarks.speed.parts.layer import (
     Case,
     tokens_for,
 )
+from benchmarks.speed.parts.recorded import OURS_IMPORT, OURS_PAIR, PLAIN
 from benchmarks.speed.parts.routers import REFERENCE, Sizes, layer, places
 from benchmarks.speed.plain_layers import Weights, experts_alone
 from benchmarks.speed.run import bench
@@ -37,6 +38,14 @@ def measured(part: str, out: Path) -> pd.DataFrame:
 @pytest.mark.parametrize("name", parts.names())
 def test_every_part_says_what_it_is(name: str) -> None:
     assert (type(parts.part(name)).__doc__ or "").strip().endswith(".")
+
+
+def test_recorded_routing_beside_numpy(tmp_path: Path) -> None:
+    """Both ways read as many requests, and find the same share of tokens that differ."""
+    table = measured("recorded", tmp_path / "out")
+    races = table.groupby("race", sort=False)["contestant"].agg(list)
+    assert list(races) == [[OURS_IMPORT, PLAIN], [OURS_PAIR, PLAIN]]
+    assert (table.loc[table["contestant"] != PLAIN, "against"] == PLAIN).all()
 
 
 def test_the_layer(tmp_path: Path) -> None:
