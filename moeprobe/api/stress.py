@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from moeprobe.adapters.base import Models
-from moeprobe.api.asking import ask
+from moeprobe.api.asking import ask, attribution
 from moeprobe.probes.attack import Attack
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.determinism import Determinism
@@ -23,10 +23,15 @@ def attack(
     models: Models,
     *,
     data: str | None = None,
-    epsilons: Sequence[float] = Attack.epsilons,
+    epsilons: Sequence[float] | None = Attack.epsilons,
+    norm: str = Attack.norm,
     steps: int = Attack.steps,
+    restarts: int = Attack.restarts,
     direction: str = Attack.direction,
     on: str = Attack.on,
+    expert: int | None = Attack.expert,
+    transfer: bool = Attack.transfer,
+    attribute: str | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -36,17 +41,33 @@ def attack(
     Args:
         models: as in ``match_ratio``.
         data: as in ``match_ratio``.
-        epsilons: largest changes of a value of the image, in 255ths of the range of a pixel.
+        epsilons: largest norms of the change, in 255ths of the range of a pixel; None = those of the norm.
+        norm: "linf", the largest change of a value, or "l2", the norm of the change of the whole image.
         steps: of the ascent.
-        direction: "gradient", up the cross-entropy, or "random", what a change of that size does by itself.
-        on: what the gradient is of: "answer", "routes" (the tokens' sets of experts), or "routes-keeping-answer".
+        restarts: ascents from random points, beside that from the image; the worst of each image counts.
+        direction: "gradient", with random changes of the same norm beside it, or "random", these alone.
+        on: what is attacked: "answer", "routes" (the tokens' sets of experts), "routes-keeping-answer", "one-expert",
+            "overload" (the busiest expert of each image), or "joint" (answer and routes).
+        expert: the expert of "one-expert".
+        transfer: judge each model on the images that were crafted on every other one, too.
+        attribute: exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
         options: as in ``match_ratio``, with ``changes``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit, or a model has no gradient to follow.
     """
-    probe = Attack(epsilons=epsilons, steps=steps, direction=direction, on=on)
+    probe = Attack(
+        epsilons=epsilons,
+        norm=norm,
+        steps=steps,
+        restarts=restarts,
+        direction=direction,
+        on=on,
+        expert=expert,
+        transfer=transfer,
+        **attribution(attribute),
+    )
     return ask(probe, models, data, options, watcher, changes)
 
 

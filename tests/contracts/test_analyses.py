@@ -475,6 +475,7 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
                 "expert_overlap",
                 "load",
                 "balance",
+                "busiest_expert",
                 "coactivation",
                 "unserved",
                 "dropped",

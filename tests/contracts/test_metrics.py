@@ -106,7 +106,7 @@ def test_where_metrics_apply() -> None:
     everywhere = {"weight_cosine", "weight_distance", "gate_highest", "s", "s_diagonal"}
     assert everywhere <= tokens & experts & slots
     load = {"load_entropy", "dead_experts", "expert_share", "max_violation", "load_cv", "load_gini"}
-    load |= {f"{name}_first" for name in load} | {"dropped"}
+    load |= {f"{name}_first" for name in load} | {"dropped", "busiest_expert"}
     assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "choice_differs"} | load | {
         "selection_margin_logit",
         "chosen_mass",

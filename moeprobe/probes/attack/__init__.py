@@ -1,11 +1,13 @@
 """The declaration of ``attack``."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, Probe
+from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, plain
+from moeprobe.probes.sweep import Attributed
 from moeprobe.runtime.catalog import unknown
 
 if TYPE_CHECKING:
@@ -15,22 +17,37 @@ if TYPE_CHECKING:
 
 # What an epsilon of 1 is: images have values from 0 to 1.
 LEVELS = 255
-UNIT = f"ε in 1/{LEVELS}"
+LINF, L2 = "linf", "l2"
+UNITS = {LINF: f"ε in 1/{LEVELS}", L2: f"ℓ2 norm ε in 1/{LEVELS}"}
+# The epsilons of a run that names none: of the whole image the ℓ2 norm is larger.
+EPSILONS = {LINF: (0, 1, 2, 4, 8), L2: (0, 16, 32, 64, 128)}
 DIRECTIONS = ("gradient", "random")
 ANSWER, ROUTES, KEEPING_ANSWER = "answer", "routes", "routes-keeping-answer"
+ONE_EXPERT, OVERLOAD, JOINT = "one-expert", "overload", "joint"
+# What is raised, in words, by what is attacked.
+LOSSES = {
+    ANSWER: "the cross-entropy of the label",
+    ROUTES: "minus the mean margin of the tokens that still have their clean sets",
+    KEEPING_ANSWER: "minus that margin, minus the cross-entropy of the clean answer",
+    ONE_EXPERT: "minus the mean of what tokens lack to have the expert",
+    OVERLOAD: "minus the mean of what tokens lack to have the busiest expert of their clean image",
+    JOINT: "the cross-entropy of the label, minus the mean margin of the tokens that still have their clean sets",
+}
 # What tables call images that are perturbed up a gradient, by what is attacked, and those perturbed at random.
-VIEWS = {ANSWER: "attack", ROUTES: "attack_routes", KEEPING_ANSWER: "attack_routes_keeping_answer"}
+VIEWS = {on: "attack" if on == ANSWER else f"attack_{on.replace('-', '_')}" for on in LOSSES}
 RANDOM = "random_signs"
+RANDOM_VIEWS = {LINF: RANDOM, L2: "random_direction"}
+# Headlines are about the first of these that a run has.
+_LEADING = (*VIEWS.values(), *RANDOM_VIEWS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(Probe["Result"]):
-    """Does a small change of the pixels that harms the answer change the experts, too?
+class Attack(Attributed):
+    """Does a small, harmful change of the pixels also change the experts?
 
-    Projected gradient ascent on the cross-entropy, with every value of the image kept within epsilon of the original;
-    the routing is compared with the clean image's. `--direction random` moves each value by epsilon, up or down
-    at random: the effect of a change of that size that is not chosen to harm. `--on routes` attacks the
-    routing instead: the margins of the tokens that still have their clean set of experts.
+    Projected gradient ascent, with the change of the image no larger than epsilon; the routing is compared with the
+    clean image's. Random changes of the same norm stand beside it. `--on` says what is raised: the loss of the answer,
+    the tokens that leave their sets of experts, or those that go to one expert.
 
     Example: `moeprobe attack checkpoints/demo-baseline checkpoints/demo-prc --epsilons 0,1,4 --limit 100`
     """
@@ -39,49 +56,116 @@ class Attack(Probe["Result"]):
     title: ClassVar[str] = "Routing under an attack"
     work: ClassVar[str] = "moeprobe.probes.attack.measure:AttackMeasurement"
     panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "selection", "load", "output")
+    analyses: ClassVar[tuple[str, ...]] = (
+        *AGREEMENT,
+        "confidence",
+        "selection",
+        "load",
+        "busiest_expert",
+        "dropped",
+        "output",
+    )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
-        Agreement(at="strongest"),
-        Headline("accuracy", at="weakest"),
-        Headline("accuracy", at="strongest"),
+        Agreement(at="strongest", view=_LEADING),
+        Headline("accuracy", at="weakest", view=_LEADING),
+        Headline("accuracy", at="strongest", view=_LEADING),
+        Headline("accuracy_switching", at="strongest", view=_LEADING),
     )
     layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
 
     epsilons: Annotated[
-        Sequence[float], Arg("Comma-separated largest changes of an image value, in 255ths.")
-    ] = (0, 1, 2, 4, 8)
+        Sequence[float] | None,
+        Arg(
+            "Comma-separated largest norms of a change, in 255ths; default: 0,1,2,4,8, or 0,16,32,64,128 with l2."
+        ),
+    ] = None
+    norm: Annotated[
+        str,
+        Arg(
+            "linf: the largest change of a value; l2: the root of the summed squares of all changes of an image.",
+            choices={name: name for name in EPSILONS},
+        ),
+    ] = LINF
     steps: Annotated[int, Arg("Steps of the ascent, each of size 2.5 epsilon / steps.")] = 10
+    restarts: Annotated[
+        int,
+        Arg("Ascents from random points, beside that from the image itself; the worst of each image counts."),
+    ] = 0
     direction: Annotated[
         str,
         Arg(
-            "gradient: up the cross-entropy; random: signs drawn for each image.",
+            "gradient: up the objective, with random changes beside it; random: these alone.",
             choices={name: name for name in DIRECTIONS},
         ),
     ] = "gradient"
     on: Annotated[
         str,
         Arg(
-            "What the gradient is of: the answer, the sets of experts, or these while the answer stays.",
+            "What is attacked: the answer, the sets of experts, these while the answer stays, both together, or the "
+            "load: all tokens to one expert, or to the busiest.",
             choices={name: name for name in VIEWS},
         ),
     ] = ANSWER
+    expert: Annotated[int | None, Arg("With --on one-expert: the expert, from 0.")] = None
+    transfer: Annotated[
+        bool, Arg("Also judge each checkpoint on the images that were crafted on every other one.")
+    ] = False
 
     def check(self) -> None:
-        """Raise ``UserError`` where a number is out of range."""
-        if not self.epsilons or any(not 0 <= epsilon <= LEVELS for epsilon in self.epsilons):
+        """Raise ``UserError`` where a field is out of range, or two of them do not go together."""
+        super().check()
+        for what, value, values in (
+            ("norm", self.norm, tuple(EPSILONS)),
+            ("direction", self.direction, DIRECTIONS),
+            ("target of an attack", self.on, tuple(VIEWS)),
+        ):
+            if value not in values:
+                raise UserError(unknown(what, value, values))
+        highest = LEVELS if self.norm == LINF else math.inf
+        if not self.levels or any(
+            not (0 <= level <= highest and math.isfinite(level)) for level in self.levels
+        ):
+            bounds = f"numbers from 0 to {LEVELS}" if self.norm == LINF else "numbers of at least 0"
             raise UserError(
-                f"{option('epsilons')} takes numbers from 0 to {LEVELS}, in {LEVELS}ths of the range of a pixel; got "
-                f"{list(self.epsilons)}."
-            )
-        if self.on not in VIEWS:
-            raise UserError(unknown("target of an attack", self.on, tuple(VIEWS)))
-        if self.direction == "random" and self.on != ANSWER:
-            raise UserError(
-                f"Random signs follow no gradient, so they attack neither answer nor routes; leave out "
-                f"{option('on', self.on)} or {option('direction', 'random')}."
+                f"{option('epsilons')} takes {bounds}, in {LEVELS}ths of the range of a pixel; got "
+                f"{list(self.levels)}."
             )
         if not 1 <= self.steps <= 1000:
             raise UserError(f"{option('steps')} takes a whole number from 1 to 1,000; got {self.steps}.")
+        if not 0 <= self.restarts <= 1000:
+            raise UserError(
+                f"{option('restarts')} takes a whole number from 0 to 1,000; got {self.restarts}."
+            )
+        if (self.expert is None) == (self.on == ONE_EXPERT) or (self.expert or 0) < 0:
+            raise UserError(
+                f"{option('on', ONE_EXPERT)} needs the number of an expert, from 0, and nothing else does: "
+                f"use them together, as in {option('expert', 0)}."
+            )
+        if self.direction == "random":
+            self._check_random()
+
+    def _check_random(self) -> None:
+        """Raise ``UserError`` where an option is about a gradient that is not followed."""
+        if self.on != ANSWER:
+            raise UserError(
+                f"Random changes follow no gradient, so they attack neither answer nor routes; leave out "
+                f"{option('on', self.on)} or {option('direction', 'random')}."
+            )
+        for name in ("restarts", "transfer"):
+            if getattr(self, name):
+                raise UserError(
+                    f"Random changes follow no gradient; leave out {option(name)} or "
+                    f"{option('direction', 'random')}."
+                )
+
+    @property
+    def levels(self) -> Sequence[float]:
+        """The epsilons of the run, by default the ones of its norm."""
+        return EPSILONS[self.norm] if self.epsilons is None else self.epsilons
+
+    def request(self) -> dict[str, Any]:
+        """Return the fields that the numbers depend on, with the epsilons of the run."""
+        return super().request() | {"epsilons": plain(self.levels)}
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return how the images are perturbed."""
@@ -90,10 +174,23 @@ class Attack(Probe["Result"]):
     @property
     def shown_as(self) -> str:
         """What tables call the perturbed images."""
-        return RANDOM if self.direction == "random" else VIEWS[self.on]
+        return self.random_view if self.direction == "random" else VIEWS[self.on]
+
+    @property
+    def random_view(self) -> str:
+        """What tables call the images that are changed at random."""
+        return RANDOM_VIEWS[self.norm]
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return agreement, confidence and output along epsilon."""
-        from moeprobe.probes.sweep.figure import draw
+        """Return agreement, confidence and output along epsilon, and a matrix of transferred attacks."""
+        from moeprobe.probes.attack.figure import draw
 
-        return draw(result.table, colors=result.sidecar.colors, unit=result.sidecar.severity_unit or "")
+        sidecar = result.sidecar
+        return draw(
+            result.table,
+            colors=sidecar.colors,
+            unit=sidecar.severity_unit or "",
+            gates=sidecar.request.replayed_gates,
+            view=self.shown_as,
+            beside=self.random_view,
+        )

@@ -113,7 +113,7 @@ def _check_attribution(
     """Raise ``UserError`` unless pixels and routing can be exchanged along this view."""
     if gates not in ("recomputed", "replayed"):
         raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
-    if view is None or not view.aligned:
+    if view is not None and not view.aligned:
         raise UserError(
             "Only a sweep whose view leaves the patches where they are (such as gaussian_noise) can be attributed."
         )

@@ -24,7 +24,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlongSeverity(Probe["Result"]):
+class Attributed(Probe["Result"]):
+    """What can share out a change of the output between features and switched experts, by replayed routing."""
+
+    attribute: Annotated[
+        bool,
+        Arg(
+            "Replay clean routing on perturbed pixels and vice versa: how much of the change is due to switching?",
+            in_request=False,
+        ),
+    ] = False
+    gates: Annotated[
+        str,
+        Arg(
+            "With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well.",
+            in_request=False,
+        ),
+    ] = "recomputed"
+
+    def check(self) -> None:
+        """Raise ``UserError`` where the choice of gates has no effect."""
+        if not self.attribute and self.gates != "recomputed":
+            raise UserError(
+                f"{option('gates')} says how {option('attribute')} replays a routing; add {option('attribute')}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlongSeverity(Attributed):
     """What is measured as a perturbation grows; the perturbation is ``view``, its steps are ``severities``."""
 
     kind: ClassVar[str] = "sweep"
@@ -51,28 +78,6 @@ class AlongSeverity(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
     views: ClassVar[Views] = Views.SEVERITIES
     noise_floor: ClassVar[bool] = True
-
-    attribute: Annotated[
-        bool,
-        Arg(
-            "Replay clean routing on perturbed pixels and vice versa: how much of the change is due to switching?",
-            in_request=False,
-        ),
-    ] = False
-    gates: Annotated[
-        str,
-        Arg(
-            "With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well.",
-            in_request=False,
-        ),
-    ] = "recomputed"
-
-    def check(self) -> None:
-        """Raise ``UserError`` where the choice of gates has no effect."""
-        if not self.attribute and self.gates != "recomputed":
-            raise UserError(
-                f"{option('gates')} says how {option('attribute')} replays a routing; add {option('attribute')}."
-            )
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return agreement, output and confidence along the severity."""

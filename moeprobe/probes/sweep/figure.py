@@ -34,15 +34,22 @@ _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
 def draw(
-    table: pd.DataFrame, *, colors: Mapping[str, str], unit: str, gates: str | None = None
+    table: pd.DataFrame,
+    *,
+    colors: Mapping[str, str],
+    unit: str,
+    gates: str | None = None,
+    beside: pd.DataFrame | None = None,
 ) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` belongs to the severity.
 
     Of more than ``SHOWN_LAYERS`` layers, layers are the x axis and every severity is a line. ``colors`` are of
-    checkpoints. ``gates`` says how experts of replayed routings were weighted, if requested.
+    checkpoints. ``gates`` says how experts of replayed routings were weighted, if requested. ``beside`` has rows of
+    another perturbation, with which the first is compared.
     """
     floors = table[table["view"].isin(FLOORS)]
     table = table[~table["view"].isin(FLOORS)]
+    beside = table[:0] if beside is None else beside
     view = table["view"].iloc[0]
     figures = {}
     routing = panels.ordinary(table)
@@ -56,8 +63,9 @@ def draw(
         if len(panels.layers(table)) > SHOWN_LAYERS:
             figure, mark = _over_layers(routing, rows, colors, unit), "bars"
             notes = ["In the table only: the noise floor"] if len(floors) else []
+            notes += [f"In the table only: {name}" for name in dict.fromkeys(beside["view"])]
         else:
-            figure, mark = _by_layer(routing, floors, rows, colors, unit), "bands"
+            figure, mark = _by_layer(routing, floors, panels.ordinary(beside), rows, colors, unit), "bands"
             least = panels.ordinary(panels.select(floors, metric=agreement_of(routing)))["value"].min()
             notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
         notes += panels.note_undrawn(table)
@@ -67,6 +75,7 @@ def draw(
         figure, axes = panels.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
             _curves(axes[0, column], table, metric, colors)
+            _curves(axes[0, column], beside, metric, colors, is_beside=True)
             axes[0, column].set(ylabel=label, xlabel=unit)
         _severity_ticks(axes, table)
         _shares_axis(axes)
@@ -95,6 +104,7 @@ def draw(
 def _by_layer(
     routing: pd.DataFrame,
     floors: pd.DataFrame,
+    beside: pd.DataFrame,
     rows: Sequence[tuple[str, str]],
     colors: Mapping[str, str],
     unit: str,
@@ -107,6 +117,7 @@ def _by_layer(
         for row, (metric, label) in enumerate(rows):
             panel = axes[row, column]
             _curves(panel, of_layer, metric, colors)
+            _curves(panel, panels.select(beside, layer=layer), metric, colors, is_beside=True)
             if metric == first:
                 _chance(panel, of_layer, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colors)
                 floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
@@ -190,10 +201,13 @@ def _shares_axis(axes: np.ndarray) -> None:
         row.set_ylim(min(-0.03, row.get_ylim()[0]) if row.get_ylim()[0] < 0 else 0, 1.03)
 
 
-def _curves(axes: Axes, table: pd.DataFrame, metric: str, colors: Mapping[str, str]) -> None:
+def _curves(
+    axes: Axes, table: pd.DataFrame, metric: str, colors: Mapping[str, str], *, is_beside: bool = False
+) -> None:
     for checkpoint in panels.checkpoints(table):
         rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
-        _curve(axes, rows, colors[checkpoint], "o-", label=checkpoint)
+        label = f"{checkpoint}: {table['view'].iloc[0]}" if is_beside else checkpoint
+        _curve(axes, rows, colors[checkpoint], "x-." if is_beside else "o-", label=label)
 
 
 def _curve(axes: Axes, rows: pd.DataFrame, color: str, style: str, *, label: str) -> None:

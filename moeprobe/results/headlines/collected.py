@@ -132,9 +132,12 @@ def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
     return table[keep]
 
 
-def _of_view(table: pd.DataFrame | None, view: str) -> pd.DataFrame | None:
-    """Return the rows of one view, or all where none is named."""
-    return table if table is None or not view else table[table["view"] == view]
+def _of_view(table: pd.DataFrame | None, view: str | tuple[str, ...]) -> pd.DataFrame | None:
+    """Return the rows of one view, of several the first that there is, or all where none is named."""
+    if table is None or not view or "view" not in table:
+        return table
+    views = (view,) if isinstance(view, str) else view
+    return table[table["view"] == next((name for name in views if (table["view"] == name).any()), views[0])]
 
 
 def severity_of(table: pd.DataFrame, at: str) -> float | None:

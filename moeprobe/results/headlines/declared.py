@@ -16,7 +16,7 @@ class Headline:
         metric: its name in tables.
         null: the chance level that it is about; empty = none.
         at: which severity is meant where a run has several: "only", "weakest", "strongest"; "mean" = their mean.
-        view: the view that it is about, where a run has several; empty = all.
+        view: the view that it is about, where a run has several, or of these the first that it has; empty = all.
         companions: numbers without which it is not understood: noun -> metric and null.
         severity: phrase for the severity.
         noun: what it is called in the middle of a sentence; empty = as its metric says.
@@ -30,7 +30,7 @@ class Headline:
     severity: str = "at severity {severity:g}, the {at} of the run"
     noun: str = ""
     beside: bool = False
-    view: str = ""
+    view: str | tuple[str, ...] = ""
 
     @property
     def which(self) -> Which:
@@ -46,5 +46,5 @@ class Agreement:
     """
 
     at: str = "only"
-    view: str = ""
+    view: str | tuple[str, ...] = ""
     severity: str = Headline.severity

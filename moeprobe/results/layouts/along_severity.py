@@ -49,6 +49,7 @@ def severity_table(
     selected = {(metric, null) for metric, null, _ in columns}
     blocks: dict[str, dict[float, dict[Which, Row]]] = {}
     rows_of: dict[Which, list[Row]] = {}
+    several_views = "view" in table and table["view"].nunique() > 1
     for part in (table, comparison):
         for row in [] if part is None else part.to_dict("records"):
             which = (row["metric"], row["null"])
@@ -59,6 +60,8 @@ def severity_table(
                 name = f"{name} − {row['reference']}"
             else:
                 rows_of.setdefault(which, []).append(row)
+            if several_views:
+                name = f"{name}, {row['view']}"
             blocks.setdefault(name, {}).setdefault(row["severity"], {})[which] = row | {"signed": signed}
     columns = [column for column in columns if column[:2] in rows_of]
     if not columns:

@@ -1,0 +1,56 @@
+"""How many of an image's patches does its busiest expert have? Applies where tokens choose.
+
+``load`` and ``balance`` add up the choices of all images first, where loads that are uneven in each image may even
+out. An expert with places for a part of an image's patches is overfull by those of a single image.
+
+Axes: B images, T tokens, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.record import LayerPair, LayerRouting
+
+BUSIEST_EXPERT = Metric(
+    "busiest_expert",
+    about="share of an image's patches that its busiest expert has, on average: K / E where the load is even, 1 = one "
+    "expert has them all",
+    label="patches of the busiest expert",
+    unit="share",
+)
+
+
+class BusiestExpert(LayerAnalysis):
+    """Share of an image's patches that have its busiest expert, by all K choices, before capacity."""
+
+    measures = (BUSIEST_EXPERT,)
+    signature = "busiest_expert_patches"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose experts, and not all of them."""
+        return layer.tokens_choose and layer.top_k < layer.num_experts
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return, of the view, the patches of the busiest expert ``(B,)``, and how many there are."""
+        layer = pair.view
+        patches = slice(layer.num_prefix_tokens, None)
+        valid = layer.valid[:, patches]
+        choices = layer.selected_mask[:, patches] & valid[..., None]
+        columns = {"busiest_expert_most": choices.sum(1).amax(-1), self.signature: valid.sum(1)}
+        return {layer.modality.token: columns}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the share."""
+        patches = columns[self.signature]
+        share = Share(columns["busiest_expert_most"].astype(np.float64), patches.astype(np.float64))
+        return [BUSIEST_EXPERT.raw(share, patches)]
