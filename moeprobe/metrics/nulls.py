@@ -13,9 +13,10 @@ from moeprobe.metrics.base import Columns, compute_once
 from moeprobe.metrics.declaration import Estimator, Metric
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance, Matched
+from moeprobe.metrics.stats.chance.sampled import Sets, of_choices
 from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, undivided, within_image
 from moeprobe.metrics.stats.statistic import Integers, Share, Statistic
-from moeprobe.metrics.token_kinds import TOKEN_ID, num_experts
+from moeprobe.metrics.token_kinds import EXPERTS, TOKEN_ID, num_experts
 
 
 def strata(
@@ -114,6 +115,7 @@ class ChosenPairs:
 
     Attributes:
         image: ``(M,)`` image of each pair, ascending.
+        position: ``(M,)`` its index among the image's pairs.
         sides: ``(M, K)`` what the reference's token chose and what the view's did.
         nulls: between images, as from ``strata``.
         tokens: as from ``tokens_of``; None = there is no null within images.
@@ -121,6 +123,7 @@ class ChosenPairs:
     """
 
     image: Integers
+    position: Integers
     sides: tuple[NDArray[np.generic], NDArray[np.generic]]
     nulls: dict[str, Strata]
     tokens: Tokens | None
@@ -146,7 +149,7 @@ class ChosenPairs:
         )
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None
-        return cls(image, sides, nulls, tokens, num_images)
+        return cls(image, position, sides, nulls, tokens, num_images)
 
 
 def choices_of(columns: Columns, *, aligned: bool, class_null: bool) -> ChosenPairs:
@@ -156,6 +159,23 @@ def choices_of(columns: Columns, *, aligned: bool, class_null: bool) -> ChosenPa
         ("choices", aligned, class_null),
         lambda: ChosenPairs.of(columns, aligned=aligned, class_null=class_null),
     )
+
+
+def chosen_sets(columns: Columns) -> tuple[Sets, Sets]:
+    """Return the sets that the pairs of all places chose, those without a choice too, the same for all analyses."""
+
+    def compute() -> tuple[Sets, Sets]:
+        choices: list[NDArray[Any]] = [columns[f"{side}_selected"] for side in ("reference", "view")]
+        # Older runs do not say how many experts there are.
+        number = (
+            num_experts(columns)
+            if EXPERTS in columns
+            else max(int(side.max(initial=0)) for side in choices) + 1
+        )
+        reference, view = (of_choices(side.reshape(-1, side.shape[-1]), number) for side in choices)
+        return reference, view
+
+    return compute_once(columns, "sets", compute)
 
 
 def first_choices(columns: Columns, *, aligned: bool, class_null: bool) -> tuple[Trials, list[Level]]:
@@ -171,10 +191,14 @@ def first_choices(columns: Columns, *, aligned: bool, class_null: bool) -> tuple
 
 
 def has_another_image(stratum: Strata, image: Integers) -> NDArray[np.bool_]:
-    """Return which trials ``(M,)`` have another image in their stratum."""
-    different, number = np.unique(stratum.number, return_inverse=True)
-    last_image = np.full(len(different), -1)
-    last_image[number] = image
-    several = np.zeros(len(different), dtype=bool)
-    several[number[image != last_image[number]]] = True
-    return several[number]
+    """Return which trials ``(M,)``, whose images ascend, have another image in their stratum."""
+    number, size = stratum.number, stratum.size
+    if size > len(image):
+        different, number = np.unique(number, return_inverse=True)
+        size = len(different)
+    first, last = np.full(size, -1), np.full(size, -1)
+    # Of several trials of a stratum the last one is kept.
+    last[number] = image
+    first[number[::-1]] = image[::-1]
+    several: NDArray[np.bool_] = (first != last)[number]
+    return several

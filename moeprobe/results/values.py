@@ -125,9 +125,11 @@ class Evaluator:
         names = stored.names()
         order = in_order(names)
         flags: dict[str, bool | int | None] = {"left out": False, "experts": None}
+        sample = _Sample(order, self._largest, seed=self._seed)
 
         def blocks() -> Iterator[tuple[slice, Arrays]]:
             for rows, columns in stored.blocks():
+                sample.gather(rows, columns)
                 flags["left out"] = flags["left out"] or not_finite(columns)
                 flags["experts"] = flags["experts"] or _num_experts(columns)
                 yield rows, columns
@@ -140,7 +142,7 @@ class Evaluator:
             for name, replicates in additive.items()
         }
         if remaining:
-            numbers |= self._of_sample(stored, order, remaining)
+            numbers |= self._of_sample(sample, remaining)
         return CellValues(
             stored.checkpoint,
             stored.cell,
@@ -155,26 +157,15 @@ class Evaluator:
             None if flags["experts"] is None else int(flags["experts"]),
         )
 
-    def _of_sample(
-        self, stored: StoredCell, order: NDArray[np.int64], names: set[NumberName]
-    ) -> dict[NumberName, Replicates]:
-        """Return numbers of the largest number of images that is resampled, chosen among the names in ``order``."""
-        size = len(order)
-        sampled = np.sort(generator(self._seed, "some").choice(size, self._largest, replace=False))
-        position = np.full(size, -1)
-        position[order[sampled]] = np.arange(len(sampled))
-        parts, positions = [], []
-        for rows, columns in stored.blocks():
-            rows_here = np.flatnonzero(position[rows] >= 0)
-            parts.append({name: values[rows_here] for name, values in columns.items()})
-            positions.append(position[rows][rows_here])
-        back = np.argsort(np.concatenate(positions))
-        sample_columns = {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+    def _of_sample(self, sample: "_Sample", names: set[NumberName]) -> dict[NumberName, Replicates]:
+        """Return numbers of the sample alone."""
         return {
             estimator.key: linearized.embed(
-                linearized.linearize_all(estimator.statistic, estimator.used_trials), sampled, size
+                linearized.linearize_all(estimator.statistic, estimator.used_trials),
+                sample.indices,
+                sample.num_images,
             )
-            for estimator in self._estimators(sample_columns)
+            for estimator in self._estimators(sample.columns())
             if estimator.key in names
         }
 
@@ -185,6 +176,44 @@ class Evaluator:
             if self._experts
             else [estimator for estimator in all_estimators if estimator.expert is None]
         )
+
+
+class _Sample:
+    """The largest number of images that is resampled, chosen among their names and gathered while blocks are read.
+
+    Args:
+        order: rows of the images by their names ``(n,)``.
+        size: how many are chosen, if there are as many.
+        seed: of the choice.
+
+    Attributes:
+        indices: theirs among the names in order.
+        num_images: n.
+    """
+
+    def __init__(self, order: NDArray[np.int64], size: int, *, seed: int) -> None:
+        self.num_images = len(order)
+        self.indices = np.sort(generator(seed, "some").choice(len(order), size, replace=False))
+        self._rank = np.full(len(order), -1)
+        self._rank[order[self.indices]] = np.arange(size)
+        # By the first row of each block, since blocks are read twice.
+        self._parts: dict[int, tuple[NDArray[np.int64], Arrays]] = {}
+
+    def gather(self, rows: slice, columns: Arrays) -> None:
+        """Keep the chosen images of a block."""
+        if rows.start not in self._parts:
+            rank = self._rank[rows]
+            sample_rows = np.flatnonzero(rank >= 0)
+            self._parts[rows.start] = (
+                rank[sample_rows],
+                {name: values[sample_rows] for name, values in columns.items()},
+            )
+
+    def columns(self) -> Arrays:
+        """Return the columns of the chosen images, in order."""
+        order = np.argsort(np.concatenate([rank for rank, _ in self._parts.values()]))
+        parts = [columns for _, columns in self._parts.values()]
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
 def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:

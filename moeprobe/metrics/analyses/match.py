@@ -22,8 +22,15 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.nulls import against_chance, choices_of, first_choices, levels
-from moeprobe.metrics.stats.alike import CODES, ascending, encode, same
+from moeprobe.metrics.nulls import (
+    ChosenPairs,
+    against_chance,
+    choices_of,
+    chosen_sets,
+    first_choices,
+    levels,
+)
+from moeprobe.metrics.stats.alike import CODES, Alike, ascending, encode, same, same_sets
 from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choices, num_experts, numbers
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from moeprobe.routing.record import LayerPair, LayerRouting
 
 
+# Sets that have no more experts are sorted, larger ones are compared as bits.
+_FEW = 2
 _NULLS = ("pooled", "position", "image", "class", "token")
 TOP1_MATCH = Metric(
     "top1_match",
@@ -111,13 +120,24 @@ class Match(LayerAnalysis):
             if depth == 1:
                 metrics += against_chance(metric, first_choices(columns, **options)[1])
                 continue
-            leading = [side[:, :depth] if ordered else ascending(side[:, :depth]) for side in pairs.sides]
-            codes = (encode(row + 1, base=base) for row in leading)
-            of_metric = Trials(
-                pairs.image, same(*codes, size=min(base**depth, CODES)), num_images=pairs.num_images
-            )
+            if ordered or depth == _FEW:
+                leading = [side[:, :depth] if ordered else ascending(side[:, :depth]) for side in pairs.sides]
+                codes = (encode(row + 1, base=base) for row in leading)
+                similarity = same(*codes, size=min(base**depth, CODES))
+            else:
+                similarity = _equal_sets(columns, pairs)
+            of_metric = Trials(pairs.image, similarity, num_images=pairs.num_images)
             metrics += against_chance(metric, levels(of_metric, pairs.nulls, tokens=pairs.tokens))
         return metrics
+
+
+def _equal_sets(columns: Columns, pairs: ChosenPairs) -> Alike:
+    """Return whether the sets of all that two tokens chose are equal."""
+    sides = chosen_sets(columns)
+    if len(pairs.image) < len(sides[0].sizes):
+        rows = pairs.image * columns["reference_selected"].shape[1] + pairs.position
+        sides = sides[0].take(rows), sides[1].take(rows)
+    return same_sets(sides[0].words, sides[1].words, num_experts=num_experts(columns))
 
 
 def kinds(top_k: int) -> list[tuple[Metric, int, bool]]:

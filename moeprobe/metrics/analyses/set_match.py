@@ -28,6 +28,7 @@ from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, Metric
 from moeprobe.metrics.nulls import (
     against_chance,
+    chosen_sets,
     first_choices,
     has_another_image,
     levels,
@@ -91,6 +92,14 @@ class Sides:
     num_images: int
     num_places: int
 
+    def match(self, which: NDArray[np.bool_] | None = None) -> tuple[Share, NDArray[np.int64]]:
+        """Return the mean index of some of the pairs, None = all, and how many of these each image has ``(n,)``."""
+        trial, index, image = self.trial, self.index, self.image
+        if which is not None and not which.all():
+            trial, index, image = trial[which], index[which], image[which]
+        count = np.bincount(image if trial.all() else image[trial], minlength=self.num_images)
+        return Share(per_image(index, image, self.num_images), count.astype(np.float64)), count
+
 
 def of_choices(columns: Columns) -> Sides:
     """Return the sets of what tokens chose."""
@@ -105,10 +114,10 @@ def of_choices(columns: Columns) -> Sides:
         return Sides(
             image, position, None, choices, jaccard_of_choices(*choices), trial, num_images, num_places
         )
-    # Older runs do not say how many experts there are.
-    largest = max(int(side.max(initial=0)) for side in (reference, view)) + 1
-    sets = [sampled.of_choices(side, min(largest, num_experts(columns))) for side in (reference, view)]
-    return _of_sets(image, position, sets[0], sets[1], num_images, num_places)
+    sets = chosen_sets(columns)
+    if not every:
+        sets = sets[0].take(image * num_places + position), sets[1].take(image * num_places + position)
+    return _of_sets(image, position, *sets, num_images, num_places)
 
 
 def of_words(columns: Columns) -> Sides:
@@ -218,11 +227,8 @@ class SetMatch(LayerAnalysis):
                 mean = Share(trials.hits_of_image, trials.number.astype(np.float64))
                 return [SET_JACCARD.raw(mean, trials.number), *against_chance(SET_JACCARD, of_nulls)]
         sides = of_choices(columns) if "reference_set_0" not in columns else of_words(columns)
-        index, trial = sides.index, sides.trial
         num_images, num_places = sides.num_images, sides.num_places
-        count = np.bincount(sides.image[trial], minlength=num_images)
-        mean = Share(per_image(index * trial, sides.image, num_images), count.astype(np.float64))
-        metrics = [SET_JACCARD.raw(mean, count)]
+        metrics = [SET_JACCARD.raw(*sides.match())]
         nulls = strata(
             sides.image,
             sides.position,
@@ -254,15 +260,10 @@ def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | Non
     """Return chance and kappa of sets, for each null and within images."""
     assert sides.sets is not None
 
-    def match(which: NDArray[np.bool_]) -> tuple[Share, NDArray[np.int64]]:
-        count = np.bincount(sides.image[which & sides.trial], minlength=sides.num_images)
-        total = per_image(sides.index[which], sides.image[which], sides.num_images)
-        return Share(total, count.astype(np.float64)), count
-
     metrics: list[Estimator] = []
     for null, divided in nulls.items():
         several = has_another_image(divided, sides.image)
-        metrics += SET_JACCARD.chance_and_kappa(null, _chance(sides, several, divided), *match(several))
+        metrics += SET_JACCARD.chance_and_kappa(null, _chance(sides, several, divided), *sides.match(several))
     if tokens is not None:
         inside, present = set_chance_within_image(
             image=sides.image,
@@ -271,18 +272,20 @@ def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | Non
             tokens=tokens,
             num_images=sides.num_images,
         )
-        metrics += SET_JACCARD.chance_and_kappa("image", inside, *match(present[sides.image]))
+        metrics += SET_JACCARD.chance_and_kappa("image", inside, *sides.match(present[sides.image]))
     return metrics
 
 
 def _chance(sides: Sides, which: NDArray[np.bool_], strata: Strata) -> SetChance | SampledChance:
     """Return the chance level of some pairs: of all sets with all, or where there are many by drawn ones."""
     assert sides.sets is not None
-    image, num_images = sides.image[which], sides.num_images
-    reference, view = (side.take(which) for side in sides.sets)
+    image, num_images, (reference, view) = sides.image, sides.num_images, sides.sets
+    if not which.all():
+        image, strata = image[which], strata.take(which)
+        reference, view = reference.take(which), view.take(which)
     if len(image) > _EXACT:
         return SampledChance(
-            image=image, reference=reference, view=view, strata=strata.take(which), num_images=num_images
+            image=image, reference=reference, view=view, strata=strata, num_images=num_images
         )
     words = np.concatenate([reference.words, view.words], axis=1)
     first, number = different(words)
@@ -291,7 +294,7 @@ def _chance(sides: Sides, which: NDArray[np.bool_], strata: Strata) -> SetChance
         reference=number[: len(image)],
         view=number[len(image) :],
         sets=sampled.of_words(list(words[:, first])).members(),
-        stratum=strata.number[which],
+        stratum=strata.number,
         num_images=num_images,
     )
 

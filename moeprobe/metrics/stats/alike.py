@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.statistic import Array, Integers
 
 # Codes are below this.
-CODES = 2**38
+_CODE_BITS = np.uint64(38)
+CODES = 2 ** int(_CODE_BITS)
+# Bits of a word of a set.
+WORD_BITS = 64
 # An odd number without a pattern, 2**64 divided by the golden ratio.
 SCATTER = np.uint64(0x9E3779B97F4A7C15)
 # Numbers of a histogram of images by codes, held at a time.
@@ -88,11 +92,43 @@ def encode(rows: NDArray[np.generic], *, base: int) -> Integers:
         for column in range(depth - 2, -1, -1):
             code = code * base + rows[..., column].astype(np.int64)
         return code
-    code = np.zeros(rows.shape[:-1], dtype=np.uint64)
-    for column in range(depth):
-        code = (code ^ rows[..., column].astype(np.uint64)) * SCATTER
+    if base**depth <= 2**64:
+        word: NDArray[np.uint64] = np.zeros(rows.shape[:-1], dtype=np.uint64)
+        for column in range(depth):
+            word *= np.uint64(base)
+            word += rows[..., column].astype(np.uint64)
+        return scatter([word])
+    return scatter([rows[..., column].astype(np.uint64) for column in range(depth)])
+
+
+def set_words(choices: NDArray[Any], num_experts: int) -> list[NDArray[np.uint64]]:
+    """Return sets of choices ``(M, K)`` as bits, in as many words ``(M,)`` as they take; choices below 0 are none."""
+    columns = [choices[:, column].astype(np.uint64) for column in range(choices.shape[1])]
+    words = []
+    for word in range(-(-num_experts // WORD_BITS)):
+        bits = np.zeros(len(choices), dtype=np.uint64)
+        for column in columns:
+            # What is outside of a word is shifted by more than its bits, to 0: choices below it and none wrap around.
+            bits |= np.uint64(1) << column - np.uint64(word * WORD_BITS)
+        words.append(bits)
+    return words
+
+
+def same_sets(reference: NDArray[np.uint64], view: NDArray[np.uint64], *, num_experts: int) -> Alike:
+    """Return the similarity of sets of words ``(W, M)``: 1 where the sets are equal."""
+    if 2**num_experts <= CODES:
+        return same(reference[0].astype(np.int64), view[0].astype(np.int64), size=2**num_experts)
+    return same(scatter(list(reference)), scatter(list(view)))
+
+
+def scatter(words: Sequence[NDArray[np.uint64]]) -> Integers:
+    """Return one code below ``CODES`` for words of each token, the same where the words are the same."""
+    code = np.zeros(words[0].shape, dtype=np.uint64)
+    for word in words:
+        code = (code ^ word) * SCATTER
         code ^= code >> np.uint64(29)
-    return (code % np.uint64(CODES)).astype(np.int64)
+    # Once more, since a product's last bits depend on the last ones of its factors alone.
+    return (code * SCATTER >> np.uint64(64) - _CODE_BITS).astype(np.int64)
 
 
 def jaccard_of_choices(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Array:
@@ -148,14 +184,30 @@ def within(similarity: Alike, group: Integers, num_groups: int) -> Array:
 
 def _within_sorted(codes: Codes, group: Integers, num_groups: int) -> Array:
     """Return how many codes of the two sides of a group are equal, each with each; of many different codes."""
-    different, number = np.unique(np.stack([codes.reference, codes.view]), return_inverse=True)
-    keys = [
-        np.unique((group[:, None] * len(different) + side).ravel(), return_counts=True)
-        for side in number.reshape(2, *codes.reference.shape)
-    ]
-    (reference, reference_counts), (view, view_counts) = keys
-    common, of_reference, of_view = np.intersect1d(reference, view, assume_unique=True, return_indices=True)
-    products = reference_counts[of_reference] * view_counts[of_view]
-    return np.bincount(common // max(len(different), 1), weights=products, minlength=num_groups).astype(
-        np.float64
+    first = group[:, None] * codes.size
+    # The last bit says of which side a code is, so that one sort brings equal codes of both together.
+    keys, counts = runs(
+        np.concatenate(
+            [(first + side).ravel() * 2 + bit for bit, side in enumerate((codes.reference, codes.view))]
+        )
     )
+    of_reference = np.flatnonzero((keys[1:] == keys[:-1] + 1) & (keys[:-1] % 2 == 0))
+    products = counts[of_reference].astype(np.float64) * counts[of_reference + 1]
+    in_group = keys[of_reference] // (2 * codes.size)
+    return np.bincount(in_group, weights=products, minlength=num_groups).astype(np.float64)
+
+
+def runs(keys: Integers) -> tuple[Integers, NDArray[np.uint32]]:
+    """Return the different keys, ascending, and how often each occurs."""
+    # A sort alone takes a tenth of the time of one that keeps track of where keys come from.
+    ordered = np.sort(keys, axis=None)
+    start = np.flatnonzero(is_first(ordered))
+    # Of millions of keys this is a quarter less than in float64.
+    return ordered[start], np.diff(start, append=len(ordered)).astype(np.uint32)
+
+
+def is_first(ordered: Integers) -> NDArray[np.bool_]:
+    """Return which of ascending keys differ from the one before."""
+    first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return first

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.alike import Alike, Codes, within
+from moeprobe.metrics.stats.chance.counts import Counts, count
 from moeprobe.metrics.stats.chance.totals import ChanceTotals
-from moeprobe.metrics.stats.chance.trials import Counts, Histograms, Strata, Trials, are_thin, count
+from moeprobe.metrics.stats.chance.trials import Histograms, Strata, Trials, are_thin
 from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded, remembered
 
 # Numbers held at a time: products of counts and image weights.
@@ -293,9 +294,8 @@ class Chance:
             # The only pair of a trial with one of its own image and stratum is that with itself.
             of_trial = of_trial + 2 * of_own_pair
         of_each = totals.trials.at(stratum, of_trial)
-        for codes, (_, size, *sides), slopes in zip(trials.alike, totals.codes, of_codes, strict=True):
-            for keys, side, slope in zip(self._keys(codes, size), sides, slopes, strict=True):
-                of_each += _summed(side.at(keys, slope))
+        for codes, slopes in zip(trials.alike, of_codes, strict=True):
+            of_each += _summed(slopes.sum_at(*self._keys(codes)))
         if self.strata.single:
             of_each -= 2 * totals.trials.at(stratum, totals.draws.share) * trials.hits
             return divide(trials.by_image(of_each), totals.draws.num_trials)
@@ -348,7 +348,7 @@ class Chance:
             reference, view = (Counts(side.sum(0)) for side in histograms)
         else:
             reference, view = (
-                count(keys.ravel(), self.strata.size * codes.size) for keys in self._keys(codes, codes.size)
+                count(keys.ravel(), self.strata.size * codes.size) for keys in self._keys(codes)
             )
         return codes.weight, codes.size, reference, view
 
@@ -366,11 +366,11 @@ class Chance:
         hits = within([codes.take(order) for codes in trials.alike], slot[order], len(slots))
         return slots // self.strata.size, slots % self.strata.size, np.bincount(slot).astype(np.float64), hits
 
-    def _keys(self, codes: Codes, size: int) -> tuple[Integers, Integers]:
+    def _keys(self, codes: Codes) -> tuple[Integers, Integers]:
         """Return the (stratum, code) cells ``(M, F)`` of either side."""
         if self.strata.size == 1:
             return codes.reference, codes.view
-        first = self.strata.number[:, None] * size
+        first = self.strata.number[:, None] * codes.size
         return first + codes.reference, first + codes.view
 
     @cached_property

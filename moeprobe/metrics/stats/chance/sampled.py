@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.alike import SCATTER, same
+from moeprobe.metrics.stats.alike import SCATTER, WORD_BITS, same, set_words
 from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, apart, per_image, per_trial
 from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded
 from moeprobe.runtime.seeds import generator
 
-# Bits of a word, and half of them.
-_BITS, _HALF = 64, np.uint64(32)
+# Half the bits of a word.
+_HALF = np.uint64(WORD_BITS // 2)
 # Partners of a token, at least; and pairs of a level, at least, where there are as many.
 PARTNERS, PAIRS = 64, 2**20
 # The same within an image, since images differ by more than the draw; and tokens of an image that all meet.
@@ -64,8 +64,8 @@ class Sets:
 
     def members(self) -> Array:
         """Return them as ones and zeros ``(M, 64 W)``."""
-        bits = self.words.T[:, :, None] >> np.arange(_BITS, dtype=np.uint64) & np.uint64(1)
-        return bits.reshape(self.words.shape[1], self.words.shape[0] * _BITS).astype(np.float64)
+        bits = self.words.T[:, :, None] >> np.arange(WORD_BITS, dtype=np.uint64) & np.uint64(1)
+        return bits.reshape(self.words.shape[1], self.words.shape[0] * WORD_BITS).astype(np.float64)
 
 
 def of_words(words: Sequence[NDArray[np.uint64]]) -> Sets:
@@ -81,14 +81,7 @@ def _as_large(size: int, number: int) -> Array:
 
 def of_choices(choices: NDArray[Any], num_experts: int) -> Sets:
     """Return the sets of choices ``(M, K)``; -1 = none."""
-    experts = np.arange(num_experts)
-    words = []
-    for word in range(-(-num_experts // _BITS)):
-        # The last entry, that of -1, has no bit.
-        bits = np.zeros(num_experts + 1, dtype=np.uint64)
-        inside = experts // _BITS == word
-        bits[:-1][inside] = np.uint64(1) << (experts[inside] % _BITS).astype(np.uint64)
-        words.append(np.bitwise_or.reduce([bits[column] for column in choices.T]))
+    words = set_words(choices, num_experts)
     if choices.min(initial=0) >= 0:
         return Sets(np.stack(words), _as_large(choices.shape[1], len(choices)))
     return of_words(words)

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from moeprobe.metrics.stats.chance.trials import Counts
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.chance.counts import Counts, Pairs
+from moeprobe.metrics.stats.statistic import Array, Integers, divide
 
 # How a chance level follows from the trials of each stratum, the pairs to draw from, and how alike those pairs are.
 #
@@ -59,9 +59,11 @@ class Draws:
         return (1 - 2 * self.share * self.trials) * rate - in_all, self.share * rate
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChanceTotals:
     """What follows from a block: trials and pairs of tokens by stratum, and codes by stratum and side.
+
+    Codes may be millions: they are dropped once the level is known, so nothing can be added any more.
 
     Attributes:
         trials: N_s, trials of each stratum s.
@@ -97,28 +99,41 @@ class ChanceTotals:
     @cached_property
     def value(self) -> float:
         """The chance level."""
-        return self.draws.level(self._agreement)
+        return self.draws.level(self._of_codes[0])
 
     @cached_property
-    def slopes(self) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+    def slopes(self) -> tuple[Array, Array, list[Pairs]]:
         """Derivatives of c · Σ N by a trial, by a pair of trials of one image, and by a code on either side."""
-        of_codes = []
-        for weight, size, reference, view in self.codes:
-            sides = []
-            for side, opposite in ((reference, view), (view, reference)):
-                keys = side.every_key()
-                sides.append(weight * self.trials.at(keys // size, self.draws.share) * opposite.at(keys))
-            of_codes.append((sides[0], sides[1]))
-        return *self.draws.slopes(self._agreement), of_codes
+        return *self.draws.slopes(self._of_codes[0]), self._of_codes[1]
 
     @cached_property
-    def _agreement(self) -> Array:
-        similarity = -self.own_hits.values
-        index = Counts(np.arange(len(self.trials.values), dtype=np.float64), self.trials.keys)
-        for weight, size, reference, view in self.codes:
-            keys = reference.every_key()
-            stratum = index.at(keys // size).astype(np.int64)
+    def _of_codes(self) -> tuple[Array, list[Pairs]]:
+        """How alike the pairs of each stratum are, and the slopes of the codes."""
+        similarity, slopes = -self.own_hits.values, []
+        trials, share = self.trials, self.draws.share
+        index = np.arange(len(share), dtype=np.float64)
+        codes, self.codes = list(self.codes), ()
+        while codes:
+            # Millions of codes are not held beside what follows from them.
+            weight, size, keys, reference, view = _common(*codes.pop(0))
+            strata = (np.arange(len(reference)) if keys is None else keys) // size
+            number = strata if trials.keys is None else trials.at(strata, index).astype(np.int64)
             similarity = similarity + weight * np.bincount(
-                stratum, weights=reference.values * view.at(keys), minlength=len(similarity)
+                number, weights=reference * view, minlength=len(similarity)
             )
-        return similarity
+            rate = weight * share.take(number)
+            del strata, number
+            slopes.append(Pairs(rate * view, rate * reference, keys))
+        return similarity, slopes
+
+
+def _common(
+    weight: float, size: int, reference: Counts, view: Counts
+) -> tuple[float, int, Integers | None, Array, Array]:
+    """Return weight, number of codes, the keys that both sides have, None = all, and how often each side has them."""
+    if reference.keys is None or view.keys is None:
+        return weight, size, None, reference.values, view.values
+    index = np.searchsorted(reference.keys, view.keys)
+    is_known = index < len(reference.keys)
+    is_known[is_known] = reference.keys[index[is_known]] == view.keys[is_known]
+    return weight, size, view.keys[is_known], reference.take(index[is_known]), view.take(is_known)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import Alike, Codes, of_pairs, within
 from moeprobe.metrics.stats.bootstrap import MAX_UNDEFINED, MIN_IMAGES
+from moeprobe.metrics.stats.chance.counts import count
 from moeprobe.metrics.stats.statistic import Array, Integers, Share
 
 # How often the reference and the view have each code, by image ``(n, codes)``.
@@ -98,69 +99,6 @@ def _histograms(codes: Codes, image: Integers, num_images: int) -> Histograms:
         for side in (codes.reference, codes.view)
     )
     return reference, view
-
-
-# How often each of many keys occurs, as a table that adds up: one place per key where there are few, else sorted.
-
-# Keys up to which each has a place of its own.
-_DENSE = 2**22
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Sums by key; without ``keys`` entry i belongs to key i, else keys ascend."""
-
-    values: Array
-    keys: Integers | None = None
-
-    def __add__(self, other: "Counts") -> "Counts":
-        """Return the sums of both."""
-        if self.keys is None:
-            return Counts(self.values + other.values)
-        assert other.keys is not None
-        # Both ascend, so what is new goes in between, and nothing is sorted again.
-        index, is_known = self._find(other.keys)
-        values = self.values.copy()
-        values[index[is_known]] += other.values[is_known]
-        is_new = ~is_known
-        return Counts(
-            np.insert(values, index[is_new], other.values[is_new]),
-            np.insert(self.keys, index[is_new], other.keys[is_new]),
-        )
-
-    def every_key(self) -> Integers:
-        """Return the key of each entry."""
-        return np.arange(len(self.values)) if self.keys is None else self.keys
-
-    def at(self, keys: Integers, values: Array | None = None) -> Array:
-        """Return the entries at ``keys``, of ``values`` in the place of the sums where given; 0 where there is none."""
-        values = self.values if values is None else values
-        if self.keys is None:
-            return values.take(keys)
-        # A search in ascending order goes through memory once.
-        order = np.argsort(keys, axis=None)
-        index, is_known = self._find(keys.ravel()[order])
-        entries = np.zeros(keys.size)
-        entries[order[is_known]] = values[index[is_known]]
-        return entries.reshape(keys.shape)
-
-    def _find(self, keys: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-        """Return where ascending keys are, or would be inserted, and which of them there are."""
-        assert self.keys is not None
-        index = np.searchsorted(self.keys, keys)
-        is_known = index < len(self.keys)
-        is_known[is_known] = self.keys[index[is_known]] == keys[is_known]
-        return index, is_known
-
-
-def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
-    """Return how often keys from 0 to ``size`` − 1 occur, or the sums of their ``weights``."""
-    if size <= _DENSE:
-        return Counts(np.bincount(keys, weights=weights, minlength=size).astype(np.float64))
-    different, number = np.unique(keys, return_inverse=True)
-    return Counts(
-        np.bincount(number, weights=weights, minlength=len(different)).astype(np.float64), different
-    )
 
 
 # Within what chance is drawn: all trials, those at one patch position, those of images of one class.
