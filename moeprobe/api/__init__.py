@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
     from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
     from moeprobe.models.training.reporting import Report
+    from moeprobe.probes.align.recorded import align_traces
     from moeprobe.probes.analyze_trace.measure import analyze_trace
     from moeprobe.probes.correspond.measure import CorrespondResult, correspond
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult
@@ -138,6 +139,7 @@ __all__ = [
     "UserError",
     "Watcher",
     "align",
+    "align_traces",
     "analyze_trace",
     "attack",
     "audit",

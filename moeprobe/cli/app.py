@@ -156,6 +156,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.PROBES: {"correspond": correspond.correspond},
     Panel.COMPARE: {
         "compare": compare.compare,
+        "trace align": traces.align,
         "report": runs.report,
         "paper": paper.paper,
         "merge": runs.merge,

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from moeprobe.probes.align.measure import pair_label
 from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
+from tests.commands import refused, run
 from tests.routing.routings import Softened, aligned, checkpoint, routing
 
 LAYERS = ["blocks.1", "blocks.3"]
@@ -329,3 +331,53 @@ def test_what_cannot_be_aligned_is_refused() -> None:
         api.align([checkpoint("a"), checkpoint("b", adapter=Softened)], data="digits")
     with pytest.raises(UserError, match="top_k is 1 in the first"):
         api.align([checkpoint("a", top_k=1), checkpoint("b", top_k=2)], data="digits", limit=20)
+
+
+def test_recordings_are_aligned_as_their_models_are(tmp_path: Path) -> None:
+    """The same numbers without the models, which record the same routing; a renumbered copy is found."""
+    model = checkpoint("a", top_k=1)
+    models = [model, permuted_copy(model, torch.arange(8).roll(3))]
+    traces: list[Path] = []
+    for one in models:
+        api.record(one, data="digits", limit=24, out=tmp_path / one.name)
+        traces += (tmp_path / one.name).rglob("clean.parquet")
+    of_files = api.align_traces(traces, permutations=40, figures=False)
+    of_models = align(models, limit=24)
+    columns = [
+        "checkpoint",
+        "layer",
+        "tokens",
+        "metric",
+        "null",
+        "expert",
+        "expert_b",
+        "value",
+        "ci_low",
+        "ci_high",
+    ]
+    pd.testing.assert_frame_equal(of_files.table[columns], of_models[columns])
+    assert (values(of_files.table, "expert_overlap_kappa", "pooled")["value"] == 1).all()
+    # Two views of one model have one name, so the view stands with it.
+    api.record(
+        model, data="digits", limit=24, view="gaussian_noise", severities=(0.4,), out=tmp_path / "noisy"
+    )
+    [noisy] = (tmp_path / "noisy").rglob("gaussian_noise-0.4.parquet")
+    out = tmp_path / "out"
+    arguments = (
+        "trace",
+        "align",
+        traces[0],
+        noisy,
+        "--permutations",
+        "40",
+        "--layers",
+        "blocks.1",
+        "--out",
+        out,
+    )
+    done = run(*arguments)
+    assert done.exit_code == 0
+    text = " ".join(done.output.split())
+    assert "a clean with gaussian_noise 0.4, blocks.1: aligned experts agree with κ" in text
+    assert (out / "figures" / "align-kappa.png").is_file()
+    assert "at least two traces" in refused("trace", "align", traces[0])

@@ -1,4 +1,4 @@
-"""``moeprobe trace analyze``, ``balance``, ``drift``, ``mismatch``, ``check``: recorded routing; ``indexer``: keys."""
+"""``moeprobe trace analyze``, ``align``, ``balance``, ``drift``, ``mismatch`` and ``check``; and ``indexer``: keys."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,6 +97,66 @@ def analyze_trace(
             if along_a_severity(compared)
             else side_by_side(labeled(compared), title="Recorded routing", full=full)
         ),
+    )
+
+
+def align(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Files of moeprobe trace record or trace import, of the same inputs."
+        ),
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
+    ] = None,
+    permutations: Annotated[
+        int, typer.Option(help="Random orders of the inputs that show how well unrelated routing aligns.")
+    ] = 200,
+    match: Match = "names",
+    called: Names = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """Which experts of two recordings correspond? As moeprobe align, without the models.
+
+    The alignment is fitted to one half of the inputs and judged on the other, both ways. Unrelated inputs show how
+    well the best of many alignments agrees by chance.
+
+    Example: `moeprobe trace align traces/demo-baseline/clean.parquet traces/demo-prc/clean.parquet`
+    """
+    check_traces(traces)
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.front.screen import Bar, print_result
+    from moeprobe.cli.front.show import aligned
+
+    def compute() -> "Result":
+        with Bar("inputs") as bar:
+            return api.align_traces(
+                traces,
+                permutations=permutations,
+                match=match,
+                layers=tuple(names(layers)) or None,
+                names=tuple(names(called)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(
+        result_of(compute),
+        out=out,
+        as_json=json,
+        show=lambda shown: aligned(shown, title="Aligned routing of two recordings, on held-out inputs"),
     )
 
 

@@ -27,7 +27,7 @@ from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.work import Plan, ProbeWork, TableWork, time_sample
+from moeprobe.probes.engine.work import Plan, ProbeWork, TableWork, Work, time_sample
 from moeprobe.probes.trace import recording
 from moeprobe.recordings.pairs import NamedTrace, clusters_of, common_ids, common_layers
 from moeprobe.recordings.reading import TraceFile
@@ -108,20 +108,18 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
         aligned = AlignedTrainings(
             trainings, layers=None, permutations=self.probe.permutations, seed=options.seed
         )
-        table, sums = aligned.measure(self.run_info, progress)
-        sidecar = self.make_sidecar(
-            checkpoints=aligned.described(),
+        return align_trainings(
+            self,
+            self.probe,
+            aligned,
+            progress,
             trainings=origins.described(self.models, self.spec.dataset, self.data, split=options.split),
-            colors=colors(aligned.labels),
             skipped_images=sorted(set(skipped)),
             notes=[],
-            wall_seconds=self.seconds,
             batch_size=options.batch_size,
             workers=options.workers,
             device=str(choose_device(options.device)),
         )
-        leading = partial(leading_sentences, layout=self.probe.layout)
-        return Result(table, None, sums, sidecar, self.probe.draw, leading)
 
     def plan(self) -> Plan:
         """Return what recording would take, by running two batches of each checkpoint."""
@@ -307,6 +305,18 @@ class AlignedTrainings:
                     },
                 )
         return shares
+
+
+def align_trainings(
+    work: Work[Result], probe: Align, aligned: AlignedTrainings, progress: Progress, **facts: Any
+) -> Result:
+    """Return the result of ``work``; ``facts`` are what its sidecar says of the trainings."""
+    table, sums = aligned.measure(work.run_info, progress)
+    sidecar = work.make_sidecar(
+        checkpoints=aligned.described(), colors=colors(aligned.labels), wall_seconds=work.seconds, **facts
+    )
+    leading = partial(leading_sentences, layout=probe.layout)
+    return Result(table, None, sums, sidecar, probe.draw, leading)
 
 
 def pair_label(first: str, second: str) -> str:
