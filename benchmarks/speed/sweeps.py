@@ -29,8 +29,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import capture
 from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.checks import FLOOR_IMAGES
-from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.run import run
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
 from moeprobe.results.folder import Result

@@ -150,6 +150,7 @@ class Probe(Kind, ABC, Generic[R]):
         optional: analyses that are left out where no model has scores.
         leaves_out: whether it can do without single inputs whose gates or scores are not finite.
         noise_floor: whether clean images are run again unchanged.
+        refuses_precision: why its passes are in float32 alone, as the end of a sentence; empty = they need not be.
         compares: whether ``compare`` can measure checkpoints by it.
         timed: whether its images per second are read, so that they are measured with care.
         needs_folder: what an output folder is for, where nothing is done without one; empty = it may be left out.
@@ -174,6 +175,7 @@ class Probe(Kind, ABC, Generic[R]):
     optional: ClassVar[tuple[str, ...]] = ()
     leaves_out: ClassVar[bool] = True
     noise_floor: ClassVar[bool] = False
+    refuses_precision: ClassVar[str] = ""
     compares: ClassVar[bool] = True
     timed: ClassVar[bool] = False
     needs_folder: ClassVar[str] = ""

@@ -198,8 +198,14 @@ def read_all(paths: Sequence[Path]) -> Measured:
 def _shared_request(run: Measured) -> dict[str, Any]:
     """Return what runs must have in common: the request, and how many images compete for a capacity."""
     groups = {info.get("group_images") for info in run.checkpoints.values()}
-    request = run.request | {"group_images": sorted(map(str, groups))}
-    request.pop("figures", None)  # no number depends on what was drawn
+    request = run.request | {
+        "group_images": sorted(map(str, groups)),
+        # Of recorded routing nobody knows.
+        **({} if "recorded" in run.request else {"precision": run.request.precision}),
+    }
+    # No number that is compared depends on what was drawn, or on how many inputs show the noise floor.
+    for key in ("figures", "floor_images"):
+        request.pop(key, None)
     # Of traces: trace by trace, so that a sentence need not show them all.
     captures = request.pop("recorded", {})
     return request | {f"the capture recorded as {name}": capture for name, capture in captures.items()}

@@ -20,6 +20,7 @@ from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
 from moeprobe.results.layouts.side_by_side import summary
 from moeprobe.results.naming import with_names
+from moeprobe.results.precision_floor import precision_sentences
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
@@ -150,9 +151,8 @@ class Result:
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
         renamed = with_names(self)
-        return fragment(
-            caption, [summary(renamed.table, renamed.comparison)], sentences=self.leading(renamed)
-        )
+        sentences = [*self.leading(renamed), *precision_sentences(renamed.sidecar)]
+        return fragment(caption, [summary(renamed.table, renamed.comparison)], sentences=sentences)
 
     def _checkpoints(self) -> str:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))

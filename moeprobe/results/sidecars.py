@@ -18,6 +18,7 @@ from moeprobe import __version__
 from moeprobe.errors import UserError, option
 from moeprobe.results.packed import Place, find_run
 from moeprobe.results.sums import FORMAT
+from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import FINISHED, REQUEST, SHARD, is_file, is_there, read_json
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Request(dict[str, Any]):
     def trained_capacity(self) -> bool:
         """Whether experts have the capacity that the model evaluates with."""
         return bool(self.get("trained_capacity", False))
+
+    @property
+    def precision(self) -> str:
+        """The precision of the forward passes; of a comparison that of its probe."""
+        return str(self.get("precision") or self.probe.get("precision") or FLOAT32)
 
     @property
     def labels_used(self) -> bool:
@@ -190,6 +196,7 @@ class _RequestSchema(_Part):
     analyses: list[str] = []
     layers: list[str] | None = None
     limit: int | None = None
+    precision: str = FLOAT32
     aligned: bool = False
     class_null: bool = False
     trained_capacity: bool = False
@@ -205,10 +212,21 @@ class _AnyRequestSchema(_RequestSchema):
     probe: _RequestSchema | dict[str, Any] = {}
 
 
+class _FloorSchema(_Part):
+    inputs: str
+    images: int
+    choices: int
+    changed: int
+    share: float | None
+    ci_low: float | None
+    ci_high: float | None
+
+
 class _CheckpointSchema(_Part):
     training: dict[str, Any] = {}
     group_images: int | None = None
     warning: str = ""
+    precision_floor: _FloorSchema | None = None
 
 
 class _SidecarSchema(_Part):

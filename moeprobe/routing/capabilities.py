@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from moeprobe.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from moeprobe.routing.parts import Weight
     from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -214,6 +214,14 @@ class Separable(Routable, Protocol):
         Raises:
             UserError: there is no such layer.
         """
+
+
+@runtime_checkable
+class HasRouterModules(Traceable, Protocol):
+    """A model of another program that says which of its modules route."""
+
+    def router_modules(self) -> list[nn.Module]:
+        """Return the modules that compute the scores of experts; they stay in float32 in any precision."""
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The device that a name means, and names of precisions."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = ("cpu", "cuda", "mps")
-# Precisions of a language model of ``hf:``; auto = as its weights were saved.
 AUTO, FLOAT32 = "auto", "float32"
-DTYPES = (AUTO, FLOAT32, "bfloat16", "float16")
+# Precisions of forward passes.
+PRECISIONS = (FLOAT32, "bfloat16", "float16")
+# Of the weights of a language model of ``hf:``; auto = as they were saved.
+DTYPES = (AUTO, *PRECISIONS)
 _LABELS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 _NAME = re.compile(rf"({'|'.join(_KINDS)})(:\d+)?")
 
@@ -28,9 +30,23 @@ def check_device(name: str) -> None:
 
 
 def check_dtype(name: str) -> None:
-    """Raise ``UserError`` unless a precision is called ``name``."""
-    if name not in DTYPES:
-        raise UserError(f"{option('dtype')} is {', '.join(DTYPES[:-1])} or {DTYPES[-1]}; got {name!r}.")
+    """Raise ``UserError`` unless weights can be loaded in what is called ``name``."""
+    _check_choice("dtype", name, DTYPES)
+
+
+def check_precision(name: str) -> None:
+    """Raise ``UserError`` unless passes can be of a precision called ``name``."""
+    _check_choice("precision", name, PRECISIONS)
+
+
+def _check_choice(keyword: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise UserError(f"{option(keyword)} is {', '.join(names[:-1])} or {names[-1]}; got {name!r}.")
+
+
+def label_of(kind: str) -> str:
+    """Return what sentences call a kind of device."""
+    return _LABELS.get(kind, kind)
 
 
 @checked

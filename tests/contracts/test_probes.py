@@ -13,12 +13,15 @@ import pytest
 from moeprobe import api
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.errors import UserError
+from moeprobe.inputs.data.digits import Digits
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
 from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Keywords, Options
+from moeprobe.probes.engine.run import prepare
+from moeprobe.routing.pass_precision import precision_of
 from moeprobe.runtime.catalog import ANALYSES, PROBES
 from tests.routing.routings import checkpoint
 
@@ -72,6 +75,35 @@ def test_options_of_a_probe_are_its_own(kind: type[Probe[Any]]) -> None:
     assert len(set(own)) == len(own) and not shared & set(own)
     assert set(kind.defaults) | set(kind.option_help) <= set(fields_of(Options))
     Options(**kind.defaults)
+
+
+# What a probe needs beyond one model and digits; clips, which no data of the package have, are in the tests of frames.
+NEEDS: dict[str, dict[str, Any]] = {
+    "sweep": {"view": "affine"},
+    "fewshot": {"shots": (1,), "draws": 1},
+}
+
+
+@EVERY_PROBE
+def test_passes_are_of_another_precision_or_it_says_why_not(kind: type[Probe[Any]]) -> None:
+    options = Options(precision="bfloat16", limit=8)
+    probe = kind(**NEEDS.get(kind.name, {}))
+    classes = Digits(split="test").class_names or ()
+    names = ("a", "b") if kind.name == "align" else ("a",)
+    models = [dataclasses.replace(checkpoint(), name=name, class_names=classes) for name in names]
+    if kind.refuses_precision:
+        with pytest.raises(UserError, match=f"{re.escape(kind.refuses_precision)}; leave precision out"):
+            prepare(probe, models, data="digits", options=options)
+    elif kind.name == "frames":
+        with pytest.raises(UserError, match="holds no clips"):
+            prepare(probe, models, data="digits", options=options)
+    else:
+        work = prepare(probe, models, data="digits", options=options)
+        assert work.request["precision"] == "bfloat16"
+        assert {precision_of(model.model) for model in work.models} == {"bfloat16"}
+        assert "precision" not in prepare(probe, models, data="digits", options=Options(limit=8)).request
+        inputs = list(work.floor_inputs(work.models[0]))
+        assert sum(map(len, inputs)) == min(8, len(work.spec.indices))
 
 
 @EVERY_PROBE

@@ -309,9 +309,11 @@ class Hooks(Adapter):
 
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""
-        net = self._module.net
-        routers = {layer.module for layer in self._layers.values()}
-        return weights_of(net, routers=[module for path, module in net.named_modules() if path in routers])
+        return weights_of(self._module.net, routers=self.router_modules())
+
+    def router_modules(self) -> list[nn.Module]:
+        """Return the modules that route; see ``routing.HasRouterModules``."""
+        return [self._module.net.get_submodule(layer.module) for layer in self._layers.values()]
 
     def checkpoint(self, name: str) -> Checkpoint:
         """Return the model as probes take it, called ``name``."""

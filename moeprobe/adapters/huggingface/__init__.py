@@ -123,12 +123,14 @@ class HuggingfaceAdapter(Adapter):
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
 
+    def router_modules(self) -> list[nn.Module]:
+        """Return the modules that route; see ``routing.HasRouterModules``."""
+        return [layer.module for layer in self._layers.values()]
+
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""
         experts = [layer.experts for layer in self._layers.values() if layer.experts is not None]
-        return weights_of(
-            self.model, routers=[layer.module for layer in self._layers.values()], experts=experts
-        )
+        return weights_of(self.model, routers=self.router_modules(), experts=experts)
 
     def log_probabilities(self, texts: TokenBatch) -> Tensor:
         """Return how probable each token is after those before it; see ``routing.Scored``."""

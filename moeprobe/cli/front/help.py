@@ -11,7 +11,7 @@ PANELS = {
         "data", "split", "limit", "seed", "masks", "class_null", "max_length", "skip_bad_images", "allow_not_finite",
         "images", "file",
     ),
-    "Model": ("layers", "names", "trained_capacity", "group_images", "dtype", "download"),
+    "Model": ("layers", "names", "trained_capacity", "group_images", "dtype", "precision", "floor_images", "download"),
     "Output": ("out", "overwrite", "svg", "full", "json"),
     "Speed": ("device", "batch_size", "workers", "retry", "shard", "dry_run"),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.results.naming import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
+from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import REQUEST, is_file
 from moeprobe.runtime.records import RECORD
 
@@ -116,7 +117,12 @@ def print_result(
 
 
 def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
-    """Print the warnings about the checkpoints."""
+    """Print what arithmetic alone changes in the checkpoints, and the warnings about them."""
+    if sidecar.request.precision != FLOAT32:
+        from moeprobe.results.precision_floor import precision_sentences
+
+        for sentence in precision_sentences(sidecar):
+            screen.print(sentence, soft_wrap=True)
     for name, info in sidecar.checkpoints.items():
         if "warning" in info:
             screen.print(f"Warning: {name} {info['warning']}", style="bold yellow", soft_wrap=True)

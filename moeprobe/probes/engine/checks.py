@@ -24,9 +24,6 @@ from moeprobe.routing.capabilities import check_replayable
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import ANALYSES
 
-# Clean images that are run again unchanged: arithmetic does not need more.
-FLOOR_IMAGES = 256
-
 
 def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options) -> RunSpec:
     """Return the specification of a run, the same for every checkpoint.
@@ -72,7 +69,7 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         skip_bad_images=options.skip_bad_images,
         labeled=labeled,
         replayed_gates=getattr(probe, "gates", "recomputed"),
-        floor_images=FLOOR_IMAGES if probe.noise_floor else 0,
+        floor_images=options.floor_images if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,
     )
 

@@ -39,7 +39,9 @@ from moeprobe.results.stored_cell import in_order
 from moeprobe.results.sums import FORMAT, Accumulator, Cell
 from moeprobe.results.tables import FLOORS, image_table, read_note
 from moeprobe.routing.capabilities import Traceable
+from moeprobe.routing.pass_precision import in_float32, precision_of
 from moeprobe.routing.record import RoutingTrace, joined
+from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import Scratch, display_path, is_there
 from moeprobe.runtime.progress import Advance
 
@@ -300,10 +302,13 @@ def repeats(
     if half:
         parts = [model.trace(part, layers=layers, logits=False)[1] for part in (pixels[:half], pixels[half:])]
         yield OTHER_BATCH, joined(parts)
+    if precision_of(model) != FLOAT32:
+        yield OTHER_DTYPE, in_float32(model).trace(pixels, layers=layers, logits=False)[1]
+        return
     with torch.autocast(device.type, dtype=_DTYPES[device.type]):
         yield OTHER_DTYPE, model.trace(pixels, layers=layers, logits=False)[1]
 
 
-def dtype_name(device: torch.device) -> str:
-    """Return which dtype the other one is."""
-    return str(_DTYPES[device.type]).removeprefix("torch.")
+def dtype_name(device: torch.device, precision: str) -> str:
+    """Return which dtype the other one is, of passes in a precision."""
+    return str(_DTYPES[device.type]).removeprefix("torch.") if precision == FLOAT32 else FLOAT32

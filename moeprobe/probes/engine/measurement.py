@@ -168,7 +168,9 @@ class Measurement(TableWork[M], ProbeWork[M]):
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,
-            floor_dtype=dtype_name(choose_device(options.device)) if spec.floor_images else None,
+            floor_dtype=dtype_name(choose_device(options.device), options.precision)
+            if spec.floor_images
+            else None,
             checkpoints={
                 model.name: dict(model.provenance) | warnings.get(model.name, {}) for model in self.models
             },

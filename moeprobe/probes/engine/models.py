@@ -9,6 +9,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_cut, distinct_names
+from moeprobe.routing.pass_precision import check_runs, in_precision, precision_of
+from moeprobe.runtime.device import choose_device
 
 
 def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
@@ -27,12 +29,22 @@ def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
         )
         for model in sources
     ]
-    loaded = _cut(loaded, options.max_length)
+    loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
     names = distinct_names([(model.name, model.provenance) for model in loaded])
     return [
         model if model.name == name else dataclasses.replace(model, name=name)
         for model, name in zip(loaded, names, strict=True)
     ]
+
+
+def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:
+    """Return a checkpoint whose forward passes are of the precision of the run."""
+    if precision_of(checkpoint.model) == options.precision:
+        return checkpoint
+    device = getattr(checkpoint.model, "device", None) or choose_device(options.device)
+    model = in_precision(checkpoint.model, options.precision, name=checkpoint.name, device=device)
+    check_runs(model, checkpoint.framing.blank(), name=checkpoint.name, device=device)
+    return dataclasses.replace(checkpoint, model=model)
 
 
 def are_hashed(models: Sequence[Checkpoint]) -> bool:

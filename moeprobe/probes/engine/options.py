@@ -11,8 +11,11 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import F, checked, checked_class
-from moeprobe.runtime.device import AUTO, check_device, check_dtype
+from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
 from moeprobe.runtime.processes import MOST_WORKERS
+
+# Clean images that are run again unchanged: arithmetic does not need more.
+FLOOR_IMAGES = 256
 
 
 class Keywords(TypedDict, total=False):
@@ -28,6 +31,8 @@ class Keywords(TypedDict, total=False):
     retry: bool
     device: str
     dtype: str
+    precision: str
+    floor_images: int
     trained_capacity: bool
     group_images: int
     masks: str | Path | None
@@ -79,6 +84,16 @@ class Options:
     dtype: Annotated[
         str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
     ] = AUTO
+    precision: Annotated[
+        str,
+        Arg(
+            "Arithmetic of the forward passes: float32, bfloat16 or float16; weights and routers stay in float32."
+        ),
+    ] = FLOAT32
+    floor_images: Annotated[
+        int,
+        Arg("Clean images that are run again to measure what arithmetic alone changes (the noise floor)."),
+    ] = FLOOR_IMAGES
     trained_capacity: Annotated[
         bool,
         Arg(
@@ -124,12 +139,14 @@ class Options:
                 raise UserError(f"{option(name)} takes {what}; got {value}.")
         check_device(self.device)
         check_dtype(self.dtype)
+        check_precision(self.precision)
 
 
 _BOUNDS = {
     "limit": (1, math.inf, "a positive number of images"),
     "batch_size": (1, math.inf, "a positive number of images"),
     "group_images": (1, math.inf, "a positive number of images"),
+    "floor_images": (1, math.inf, "a positive number of images"),
     "workers": (0, MOST_WORKERS, f"a number of processes from 0 to {MOST_WORKERS}"),
 }
 

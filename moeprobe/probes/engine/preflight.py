@@ -18,11 +18,12 @@ from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.header import ServingSettings, read_info
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views
-from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin
 from moeprobe.probes.engine.run_spec import check_layers
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import VIEWS, is_foreign
+from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import shortest_ends
 
 
@@ -153,6 +154,17 @@ def check_cut(name: str, modality: Modality) -> None:
     """Raise ``UserError`` where texts are to be cut off, and a model reads none."""
     if modality is not TEXT:
         raise UserError(f"{option('max_length')} is for texts, and {name} reads {modality.plural}.")
+
+
+def check_precision(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` where a probe has no passes in another precision than float32, or no noise floor."""
+    if options.precision != FLOAT32 and probe.refuses_precision:
+        raise UserError(f"{probe.name} {probe.refuses_precision}; leave {option('precision')} out.")
+    has_floor = probe.noise_floor or options.precision != FLOAT32
+    if options.floor_images != FLOOR_IMAGES and not has_floor:
+        raise UserError(
+            f"{probe.name} measures a noise floor only with {option('precision')}; leave {option('floor_images')} out."
+        )
 
 
 def check_options(probe: Probe[Any], options: Options) -> None:

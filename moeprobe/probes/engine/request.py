@@ -8,9 +8,10 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.registry import measured_by
+from moeprobe.runtime.device import FLOAT32
 
 
 def make_request(
@@ -40,6 +41,7 @@ def make_request(
         },
         # Named only where it is on, so that earlier runs without it still ask the same.
         **({"allow_not_finite": True} if options.allow_not_finite else {}),
+        **({"floor_images": spec.floor_images} if spec.floor_images not in (0, FLOOR_IMAGES) else {}),
         **_of_texts(models, spec.dataset),
     }
     # A field such as ``view`` is said already, with all that it stands for.
@@ -71,7 +73,15 @@ def _of_options(options: Options) -> dict[str, Any]:
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
+        **precision_request(options),
     }
+
+
+def precision_request(options: Options) -> dict[str, Any]:
+    """Return the precision of the passes, named only where it is not float32."""
+    if options.precision == FLOAT32:
+        return {}
+    return {"precision": options.precision, "floor_images": options.floor_images}
 
 
 def _settings_of(model: Checkpoint) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.preflight import check_some, preflight
+from moeprobe.probes.engine.preflight import check_precision, check_some, preflight
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.earlier_format import is_earlier
 from moeprobe.results.sidecars import read_sidecar
@@ -117,6 +117,7 @@ def prepare(
     probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options
 ) -> "ProbeWork[R]":
     """Return the work that ``run`` does, checked."""
+    check_precision(probe, options)
     probe.check_options(options)
     preflight(probe, sources, data=data, options=options)
     # Here, since it imports torch, and finished runs are compared without.

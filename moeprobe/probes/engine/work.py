@@ -3,20 +3,21 @@
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.results.folder import OutputFolder, Result, output_folder
+from moeprobe.results.precision_floor import KEY
 from moeprobe.results.sidecars import Sidecar, make_sidecar
 from moeprobe.results.summaries import About
 from moeprobe.runtime.catalog import ANALYSES
-from moeprobe.runtime.device import full_float32
+from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
@@ -142,10 +143,34 @@ class ProbeWork(Work[R]):
     Attributes:
         models: the checkpoints.
         data: the data set.
+        spec: the run specification.
     """
 
     models: Sequence[Checkpoint]
     data: str
+    spec: RunSpec
+
+    def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
+        """Return the unperturbed inputs, in batches, that show what arithmetic alone changes."""
+        from moeprobe.probes.engine.floor_passes import clean_inputs  # here, since it imports torch
+
+        return clean_inputs(self.spec, model, self.options.floor_images)
+
+    def make_sidecar(self, **facts: Any) -> Sidecar:
+        """Return the sidecar of this run; of passes in another precision with what that alone changes."""
+        sidecar = super().make_sidecar(**facts)
+        if self.options.precision == FLOAT32:
+            return sidecar
+        from moeprobe.probes.engine.floor_passes import measure_floor
+
+        for model in self.models:
+            layers = chosen_layers(model.model.layer_names, self.options.layers)
+            floor = measure_floor(model, self.floor_inputs(model), layers)
+            # Of aligned trainings the checkpoints are pairs.
+            for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
+                if model.name in subjects:
+                    subjects[model.name] = {**subjects[model.name], KEY: floor}
+        return sidecar
 
     @property
     def passes(self) -> int:

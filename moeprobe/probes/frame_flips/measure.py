@@ -4,7 +4,7 @@ Sums are of whole clips, which are the sample: the frames of a clip are no indep
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.clips import Clips
 from moeprobe.metrics.base import LayerAnalysis, OutputPair, trial_lists
 from moeprobe.probes.engine.batch_sums import load_batches, sums_of_layer, sums_of_output, to_host
+from moeprobe.probes.engine.floor_passes import clean_inputs
 from moeprobe.probes.engine.loop import RunBlock
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
@@ -84,6 +85,14 @@ class FramesMeasurement(Measurement[Result]):
     def make_request(self) -> dict[str, Any]:
         """Return everything that the numbers depend on; patches are compared at their places."""
         return super().make_request() | {"aligned": True}
+
+    def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
+        """Return the first frame of each of the first clips: what was sampled is a clip."""
+        assert isinstance(self.spec.dataset, ClipSet)
+        frames, count = self.spec.dataset.frames, self.options.floor_images
+        first_frames = [frames.clips[index][0] for index in self.spec.indices[:count]]
+        spec = dataclasses.replace(self.spec, dataset=frames, indices=first_frames)
+        return clean_inputs(spec, model, count)
 
     @property
     def is_aligned(self) -> bool:

@@ -16,11 +16,13 @@ from moeprobe.probes.base import (
     Property,
     Views,
 )
+from moeprobe.runtime.device import FLOAT32
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame, Series
 
+    from moeprobe.probes.engine.options import Options
     from moeprobe.results.folder import Result
 
 # A perturbation that is no view: the clean inputs, run in this dtype.
@@ -103,6 +105,13 @@ class Margins(Probe["Result"]):
         if self.transfer_severity is not None and self.transfer is None:
             raise UserError(
                 f"{option('transfer_severity')} belongs to {option('transfer')}: name the view, or leave it out."
+            )
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where passes would be in the precision that they are compared with."""
+        if self.transfer == BFLOAT16 and options.precision != FLOAT32:
+            raise UserError(
+                f"{option('transfer', BFLOAT16)} compares with passes in float32; leave {option('precision')} out."
             )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ class Precision(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
     layout: ClassVar[Layout] = Layout.BY_VIEW
     joinable: ClassVar[bool] = False
+    refuses_precision: ClassVar[str] = "rounds weights, and computes with them in float32"
     compares: ClassVar[bool] = False
     audit: ClassVar[AuditEntry | None] = AuditEntry(
         order=7,

@@ -6,7 +6,7 @@ Axes: B sequences of a batch, T tokens.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.request import precision_request
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
 from moeprobe.probes.engine.work import Plan, ProbeWork
 from moeprobe.probes.trace import Trace
@@ -63,7 +64,14 @@ class RecordingTokens(ProbeWork[Recorded]):
             "all_gates": probe.all_gates,
             "format": f"{FORMAT} {VERSION}",
             "checkpoints": {model.name: {"sha256": model.provenance.get("sha256")} for model in models},
+            **precision_request(options),
         }
+
+    def floor_inputs(self, model: Checkpoint) -> Iterable[TokenBatch]:
+        """Return the first sequences in batches."""
+        sequences = list(self._of(model).values())[: self.options.floor_images]
+        size = self.options.batch_size
+        return (batch_of(sequences[start : start + size]) for start in range(0, len(sequences), size))
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Recorded:
         """Write a trace per checkpoint."""

@@ -12,6 +12,7 @@ from moeprobe.results.headlines.collected import Row
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
+from moeprobe.results.precision_floor import precision_sentences
 from moeprobe.studies.report.reading import Run
 
 # What is no probe's.
@@ -163,7 +164,12 @@ def _headline_sentences(run: Run) -> list[str]:
 
 def remarks_of(run: Run) -> list[str]:
     """Return the sentences on a run besides its headlines: on several numbers, verdicts and drawn patches."""
-    return [*conclusions_of(run), *_verdicts(run), *_changed_patches(run)]
+    return [
+        *conclusions_of(run),
+        *_verdicts(run),
+        *_changed_patches(run),
+        *precision_sentences(run.sidecar),
+    ]
 
 
 def _changed_patches(run: Run) -> list[str]:
