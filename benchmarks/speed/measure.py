@@ -44,7 +44,7 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
 
     Everyone's values are compared first, and one more round warms up; for work that takes long, the first call is the
-    first round. Another one begins each round.
+    first round. The order of contestants is another one in every round, since it alone moves ratios.
 
     Args:
         race: what is run.
@@ -69,9 +69,10 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     repeats = {one.name: 1 if one.name in long else _repeats(race, one, clock) for one in race.contestants}
     watcher.advance(1)
     measured: Measured = {one.name: np.empty(rounds) for one in race.contestants}
+    rng = np.random.default_rng(0)
     for number in range(rounds):
-        start = number % len(race.contestants)
-        for one in [*race.contestants[start:], *race.contestants[:start]]:
+        for index in rng.permutation(len(race.contestants)):
+            one = race.contestants[index]
             first = long.get(one.name) if number == 0 else None
             measured[one.name][number] = (
                 _measure_one(race, one, repeats[one.name], clock) if first is None else first
