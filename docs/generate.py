@@ -17,6 +17,7 @@ FIGURES = {
     "match-ratio.png": "reports/digits/match-ratio/figures/match-ratio.png",
     "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",
     "attack-routing.png": "reports/attack/gradient-routing.png",
+    "attack-transfer.png": "reports/attack/transfer.png",
     "attack-output.png": "reports/attack/gradient-output.png",
     "align-kappa.png": "reports/align/kappa.png",
     "precision.png": "reports/precision/digits.png",

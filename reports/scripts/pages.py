@@ -285,6 +285,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "settings on Fashion-MNIST": fashion_tables.settings,
     "capacity on Fashion-MNIST": fashion_tables.capacity,
     "attacks": attack_tables.lines,
+    "attacks by objective": attack_tables.objectives,
     "faults": faults.lines,
     "system calls": faults.disk_lines,
     "rates on a CPU": scale.rates,
