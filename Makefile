@@ -13,7 +13,7 @@ COMMA := ,
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ reports-corruptions: setup ## Accuracy and κ under the 19 corruptions, of the c
 
 reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about 20 minutes)
 	$(BIN)/python -m reports.scripts.regenerate_attack
+
+reports-flips: setup ## What flips cost, one and all of a perturbation, of the committed digits checkpoints (about ten minutes)
+	$(BIN)/python -m reports.scripts.regenerate_flips
 
 reports-margins: setup ## Choices that noise changes, by the margin between gates, of the committed digits checkpoints
 	$(BIN)/python -m reports.scripts.regenerate_margins

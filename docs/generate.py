@@ -20,6 +20,7 @@ FIGURES = {
     "attack-transfer.png": "reports/attack/transfer.png",
     "attack-output.png": "reports/attack/gradient-output.png",
     "align-kappa.png": "reports/align/kappa.png",
+    "flip-costs.png": "reports/flips/costs.png",
     "precision.png": "reports/precision/digits.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
