@@ -47,10 +47,10 @@ class OfTotals:
         sums = np.asarray(self._sums if totals is None else totals, float)
         step = _STEP * max(float(np.abs(sums).max(initial=0)), 1.0)
         # What no image counts moves nothing, and a number may not exist beside it.
-        counted = self.columns.any(0)
-        steps = step * np.eye(len(sums))[:, counted]
+        is_nonzero = self.columns.any(0)
+        steps = step * np.eye(len(sums))[:, is_nonzero]
         slope = (self.read(sums[:, None] + steps) - self.read(sums[:, None] - steps)) / (2 * step)
-        return self.columns[:, counted] @ slope
+        return self.columns[:, is_nonzero] @ slope
 
     @cached_property
     def _sums(self) -> Array:
