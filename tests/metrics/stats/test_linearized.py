@@ -28,7 +28,8 @@ NOT_ADDITIVE = {
     *(metric.name for metric in AGGREGATES["information"].measures),
 }
 # A checkerboard and its inverse are one observation, wherever they stand: all of them are resampled (see below).
-WHOLE = ("color_bias",)
+# Windows are compared by what all their requests choose: of many requests, neighbors are one observation beforehand.
+WHOLE = ("color_bias", "hot_experts", "rank_load")
 
 
 def cut(columns: Columns, sizes: list[int]) -> Iterator[tuple[slice, Columns]]:
