@@ -138,6 +138,8 @@ def experts(
     models: Models,
     *,
     data: str | None = None,
+    loss: float | None = Experts.loss,
+    draws: int = Experts.draws,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -147,13 +149,15 @@ def experts(
     Args:
         models: as in ``match_ratio``.
         data: as in ``match_ratio``.
+        loss: list the experts whose ban alone raises the loss by less than this, in nats; None = no list.
+        draws: random choices, and permutations, of experts that are drawn for each input.
         options: as in ``match_ratio``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit, or no expert can be banned or forced.
     """
-    return ask(Experts(), models, data, options, watcher, changes)
+    return ask(Experts(loss=loss, draws=draws), models, data, options, watcher, changes)
 
 
 @with_options

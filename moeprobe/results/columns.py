@@ -35,10 +35,13 @@ VERDICTS = {
         )
     },
 }
+# How the interval of a row is computed that holds for several rows at once.
+SIMULTANEOUS = "simultaneous"
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
-    "simultaneous": "holds for a whole curve at once, as wide as the resamples' largest deviation along it",
+    SIMULTANEOUS: "holds for a whole curve at once, as wide as the resamples' largest deviation along it, or for all "
+    "experts of a checkpoint at once (Bonferroni)",
     "percentile": "percentiles of resamples of whole images",
     "permutations": "2.5 % and 97.5 % quantiles over permutations of the images or of their labels, not a confidence "
     "interval",
@@ -59,7 +62,8 @@ COLUMNS: dict[str, str] = {
     "top_k": "experts chosen per token; empty where tokens do not choose",
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
-    "severity": "severity of the view, in its unit; for `fewshot` the shots, for `trace balance` the window; empty for "
+    "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
+    "balance` the window; empty for "
     "pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "

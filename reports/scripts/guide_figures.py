@@ -86,7 +86,7 @@ def margins() -> Figure:
 
 def experts() -> Figure:
     """Return what layers lose without each expert, and with each on every token, of the same models."""
-    return api.experts(_two_models(), data="digits", figures=False).plot()["experts"]
+    return api.experts(_two_models(), data="digits", loss=0.02, figures=False).plot()["experts"]
 
 
 def _two_models() -> list[Path]:

@@ -18,11 +18,14 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
+from moeprobe.metrics.analyses.experts import INTERVENTIONS, ExpertsAnalysis
 from moeprobe.models.nn.capture import moe_layers, switch_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.probes.engine.run_spec import choose_images
 from moeprobe.probes.experts import Experts
+from moeprobe.probes.experts.measure import _interventions
 from moeprobe.probes.experts.redundancy import dispensable, nearest_pairs, sentences
+from moeprobe.results.values import estimators
 from tests.commands import Trained, run
 from tests.probes.test_flips import Whole, by_hand
 from tests.routing.routings import Softened, checkpoint, digits
@@ -43,7 +46,7 @@ def labeled(**arguments: Any) -> Checkpoint:
 
 
 def measured(model: Checkpoint, **options: Any) -> pd.DataFrame:
-    return api.probe(Experts(), [model], data="digits", limit=LIMIT, **options).table
+    return api.experts(model, data="digits", **({"limit": LIMIT, "draws": 1} | options)).table
 
 
 def layers_of(model: Checkpoint) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def layers_of(model: Checkpoint) -> dict[str, Any]:
 
 def of_experts(table: pd.DataFrame, metric: str, layer: str) -> list[float]:
     rows = table[(table["metric"] == metric) & (table["layer"] == layer)]
-    return rows.sort_values("expert")["value"].tolist()
+    return rows.dropna(subset="expert").sort_values("expert")["value"].tolist()
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
@@ -106,7 +109,7 @@ def test_a_duplicated_expert_is_found_redundant_and_no_other() -> None:
         first, copy = pairs[name] = int(shares.argmax()), int(shares.argmin())
         for parameter in (*layer.experts.parameters(), layer.router.gate.weight):
             parameter[copy] = parameter[first]
-    table = measured(model)
+    table = measured(model, loss=1e-5)
     for name, pair in pairs.items():
         prices, shares = (
             np.array(of_experts(table, m, name)) for m in ("experts_price_without", "expert_share")
@@ -116,6 +119,7 @@ def test_a_duplicated_expert_is_found_redundant_and_no_other() -> None:
         if name == LAYERS[0]:  # in the last layer an expert of patches alone is missed by nobody
             redundant = set(np.flatnonzero(np.abs(prices) < 1e-6))
             assert redundant == {*pair, *np.flatnonzero(shares == 0)} and len(redundant) < 7
+            assert set(np.flatnonzero(of_experts(table, "experts_dispensable", name))) == redundant
         rows = table[table["layer"] == name].set_index(["metric", "expert", "expert_b"])["value"]
         both = tuple(sorted(pair))
         assert rows["expert_distance", *both] == pytest.approx(0, abs=1e-6)
@@ -134,7 +138,8 @@ def test_a_layer_of_equal_experts_misses_none() -> None:
         layer.router.renormalise = True
     table = measured(model)
     prices = table[table["metric"].str.startswith("experts_price_")]
-    assert len(prices) == 2 * (2 * 8 + 2)
+    # Eight experts and their mean, banned and forced; random and permuted sets; and all banned ones at once.
+    assert len(prices) == 2 * (2 * 9 + 2 + 8)
     assert prices["value"].abs().max() < 1e-5
     assert (table.loc[table["metric"].str.startswith("experts_answer_"), "value"] == 0).all()
     np.testing.assert_allclose(table.loc[table["metric"] == "expert_distance", "value"], 0, atol=1e-6)
@@ -269,7 +274,8 @@ def test_of_texts_the_price_is_the_fall_of_the_log_probability(tmp_path: Path) -
     for text in texts(22):
         ids = tokenizer(text, return_tensors="pt").input_ids
         falls += _log_probability(model, ids) - _log_probability(model, ids, banned=expert)
-    count = int(table.loc[table["metric"] == "experts_price_without", "trials"].iloc[0])
+    is_of_one = (table["metric"] == "experts_price_without") & table["expert"].notna()
+    count = int(table.loc[is_of_one, "trials"].iloc[0])
     assert prices[expert] == pytest.approx(falls / count, abs=2e-6)
     assert abs(falls / count) > 5e-5
 
@@ -296,34 +302,118 @@ def _log_probability(model: Any, ids: Tensor, *, banned: int | None = None) -> f
 
 
 def test_bounds_hold_for_all_experts_at_once() -> None:
-    rows = pd.DataFrame(
-        {
-            "checkpoint": "a", "expert_b": np.nan, "layer": ["l"] * 4,
-            "metric": "experts_price_without", "expert": range(4),
-            "value": [0.1, 0.0, 0.05, 0.2], "ci_low": [0.0, np.nan, 0.04, 0.1], "ci_high": [0.2, np.nan, 0.06, 0.3],
-        }
-    )  # fmt: skip
-    found = dispensable(rows)
-    assert found["expert"].tolist() == [1, 2, 0, 3]
-    one_sided = stats.norm.ppf(1 - 0.05 / 4) / stats.norm.ppf(0.975)
-    np.testing.assert_allclose(
-        found["highest"], [0, 0.05 + 0.01 * one_sided, 0.1 + 0.1 * one_sided, 0.2 + 0.1 * one_sided]
+    """Of 16 experts in two layers: t standard errors at Bonferroni's level, from the sums of single images."""
+    result = api.experts(labeled(), data="digits", limit=LIMIT, draws=1, loss=0.003, figures=False)
+    table = result.table
+    bounds = dispensable(table).set_index(["layer", "expert"])["highest"]
+    pointwise = table[(table["metric"] == "experts_price_without") & table["expert"].notna()]
+    assert len(bounds) == len(pointwise) == 16
+    t = stats.t.ppf(1 - 0.025 / 16, LIMIT - 1)
+    [layer, *_] = [cell for cell in result.sums if cell.cell.layer == LAYERS[0] and not cell.cell.tokens]
+    prices = layer.load_all()[1]["experts_price_without"]
+    ends = prices.mean(0) + t * prices.std(0, ddof=1) / np.sqrt(LIMIT)
+    np.testing.assert_allclose(bounds[LAYERS[0]].sort_index(), ends, rtol=1e-9)
+    for row in pointwise.itertuples():
+        assert bounds[row.layer, row.expert] >= row.ci_high
+    below = {name: sorted(bounds[name].index[bounds[name] < 0.003]) for name in LAYERS}
+    assert 0 < sum(map(len, below.values())) < 16
+    numbers = table[(table["metric"] == "experts_dispensable") & table["expert"].isna()].set_index("layer")
+    assert numbers["value"].to_dict() == {name: len(experts) for name, experts in below.items()}
+    assert (numbers["severity"] == 0.003).all()
+
+
+def banded(ends: list[float], loss: float | None = None) -> pd.DataFrame:
+    """The rows of banned experts of a layer with these upper ends."""
+    band = pd.DataFrame({"metric": "experts_price_band", "expert": range(len(ends)), "ci_high": ends})
+    mark = pd.DataFrame({"metric": ["experts_dispensable"] * (loss is not None), "severity": loss})
+    return pd.concat([band, mark]).assign(checkpoint="a", layer="l", value=0.0, expert_b=np.nan)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (None, "without expert 1 the loss rises by at most 0 nats, 2 by 0.061, 3 by 0.09 (upper"),
+        (0.1, "3 of 5 experts may go, each alone, at a loss below 0.1 nats (95 % for all at once): 1–3."),
+        (0.08, "2 of 5 experts may go, each alone, at a loss below 0.08 nats (95 % for all at once): 1, 2."),
+        (1e-9, "1 of 5 experts may go, each alone, at a loss below 1e-09 nats (95 % for all at once): 1."),
+    ],
+)
+def test_sentences_name_the_experts_that_may_go(loss: float | None, words: str) -> None:
+    assert words in sentences(banded([0.2, 0.0, 0.0612, 0.09, 0.4], loss))[0]
+
+
+def test_no_expert_may_go() -> None:
+    [said] = sentences(banded([0.2, 0.1], 0.05))
+    assert (
+        said == "a, l: no expert may go at a loss below 0.05 nats; the lowest upper end is 0.1, of expert 1."
     )
+
+
+def test_numbers_of_experts_are_texts_in_a_file() -> None:
     pair = {"checkpoint": "a", "layer": "l", "expert": "2", "expert_b": "3"}
     named = ("expert_distance", "expert_distance_permuted", "expert_cka")
-    of_pair = pd.DataFrame([pair | {"metric": name, "value": 0.5} for name in named])
+    of_pair = pd.DataFrame(
+        [pair | {"metric": name, "value": 0.5, "severity": "", "ci_high": np.nan} for name in named]
+    )
     assert "outputs of experts 2 and 3 are nearest: distance 0.5," in sentences(of_pair)[-1], (
         "texts of a file"
     )
-    assert "without expert 1 the loss rises by at most 0 nats, 2 by 0.061" in sentences(rows)[0]
+
+
+def test_draws_are_of_each_input_and_their_mean_is_taken() -> None:
+    model = labeled()
+    pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    layer = model.model.trace(pixels)[1].layers[LAYERS[0]]
+    arguments: dict[str, Any] = {"name": "l", "seed": 0, "draws": 3}
+    names = ["a", "b", "c"]
+    drawn = {k: list(v) for k, v in _interventions(layer, names, **arguments).items()}
+    assert [len(sets) for sets in drawn.values()] == [8, 8, 3, 3]
+    maps = set()
+    for sets, image in itertools.product(drawn["permuted"], range(3)):
+        pairs = set(
+            zip(layer.selected[image].flatten().tolist(), sets[image].flatten().tolist(), strict=True)
+        )
+        before, after = zip(*pairs, strict=True)
+        assert len(set(before)) == len(set(after)) == len(pairs), "each expert has one other name"
+        assert all(a != b for a, b in pairs)
+        maps.add(frozenset(pairs))
+    assert len(maps) > 6
+    alone = _interventions(layer, names[::-1], **arguments)
+    assert (next(alone["random"])[2] == drawn["random"][0][0]).all(), "whatever the batch"
+    assert not (drawn["random"][0] == drawn["random"][1]).all()
+
+
+def test_the_mean_of_a_kind_is_over_all_its_interventions() -> None:
+    price = np.random.default_rng(0).normal(size=(5, 3))
+    columns = {
+        f"experts_{name}_{kind}": values
+        for kind in INTERVENTIONS
+        for name, values in (("price", price), ("trials", np.ones(5)), ("inputs", np.ones(5)))
+    }
+    found = {
+        (one.name, one.expert): (float(one.statistic.evaluate(np.ones((5, 1)))[0]), int(one.trials.sum()))
+        for one in estimators(columns, (ExpertsAnalysis(),), aligned=True)
+    }
+    for kind in ("without", "permuted"):
+        assert found[f"experts_price_{kind}", None] == (pytest.approx(price.mean()), 15)
+    assert found["experts_price_without", 1] == (pytest.approx(price[:, 1].mean()), 5)
+    assert ("experts_price_permuted", 0) not in found
 
 
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
-    done = run("experts", trained["prc"], trained["baseline"], "--limit", "24", "--out", tmp_path / "experts")
-    assert "the loss rises by at most" in done.stdout and "are nearest: distance" in done.stdout
+    out = tmp_path / "experts"
+    done = run("experts", trained["prc"], trained["baseline"], "--limit", 24, "--loss", 0.5, "--out", out)
+    assert "experts may go, each alone, at a loss below 0.5 nats" in done.stdout
+    assert "experts that may go, each alone" in done.stdout and "are nearest: distance" in done.stdout
     for name in ("experts", "expert-distances"):
         assert (tmp_path / f"experts/figures/{name}.png").exists()
     assert json.loads((tmp_path / "experts/table.json").read_text())["request"]["kind"] == "experts"
+
+
+@pytest.mark.parametrize("wrong", [{"loss": 0.0}, {"loss": float("nan")}, {"draws": 0}])
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"^{next(iter(wrong))} takes a"):
+        Experts(**wrong)
 
 
 def test_refusals() -> None:

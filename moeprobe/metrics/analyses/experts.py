@@ -2,9 +2,10 @@
 
 Sets are forced on all tokens of one layer at once, so a rise of the loss is an effect and no correlation. Later layers
 choose as their routers do. Four kinds of sets: without one expert (the runner-up in its place), with one expert on
-every token (in place of the last chosen one), drawn at random, and the experts relabeled by one fixed permutation.
+every token (in place of the last chosen one), drawn at random, and the experts relabeled by a permutation. What is
+random is drawn for each input by itself, so intervals over inputs include it.
 
-Axes: B inputs, E experts, N interventions of a kind: E where each is about one expert, else 1.
+Axes: B inputs, E experts, N interventions of a kind: E where each is about one expert, else the random draws.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ INTERVENTIONS = {
     "without": "without an expert, the runner-up in its place",
     "forced": "with an expert on every token, in place of the last chosen one",
     "random": "with sets drawn at random",
-    "permuted": "with the experts relabeled by one permutation",
+    "permuted": "with the experts relabeled by a permutation, drawn for each input",
 }
 BANNED = "without"
 PER_EXPERT = (BANNED, "forced")
@@ -53,13 +54,34 @@ _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def intervention_metric(measured: str, intervention: str) -> Metric:
     """Return the metric that is ``measured`` (price, accuracy, answer) under an intervention."""
     meaning, label, declared = _MEASURED[measured]
-    of_expert = " (column expert)" if intervention in PER_EXPERT else ""
+    of_expert = " (column expert; empty: the mean over all)" if intervention in PER_EXPERT else ""
     return Metric(
         f"experts_{measured}_{intervention}",
         about=f"{meaning}: {INTERVENTIONS[intervention]}{of_expert}",
         label=f"{label}, {intervention}",
         **declared,
     )
+
+
+# Their rows follow from the prices of all experts of a checkpoint.
+PRICE_BAND = Metric(
+    "experts_price_band",
+    about="the rise of the loss without an expert (column expert), with an interval that holds for all experts of the "
+    "checkpoint at once",
+    label="rise of the loss, without, all experts at once",
+    unit="nats",
+    better="less",
+)
+DISPENSABLE = Metric(
+    "experts_dispensable",
+    about="whether an expert (column expert) may be banned alone at a rise of the loss below a limit (column "
+    "severity): 1 where the upper end of experts_price_band is below it, else 0; without an expert: their number in "
+    "the layer",
+    label="experts that may go, each alone",
+    unit="whole",
+    better="",
+    severity="loss below",
+)
 
 
 @dataclass(frozen=True)
@@ -82,14 +104,18 @@ class Outcome:
 class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
     """Loss and answers when an expert is banned, forced on every token, or sets are random or relabeled."""
 
-    measures = tuple(
-        MetricFamily(
-            f"experts_{measured}_{{intervention}}",
-            rf"experts_{measured}_({'|'.join(INTERVENTIONS)})",
-            partial(intervention_metric, measured),
-            example=("without",),
-        )
-        for measured in _MEASURED
+    measures = (
+        *(
+            MetricFamily(
+                f"experts_{measured}_{{intervention}}",
+                rf"experts_{measured}_({'|'.join(INTERVENTIONS)})",
+                partial(intervention_metric, measured),
+                example=("without",),
+            )
+            for measured in _MEASURED
+        ),
+        PRICE_BAND,
+        DISPENSABLE,
     )
     signature = "experts_trials_without"
 
@@ -110,7 +136,7 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
         return columns
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the means over inputs, by expert where an intervention is about one."""
+        """Return the means over inputs and interventions of a kind, and by expert where each is about one."""
         estimators: list[Estimator] = []
         for intervention in INTERVENTIONS:
             for measured in _MEASURED:
@@ -119,8 +145,11 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
                 if metric.name not in columns or not trials.any():
                     continue
                 kind = Ratio if measured == "price" else Share
-                for number, of_one in enumerate(columns[metric.name].astype(np.float64).T.copy()):
-                    expert = number if intervention in PER_EXPERT else None
+                values = columns[metric.name].astype(np.float64)
+                trials_of_all = trials * values.shape[1]
+                overall = kind(values.sum(1), trials_of_all.astype(np.float64))
+                estimators.append(metric.raw(overall, trials_of_all))
+                for expert, of_one in enumerate(values.T.copy() if intervention in PER_EXPERT else ()):
                     statistic = kind(of_one, trials.astype(np.float64))
                     estimators.append(metric.raw(statistic, trials, expert=expert))
         return estimators

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.probes.base import Agreement, AuditEntry, Headline, Panel, Probe, Property, Rule
+from moeprobe.errors import UserError, option
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +20,8 @@ class Experts(Probe["Result"]):
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
     random, or relabeled. The rise of the loss is measured for each. Of moeprobe's own models, the outputs of all
-    experts on the same patches are compared as well.
+    experts on the same patches are compared as well. `--loss 0.01` lists the experts that may go, each alone, at a
+    loss below 0.01.
 
     Example: `moeprobe experts checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/experts`
     """
@@ -32,6 +34,8 @@ class Experts(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("experts_price_random"),
         Headline("experts_price_permuted"),
+        Headline("experts_price_without"),
+        Headline("experts_dispensable"),
     )
     panel: ClassVar[Panel] = Panel.STRESS
     joinable: ClassVar[bool] = False
@@ -58,13 +62,28 @@ class Experts(Probe["Result"]):
         statistics=2,
     )
 
+    loss: Annotated[
+        float | None,
+        Arg("List the experts whose ban alone raises the loss by less than this, in nats; default: no list."),
+    ] = None
+    draws: Annotated[
+        int, Arg("Random choices, and permutations, of experts that are drawn for each input.")
+    ] = 4
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a field is out of range."""
+        if self.loss is not None and not 0 < self.loss < float("inf"):
+            raise UserError(f"{option('loss')} takes a number of nats above 0; got {self.loss:g}.")
+        if not 1 <= self.draws <= 1000:
+            raise UserError(f"{option('draws')} takes a whole number from 1 to 1,000; got {self.draws}.")
+
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
         return "All tokens of one layer with other sets, against the model as it is"
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return which expert of each layer is missed least, and which two are most alike."""
+        """Return which experts of each layer may go or are missed least, and which two are most alike."""
         from moeprobe.probes.experts.redundancy import sentences
 
         return sentences(table)

@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
-from moeprobe.metrics.analyses.experts import BANNED, PER_EXPERT, intervention_metric
+from moeprobe.metrics.analyses.experts import BANNED, DISPENSABLE, PER_EXPERT, intervention_metric
 from moeprobe.probes.experts.redundancy import dispensable
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
@@ -32,9 +32,12 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 
 
 def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a row per layer, a panel per kind of intervention, random sets as a line."""
+    """Return the figure: a row per layer, a panel per kind of intervention, random sets as a line.
+
+    Where there is a limit of the loss, experts that may go below it have a ring.
+    """
     names = {kind: intervention_metric("price", kind).name for kind in PER_EXPERT}
-    rows = table[table["metric"].isin(names.values()) & table["value"].notna()]
+    rows = table[table["metric"].isin(names.values()) & table["value"].notna() & table["expert"].notna()]
     if rows.empty:
         return {}
     layers, notes = _layers_of_panels(rows)
@@ -42,6 +45,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
     checkpoints = panels.checkpoints(rows)
     bounds = dispensable(table)
     random = panels.select(table, metric=intervention_metric("price", "random").name)
+    limits = table.loc[table["metric"] == DISPENSABLE.name, "severity"].unique()
     for across, (kind, metric) in enumerate(names.items()):
         for down, layer in enumerate(layers):
             panel = axes[down, across]
@@ -53,6 +57,13 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
                     highest = panels.select(bounds, checkpoint=checkpoint, layer=layer)
                     positions = highest["expert"].to_numpy(float) + shift
                     panel.scatter(positions, highest["highest"], marker="_", s=90, color=colors[checkpoint])
+                    for limit in limits:
+                        is_below = highest["highest"] < limit
+                        panel.scatter(
+                            positions[is_below], highest.loc[is_below, "price"], s=110, facecolors="none",
+                            edgecolors=colors[checkpoint],
+                        )  # fmt: skip
+                        panel.axhline(limit, color="black", linestyle=":", linewidth=1)
                 for level in panels.select(random, checkpoint=checkpoint, layer=layer)["value"]:
                     panel.axhline(level, color=colors[checkpoint], linestyle="--", linewidth=1)
             panel.xaxis.get_major_locator().set_params(integer=True)
@@ -62,9 +73,10 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
                 panel.set_xlabel("expert")
             if across == 0:
                 panel.set_ylabel(f"{layer}\nrise of the loss (nats)")
-    title = "What a layer loses without an expert, and with one expert alone"
+    title = "What a layer loses without an expert, and with one on every token"
     notes = [
         "Dashed: sets drawn at random. Dashes above the bars: upper ends for all experts at once",
+        *(f"Rings: may go, each alone, at a loss below {limit:g} (dotted)" for limit in limits),
         *notes,
     ]
     return {"experts": panels.finish(figure, rows[rows["layer"].isin(layers)], title=title, notes=notes)}

@@ -4,7 +4,7 @@ Axes: B images or texts, T tokens, E experts, K choices, D width.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,9 @@ from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routin
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.experts import Experts
+from moeprobe.probes.experts.redundancy import redundancy_rows
+from moeprobe.results import summaries
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import (
@@ -67,18 +70,27 @@ class ExpertsMeasurement(VariantsMeasurement):
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
-        return partial(_batch_sums, spec, model)
+        return partial(_batch_sums, spec, model, self.probe.draws)
+
+    def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
+        """Return what banned experts cost with intervals that hold for all at once, and which may go."""
+        return redundancy_rows(sums, info, loss=self.probe.loss)
 
     @property
     def passes(self) -> int:
         """The most passes per image: interventions count as whole passes, though they may begin at their layer."""
         return 1 + max(
-            sum(2 * layer.num_experts + 2 for layer in routing_of_blank_input(model, self.options.layers))
+            sum(
+                2 * (layer.num_experts + self.probe.draws)
+                for layer in routing_of_blank_input(model, self.options.layers)
+            )
             for model in self.models
         )
 
 
-def _batch_sums(spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch) -> dict[str, Sums]:
+def _batch_sums(
+    spec: RunSpec, checkpoint: Checkpoint, draws: int, batch: Batch | TextBatch
+) -> dict[str, Sums]:
     """Return the sums of a batch: of the output, and of each layer by intervention."""
     model, inputs = checkpoint.model, batch.views[0]
     layers = spec.layers_of(model)
@@ -98,7 +110,7 @@ def _batch_sums(spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch)
         effects = {
             intervention: _outcome(run, of_kind, before, labels, is_text=isinstance(model, Rerouted))
             for intervention, of_kind in _interventions(
-                layer, batch.image_ids, name=name, seed=spec.seed
+                layer, batch.image_ids, name=name, seed=spec.seed, draws=draws
             ).items()
         }
         cell = Cell(spec.label_of(model, name), layer.router, layer.choices_per_token)
@@ -126,21 +138,23 @@ def _run(
 
 
 def _interventions(
-    layer: LayerRouting, image_ids: list[str], *, name: str, seed: int
+    layer: LayerRouting, image_ids: Sequence[str], *, name: str, seed: int, draws: int
 ) -> Mapping[str, Iterator[Tensor]]:
-    """Return the sets ``(B, T, K)`` of the interventions of each kind, one after the other."""
-    experts = range(layer.num_experts)
+    """Return the sets ``(B, T, K)`` of the interventions of each kind, one after the other.
+
+    What is random belongs to (seed, layer, input, draw).
+    """
+    selected, next_best, experts = layer.selected, runner_up(layer)[..., None], range(layer.num_experts)
+
+    def generators(purpose: str, draw: int) -> list[np.random.Generator]:
+        return [generator(seed, f"experts {name} {purpose}", image_id, draw) for image_id in image_ids]
+
     return {
-        "without": (_without(layer, expert) for expert in experts),
+        "without": (selected.where(selected != expert, next_best) for expert in experts),
         "forced": (_with_expert(layer, expert) for expert in experts),
-        "random": iter([_at_random(layer, image_ids, name=name, seed=seed)]),
-        "permuted": iter([_relabeled(layer, name=name, seed=seed)]),
+        "random": (_at_random(layer, generators("random", draw)) for draw in range(draws)),
+        "permuted": (_relabeled(layer, generators("permutation", draw)) for draw in range(draws)),
     }
-
-
-def _without(layer: LayerRouting, expert: int) -> Tensor:
-    """Return the sets with the runner-up in place of an expert."""
-    return layer.selected.where(layer.selected != expert, runner_up(layer)[..., None])
 
 
 def _with_expert(layer: LayerRouting, expert: int) -> Tensor:
@@ -151,21 +165,19 @@ def _with_expert(layer: LayerRouting, expert: int) -> Tensor:
     return selected
 
 
-def _at_random(layer: LayerRouting, image_ids: list[str], *, name: str, seed: int) -> Tensor:
-    """Return sets drawn evenly; they belong to (seed, layer, image)."""
-    shape = layer.gates.shape[1:]
-    keys = np.stack([generator(seed, f"experts {name}", image_id).random(shape) for image_id in image_ids])
+def _at_random(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
+    """Return sets drawn evenly, by the generator of each input."""
+    keys = np.stack([random.random(layer.gates.shape[1:]) for random in generators])
     order = torch.from_numpy(keys).to(layer.selected.device).argsort(-1)[..., : layer.top_k]
     return order.to(layer.selected.dtype).where(layer.selected >= 0, layer.selected)
 
 
-def _relabeled(layer: LayerRouting, *, name: str, seed: int) -> Tensor:
-    """Return the sets with every expert replaced by the next one on a circle of all, drawn for (seed, layer)."""
-    order = torch.from_numpy(generator(seed, f"experts {name}", "permutation").permutation(layer.num_experts))
-    following = torch.empty_like(order)
-    following[order] = order.roll(-1)
-    next_expert = following.to(layer.selected)[layer.selected.long().clamp_min(0)]
-    return next_expert.where(layer.selected >= 0, layer.selected)
+def _relabeled(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
+    """Return the sets with every expert replaced by the next one on a circle of all, drawn for each input."""
+    order = torch.from_numpy(np.stack([random.permutation(layer.num_experts) for random in generators]))
+    following = torch.empty_like(order).scatter(1, order, order.roll(-1, 1)).to(layer.selected)
+    experts = layer.selected.long().clamp_min(0).flatten(1)
+    return following.gather(1, experts).view_as(layer.selected).where(layer.selected >= 0, layer.selected)
 
 
 def _outcome(run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor, *, is_text: bool) -> Outcome:
@@ -176,14 +188,14 @@ def _outcome(run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor, *
         return Outcome(torch.stack(falls, 1), has_score.sum(1), None, None)
     is_labeled, target = labels >= 0, labels.clamp_min(0)[:, None]
     log_probability = before.double().log_softmax(-1).gather(-1, target).squeeze(-1)
-    price, correct, answer = [], [], []
+    answer_before, price, correct, answer = before.argmax(-1), [], [], []
     for selected in sets:
         scores = run(selected)
         after = scores.double().log_softmax(-1).gather(-1, target).squeeze(-1)
         price.append((log_probability - after).masked_fill(~is_labeled, 0))
         predicted = scores.argmax(-1)
         correct.append((predicted == labels) & is_labeled)
-        answer.append(predicted != before.argmax(-1))
+        answer.append(predicted != answer_before)
     return Outcome(torch.stack(price, 1), is_labeled.long(), torch.stack(correct, 1), torch.stack(answer, 1))
 
 

@@ -1,21 +1,98 @@
-"""What a table of ``experts`` says of the experts that a layer can do without.
+"""The experts that a layer can do without: rows of a table of ``experts``, and what they say in words.
 
-Of many experts one looks cheap by chance. So upper ends of the prices hold for all experts of a checkpoint at once:
-normal bounds at Bonferroni's level, with the standard error that the pointwise interval has.
+Of many experts one looks cheap by chance. So there are intervals of the prices that hold for all experts of a
+checkpoint at once: t standard errors to either side at Bonferroni's level, and never inside the pointwise interval.
+
+Source: Dunn 1961, "Multiple comparisons among means".
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
+import numpy as np
 import pandas as pd
-from scipy import special
 
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
-from moeprobe.metrics.analyses.experts import BANNED, intervention_metric
-from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.metrics.analyses.experts import (
+    BANNED,
+    DISPENSABLE,
+    PRICE_BAND,
+    ExpertsAnalysis,
+    intervention_metric,
+)
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
+from moeprobe.metrics.stats.statistic import standard_error
+from moeprobe.results import summaries
+from moeprobe.results.columns import SIMULTANEOUS
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import first_and_last
+from moeprobe.results.values import CellValues, Evaluator
 
+Row = dict[str, Any]
 # Experts that a sentence names.
 _NAMED = 3
+
+
+def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | None) -> list[Row]:
+    """Return the lines of what banned experts cost, for all at once, and of which may go at a loss below ``loss``.
+
+    Args:
+        sums: of a run of ``experts``.
+        info: what all lines of the run share.
+        loss: rise of the loss, in nats; None = there are no lines of which may go.
+    """
+    evaluate = Evaluator((ExpertsAnalysis(),), aligned=True, seed=info.seed, influences=True)
+    priced = [cell for cell in sums if cell.cell.layer and not cell.cell.tokens]
+    rows: list[Row] = []
+    for _, of_one in groupby(priced, lambda cell: cell.checkpoint):
+        layers = [_prices(values, info) for values in map(evaluate, of_one)]
+        num_experts = sum(bool(price["interval"]) for layer in layers for price, _ in layer)
+        for layer in layers:
+            band = [_for_all(price, error, num_experts) for price, error in layer]
+            rows += [*band, *(_may_go(band, loss) if loss is not None else ())]
+    return rows
+
+
+def _prices(values: CellValues, info: summaries.About) -> list[tuple[Row, float]]:
+    """Return the line of each banned expert of a layer, with the standard error of its price over inputs."""
+    banned = intervention_metric("price", BANNED).name
+    band = NumberName(PRICE_BAND.name, "")
+    return [
+        (
+            summaries.row(
+                info, values.checkpoint, values.cell, band._replace(expert=name.expert), price,
+                not_finite=values.not_finite,
+            ),
+            price.error if price.error is not None else standard_error(values.influences[name], price.images),
+        )
+        for name, price in values.numbers.items()
+        if name.metric == banned and name.expert is not None
+    ]  # fmt: skip
+
+
+def _for_all(row: Row, error: float, num_experts: int) -> Row:
+    """Return the line with an interval that holds for so many experts at once, if it has one."""
+    if not row["interval"]:
+        return row
+    reach = error * critical(row["images"], confidence=1 - (1 - CONFIDENCE) / num_experts)
+    low, high = min(row["ci_low"], row["value"] - reach), max(row["ci_high"], row["value"] + reach)
+    return row | {"ci_low": low, "ci_high": high, "interval": SIMULTANEOUS}
+
+
+def _may_go(band: Sequence[Row], loss: float) -> list[Row]:
+    """Return the lines of which experts of a layer may go, and of their number; no value where no interval is known."""
+    empty = {"ci_low": np.nan, "ci_high": np.nan, "interval": ""}
+    lines = [
+        row
+        | {"metric": DISPENSABLE.name, "severity": loss, "value": float(row["ci_high"] < loss)}
+        | ({"value": np.nan} if np.isnan(row["ci_high"]) else {})
+        | empty
+        for row in band
+    ]
+    number = sum(line["value"] for line in lines)
+    return [*lines, *(line | {"expert": None, "value": number} for line in lines[:1])]
 
 
 def dispensable(table: pd.DataFrame) -> pd.DataFrame:
@@ -23,20 +100,10 @@ def dispensable(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns checkpoint, layer, expert, price, and ``highest``: the upper end of the price, of all experts of the
-        checkpoint at once in 95 % of samples; the price itself where it is 0 in every input.
+        checkpoint at once in 95 % of samples.
     """
-    rows = table[table["metric"] == intervention_metric("price", BANNED).name]
-    normal = float(special.ndtri((1 + CONFIDENCE) / 2))
-    parts = []
-    for _, of_one in rows.groupby("checkpoint", sort=False):
-        reach = float(special.ndtri(1 - (1 - CONFIDENCE) / len(of_one))) / normal
-        error = (of_one["ci_high"] - of_one["ci_low"]) / 2
-        # Nothing changes in any input where the expert is never chosen: there is no interval, and no need of one.
-        highest = (of_one["value"] + reach * error).mask(of_one["value"] == 0, of_one["value"])
-        parts.append(of_one[["checkpoint", "layer", "expert"]].assign(price=of_one["value"], highest=highest))
-    if not parts:
-        return pd.DataFrame(columns=["checkpoint", "layer", "expert", "price", "highest"])
-    bounds = pd.concat(parts).dropna(subset=["highest"])
+    rows = table[table["metric"] == PRICE_BAND.name].dropna(subset=["ci_high"])
+    bounds = rows[["checkpoint", "layer", "expert"]].assign(price=rows["value"], highest=rows["ci_high"])
     order = bounds.groupby(["checkpoint", "layer"], sort=False).ngroup()
     return bounds.assign(order=order).sort_values(["order", "highest"], kind="stable").drop(columns="order")
 
@@ -60,20 +127,15 @@ def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return for each checkpoint and layer which experts are missed least and which two are nearest.
+    """Return for each checkpoint and layer which experts may go or are missed least, and which two are nearest.
 
     Of more layers than have panels in a figure the first and the last are named.
     """
+    limits = table.loc[table["metric"] == DISPENSABLE.name, "severity"]
     lines = []
     for (checkpoint, layer), rows in _named_layers(dispensable(table)):
-        cheapest, *next_ones = [
-            (int(row.expert), f"{row.highest:.2g}") for row in rows.head(_NAMED).itertuples()
-        ]
-        remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
-        lines.append(
-            f"{checkpoint}, {layer}: without expert {cheapest[0]} the loss rises by at most {cheapest[1]} "
-            f"nats{remaining} (upper ends for all experts at once)."
-        )
+        words = _cheapest(rows) if limits.empty else _removable(rows, float(limits.iloc[0]))
+        lines.append(f"{checkpoint}, {layer}: {words}")
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]
         # In a file numbers of experts are texts.
@@ -84,6 +146,44 @@ def sentences(table: pd.DataFrame) -> list[str]:
             f"with permuted patches, CKA {nearest[EXPERT_CKA.name]:.2g}."
         )
     return lines
+
+
+def _cheapest(rows: pd.DataFrame) -> str:
+    """Return which experts of a layer are missed least."""
+    cheapest, *next_ones = [
+        (int(float(row.expert)), f"{row.highest:.2g}") for row in rows.head(_NAMED).itertuples()
+    ]
+    remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
+    return (
+        f"without expert {cheapest[0]} the loss rises by at most {cheapest[1]} nats{remaining} "
+        "(upper ends for all experts at once)."
+    )
+
+
+def _removable(rows: pd.DataFrame, loss: float) -> str:
+    """Return which experts of a layer may go at a lower loss."""
+    removable = sorted(int(float(expert)) for expert in rows.loc[rows["highest"] < loss, "expert"])
+    if not removable:
+        least = rows.iloc[0]
+        return (
+            f"no expert may go at a loss below {loss:g} nats; the lowest upper end is {least['highest']:.2g}, "
+            f"of expert {int(float(least['expert']))}."
+        )
+    return (
+        f"{len(removable)} of {len(rows)} experts may go, each alone, at a loss below {loss:g} nats "
+        f"(95 % for all at once): {_ranges(removable)}."
+    )
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return rising whole numbers, neighbors of three or more as ranges: 0, 3–5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _named_layers(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:

@@ -30,6 +30,7 @@ from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.margins import BFLOAT16, Margins
 from moeprobe.probes.margins.curve import MarginDraws, SetCurve, is_predictable, predict
 from moeprobe.results import summaries
+from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
@@ -38,8 +39,6 @@ from moeprobe.routing import finite
 from moeprobe.routing.correspondence import pair_up
 from moeprobe.routing.record import LayerPair, LayerRouting, RoutingTrace
 
-# How the interval of a row is computed that holds for a whole curve.
-SIMULTANEOUS = "simultaneous"
 # Noises that grow with their severity from one draw, so that margins predict what they change.
 NOISES = ("gaussian_noise", "embedding_noise")
 

@@ -124,11 +124,12 @@ def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> He
 
 
 def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
-    """Return the rows of ordinary tokens, or of the output, about a metric and null: of several draws their pool."""
+    """Return the rows of ordinary tokens, or the output, about a metric and null: of draws and experts their pool."""
     keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
-    if "draw" in table:
-        # Of several draws the rows of all together, which have no number: missing in memory, empty in a CSV.
-        keep &= table["draw"].isna() | (table["draw"].astype(object) == "")
+    # The rows of all together have no number: missing in memory, empty in a CSV.
+    for column in ("draw", "expert"):
+        if column in table:
+            keep &= table[column].isna() | (table[column].astype(object) == "")
     return table[keep]
 
 

@@ -38,7 +38,7 @@ def side_by_side_table(
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
     with_layers = bool((table["layer"] != "").any())
     with_severity = severities and bool(table["severity"].notna().any())
-    steps = severity_heading(table["metric"])
+    steps = severity_heading(table.loc[table["severity"].notna(), "metric"])
     with_views = table["view"].nunique() > 1
     lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in by_first_seen(table, ("view", "layer", "tokens")).to_dict("records"):
