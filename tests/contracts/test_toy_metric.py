@@ -49,6 +49,7 @@ class Toy(LayerAnalysis):
 '''
 
 
+@pytest.mark.slow
 def test_a_metric_is_one_file(tmp_path: Path, trained: Trained) -> None:
     run, page = str(tmp_path / "run"), str(tmp_path / "page")
     commands = {

@@ -10,6 +10,8 @@ from tests.docs.pages import ROOT, text
 MODELS = ("digits-baseline-k2-seed0", "digits-prc-k2-seed0")
 PAGE = "concepts/flips.md"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:

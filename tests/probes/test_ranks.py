@@ -63,6 +63,7 @@ def alone(asked: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_torchrun_leaves_the_bytes_of_one_process(asked: list[Any], alone: Path, tmp_path: Path) -> None:
     """Five batches over two processes: shards are uneven."""
     out = tmp_path / "sweep"

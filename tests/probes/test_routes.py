@@ -139,6 +139,7 @@ def test_planted_routers_on_digits(planted: Path) -> None:
     assert permuted["ci_low"] <= hashed <= permuted["ci_high"] and permuted["interval"] == "permutations"
 
 
+@pytest.mark.slow
 def test_planted_routers_on_checkerboards(planted: Path) -> None:
     table = probed(planted, "--data", "checkerboard")
     wanted = {("place", "same_place"): 1.0, ("color", "same_color"): 1.0}

@@ -269,6 +269,7 @@ def test_choices_of_one_prompt_are_a_cluster(tmp_path: Path) -> None:
         imported(path, cluster="text")
 
 
+@pytest.mark.slow
 def test_choices_add_no_samples(tmp_path: Path) -> None:
     """Each request answered twice with the same text: the values and intervals are those of the single choices."""
     lines, other = lines_of("bfloat16"), []

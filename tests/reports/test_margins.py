@@ -55,6 +55,7 @@ def test_the_design_effect_is_that_of_the_deciles(monkeypatch: pytest.MonkeyPatc
     assert effects == pytest.approx([linearize_all(share, share.denominator).effect] * 9)
 
 
+@pytest.mark.slow
 def test_flips_are_what_the_sweep_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
     script = regenerate_margins
     monkeypatch.setattr(script, "SEEDS", (1,))

@@ -501,6 +501,7 @@ def times_of(folder: Path, groups: list[str]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_times_taken_in_turn_stand_on_the_axis(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[pd.DataFrame] = []
     monkeypatch.setattr(
