@@ -13,8 +13,8 @@ from tests.contracts.test_analyses import AGGREGATES, EVERY, examples, metrics_o
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
 METRICS = [one.representative if isinstance(one, MetricFamily) else one for one in registry.declared()]
-# Their rows follow from those of several cells: tests/probes/test_margins.py has them.
-FROM_SEVERAL_CELLS = ("set_survival_band",)
+# Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py have them.
+FROM_SEVERAL_CELLS = ("set_survival_band", "experts_price_band", "experts_dispensable")
 FAMILIES = [one for one in registry.declared() if isinstance(one, MetricFamily)]
 
 
