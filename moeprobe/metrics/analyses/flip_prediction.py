@@ -71,7 +71,7 @@ AUROC_MARGIN = Metric(
 BINS = 10
 # Predictions are one-sided tails, and never above one half.
 HIGHEST = 0.5
-# Values that are ranked are is_counted in bins of equal width of their logarithms.
+# Values that are ranked are counted in bins of equal width of their logarithms.
 _SMALLEST, _LARGEST, _RANKS = 1e-5, 1e2, 56
 _COUNT, _SUM, _HITS = "flip_bin_tokens", "flip_bin_predicted", "flip_bin_flips"
 _RANKED = {AUROC: "flip_ranks", AUROC_MARGIN: "flip_ranks_margin"}

@@ -71,7 +71,7 @@ def at_random(
     """Return images ``(B, 3, H, W)`` whose change has the norm epsilon, in a direction that (seed, image) says.
 
     With ℓ∞ each value moves by epsilon, up or down. With ℓ2 the direction is even on the sphere; a value that would
-    leave [0, 1] moves the candidate way, so that the norm stays.
+    leave [0, 1] moves the other way, so that the norm stays.
     """
     shape = images.shape[1:]
     if norm != L2:
