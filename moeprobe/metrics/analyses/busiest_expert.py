@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moeprobe.metrics.analyses.selection import choices_by_expert
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.statistic import Share
@@ -43,10 +44,9 @@ class BusiestExpert(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return, of the view, the patches of the busiest expert ``(B,)``, and how many there are."""
         layer = pair.view
-        patches = slice(layer.num_prefix_tokens, None)
-        valid = layer.valid[:, patches]
-        choices = layer.selected_mask[:, patches] & valid[..., None]
-        columns = {"busiest_expert_most": choices.sum(1).amax(-1), self.signature: valid.sum(1)}
+        prefix = layer.num_prefix_tokens
+        most = choices_by_expert(layer, first=prefix).amax(-1)
+        columns = {"busiest_expert_most": most, self.signature: layer.valid[:, prefix:].sum(1)}
         return {layer.modality.token: columns}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -106,12 +106,27 @@ def can_flip(layer: LayerRouting) -> bool:
     return layer.tokens_choose and has_margins(layer) and layer.places is None
 
 
+def selection_scores(layer: LayerRouting, *, in_logits: bool = False) -> Tensor:
+    """Return what the choice is read off ``(B, T, E)``, in double precision: large scores may differ by little.
+
+    Args:
+        layer: of a router whose scores are known.
+        in_logits: the gates are a softmax's; return their logits, up to a constant of each token.
+    """
+    if in_logits:
+        # A gate that is rounded to 0 has no logit.
+        return layer.gates.double().log()
+    return (layer.gates if layer.scores is None else layer.scores).double()
+
+
+def choices_by_expert(layer: LayerRouting, *, first: int = 0) -> Tensor:
+    """Return how many tokens of each image, from token ``first`` on, have each expert by choice ``(B, E)``."""
+    return (layer.selected_mask & layer.valid[..., None])[:, first:].sum(1)
+
+
 def runner_up(layer: LayerRouting) -> Tensor:
     """Return the best expert of each token ``(B, T)`` that it did not choose."""
-    import torch
-
-    scores = layer.gates if layer.scores is None else layer.scores
-    best = scores.masked_fill(layer.selected_mask, -torch.inf).argmax(-1)
+    best = selection_scores(layer).masked_fill(layer.selected_mask, -math.inf).argmax(-1)
     return best.to(layer.selected.dtype)
 
 
@@ -133,7 +148,7 @@ def selection_margins(layer: LayerRouting) -> Tensor | None:
     """
     if not has_margins(layer):
         return None
-    scores = layer.gates if layer.scores is None else layer.scores
+    scores = selection_scores(layer)
     return _cutoff_margins(layer, scores) if layer.experts_choose else _set_margins(layer, scores)
 
 
@@ -142,8 +157,7 @@ def logit_margins(layer: LayerRouting) -> Tensor | None:
     of_softmax = layer.token_local and layer.gates_sum_to_one and layer.scores is None
     if not (of_softmax and layer.tokens_choose and has_margins(layer)):
         return None
-    # In double precision, as the margins of scores; a gate that is rounded to 0 has no logit.
-    return _set_margins(layer, layer.gates.double().log())
+    return _set_margins(layer, selection_scores(layer, in_logits=True))
 
 
 def _chosen_by_gates(layer: LayerRouting) -> bool:
@@ -154,8 +168,7 @@ def _chosen_by_gates(layer: LayerRouting) -> bool:
 
 def _set_margins(layer: LayerRouting, scores: Tensor) -> Tensor:
     """Return the K-th of scores ``(B, T, E)`` less the (K+1)-th."""
-    # In double precision: large scores may differ by little.
-    scores, selected = scores.double(), layer.selected_mask
+    selected = layer.selected_mask
     margin = scores.masked_fill(~selected, math.inf).amin(-1) - scores.masked_fill(selected, -math.inf).amax(
         -1
     )
@@ -164,7 +177,6 @@ def _set_margins(layer: LayerRouting, scores: Tensor) -> Tensor:
 
 def _cutoff_margins(layer: LayerRouting, scores: Tensor) -> Tensor:
     """Return the distance of each token's scores ``(B, T, E)`` to the nearest expert's cut-off."""
-    scores = scores.double()
     is_taken, valid = layer.selected_mask, layer.valid[..., None]
     worst_taken = scores.masked_fill(~(is_taken & valid), math.inf).amin(1, keepdim=True)
     best_left = scores.masked_fill(is_taken | ~valid, -math.inf).amax(1, keepdim=True)

@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moeprobe.errors import UserError
-from moeprobe.metrics.analyses.selection import has_margins, logit_margins, selection_margins
+from moeprobe.metrics.analyses.selection import (
+    choices_by_expert,
+    has_margins,
+    logit_margins,
+    selection_margins,
+    selection_scores,
+)
 from moeprobe.probes.attack import ANSWER, JOINT, KEEPING_ANSWER, ONE_EXPERT, OVERLOAD, Attack
 from moeprobe.routing.capabilities import Differentiable, Steerable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -119,18 +125,13 @@ def sending(experts: Mapping[str, Tensor]) -> Value:
 
 def busiest(routing: RoutingTrace) -> dict[str, Tensor]:
     """Return the expert ``(B,)`` of each layer that most tokens of an image have; of several the lowest."""
-    return {
-        name: (layer.selected_mask & layer.valid[..., None]).sum(1).argmax(-1)
-        for name, layer in routing.layers.items()
-    }
+    return {name: choices_by_expert(layer).argmax(-1) for name, layer in routing.layers.items()}
 
 
 def remaining_margins(clean: LayerRouting, layer: LayerRouting) -> Tensor | None:
     """Return how far each token ``(B, T)`` is from leaving its clean set, 0 once it has; None where that is unknown."""
-    # A gate that is rounded to 0 has no logarithm, and no gradient of it.
-    gates = layer.gates.clamp_min(torch.finfo(layer.gates.dtype).tiny)
     # Under the present scores the margin of the clean set is negative, thus NaN, once the token has another set.
-    in_clean_sets = dataclasses.replace(layer, gates=gates, selected=clean.selected)
+    in_clean_sets = dataclasses.replace(_with_logarithms(layer), selected=clean.selected)
     of_logits = logit_margins(in_clean_sets)
     margins = selection_margins(in_clean_sets) if of_logits is None else of_logits
     return None if margins is None else margins.nan_to_num(0)
@@ -144,14 +145,17 @@ def lacking(layer: LayerRouting, experts: Tensor) -> Tensor | None:
     """
     if not can_be_sent(layer):
         return None
-    if layer.scores is None and layer.gates_sum_to_one:
-        scores = layer.gates.clamp_min(torch.finfo(layer.gates.dtype).tiny).double().log()
-    else:
-        scores = (layer.gates if layer.scores is None else layer.scores).double()
+    in_logits = layer.scores is None and layer.gates_sum_to_one
+    scores = selection_scores(_with_logarithms(layer) if in_logits else layer, in_logits=in_logits)
     index = experts[:, None, None].expand(*scores.shape[:2], 1)
     score = scores.gather(-1, index).squeeze(-1)
     cutoff = scores.scatter(-1, index, -torch.inf).topk(layer.top_k).values[..., -1]
     return (cutoff - score).clamp_min(0).masked_fill(~layer.valid, 0)
+
+
+def _with_logarithms(layer: LayerRouting) -> LayerRouting:
+    """Return a layer whose gates are above 0: one that is rounded to 0 has no logarithm, and no gradient of it."""
+    return dataclasses.replace(layer, gates=layer.gates.clamp_min(torch.finfo(layer.gates.dtype).tiny))
 
 
 def can_be_sent(layer: LayerRouting) -> bool:

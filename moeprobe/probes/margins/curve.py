@@ -17,7 +17,12 @@ from torch import Tensor
 
 from moeprobe.metrics.analyses.critical_noise import CriticalNoiseAnalysis, NoiseResponse
 from moeprobe.metrics.analyses.flip_prediction import FlipPredictionAnalysis, PredictedFlips, columns_by_bin
-from moeprobe.metrics.analyses.selection import has_margins, logit_margins, selection_margins
+from moeprobe.metrics.analyses.selection import (
+    has_margins,
+    logit_margins,
+    selection_margins,
+    selection_scores,
+)
 from moeprobe.metrics.analyses.set_survival import SetSurvivalAnalysis, Survivors
 from moeprobe.metrics.token_kinds import Paired, take_tokens
 from moeprobe.results.sums import Cell
@@ -71,14 +76,14 @@ class MarginDraws:
         margin = selection_margins(clean) if of_logits is None else of_logits
         assert margin is not None
         self._margin, self._in_logits = margin, of_logits is not None
-        scores = self._scores(clean)
+        scores = selection_scores(clean, in_logits=self._in_logits)
         self._last = scores.masked_fill(~clean.selected_mask, torch.inf).argmin(-1, keepdim=True)
         self._next = scores.masked_fill(clean.selected_mask, -torch.inf).argmax(-1, keepdim=True)
         self._squares, self._draws = torch.zeros_like(margin), 0
 
     def add(self, noisy: LayerRouting) -> None:
         """Add the routing of the same input under another draw of noise."""
-        scores = self._scores(noisy)
+        scores = selection_scores(noisy, in_logits=self._in_logits)
         margin = (scores.gather(-1, self._last) - scores.gather(-1, self._next)).squeeze(-1)
         # Around the clean margin: to first order noise moves it to either side alike.
         self._squares += (margin - self._margin).square()
@@ -88,12 +93,6 @@ class MarginDraws:
         """Return margins and sensitivities; ``sigma`` is the standard deviation of the noise of all draws."""
         sensitivity = (self._squares / self._draws).sqrt() / sigma
         return TokenMargins(self._margin.cpu(), sensitivity.cpu(), self._draws)
-
-    def _scores(self, layer: LayerRouting) -> Tensor:
-        """Return what the choice is read off ``(B, T, E)``; of a softmax its logits, up to a constant of the token."""
-        if self._in_logits:
-            return layer.gates.double().log()
-        return (layer.gates if layer.scores is None else layer.scores).double()
 
 
 class SetCurve:
