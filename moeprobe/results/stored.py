@@ -17,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import atomic_file, check_parquet_size, open_parquet, version_of
+from moeprobe.runtime.files import Scratch, atomic_file, check_parquet_size, open_parquet, version_of
 from moeprobe.runtime.processes import usable
 
 # Columns of names; all others are of numbers.
@@ -111,6 +111,20 @@ def concat(parts: Iterable[SumsStore]) -> SumsStore:
     """Return the disjoint union of sums."""
     parts = list(parts)
     return SumsStore((cell for part in parts for cell in part), keep=parts)
+
+
+def concat_parts(parts: Iterable[SumsStore], *, in_files: bool) -> SumsStore:
+    """Return the disjoint union of sums that come one after the other.
+
+    ``in_files``: each moves to a file of this run alone, before the next is computed.
+    """
+    if not in_files:
+        return concat(parts)
+    scratch, cells = Scratch(), list[StoredCell]()
+    for number, part in enumerate(parts):
+        cells += spill(scratch.path / f"{number:05d}.arrow", part)
+        del part  # out of memory, before the loop computes the next one
+    return SumsStore(cells, keep=(scratch,))
 
 
 def of_table(images: pa.Table) -> SumsStore:

@@ -45,12 +45,11 @@ from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names
-from moeprobe.results.stored import SumsStore, concat, of_table, spill
+from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
@@ -198,17 +197,11 @@ class Measuring:
 
     def sums(self, watcher: Progress) -> SumsStore:
         """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-        parts: list[SumsStore] = []
         layers = self._traces[0].trace.layers
         of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
         size = max(min(INPUTS_IN_MEMORY, _CHOICES // max(of_input, 1)), 1)
-        scratch = Scratch() if len(self._ids) > size else None
-        for ids in self._parts(size):
-            part = self._part(ids, watcher)
-            if scratch is not None:
-                part = spill(scratch.path / f"{len(parts):05d}.arrow", part)
-            parts.append(part)
-        return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
+        parts = (self._part(ids, watcher) for ids in self._parts(size))
+        return concat_parts(parts, in_files=len(self._ids) > size)
 
     def _with_clusters_together(self, ids: Sequence[str]) -> list[str]:
         order: dict[str, int] = {}

@@ -33,10 +33,10 @@ from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
-from moeprobe.results.stored import SumsStore, of_file, of_table, write
+from moeprobe.results.stored import SumsStore, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from moeprobe.runtime.files import Scratch, sha256
+from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress, progress_of
 
 # What the tables call the rows on hot experts, and those on the second half of the requests.
@@ -205,16 +205,10 @@ class _Load(TableWork[Result]):
 
     def _sums(self, choices: Mapping[str, NDArray[np.int32]]) -> SumsStore:
         """Return the sums of all cells; of many requests they are kept in files."""
-        scratch = Scratch() if sum(counts.size for counts in choices.values()) > _COUNTS else None
-        parts: list[SumsStore] = []
-        for accumulator in self._cells(choices):
-            part = of_table(image_table(accumulator, checkpoint=self.name))
-            if scratch is not None:
-                path = scratch.path / f"{len(parts):05d}.parquet"
-                write(path, part)
-                part = of_file(path)
-            parts.append(part)
-        return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
+        parts = (
+            of_table(image_table(accumulator, checkpoint=self.name)) for accumulator in self._cells(choices)
+        )
+        return concat_parts(parts, in_files=sum(counts.size for counts in choices.values()) > _COUNTS)
 
     def _cells(self, choices: Mapping[str, NDArray[np.int32]]) -> Iterator[Accumulator]:
         """Yield the hot experts of each layer, then the ranks of each layer and of all, under each placement."""
