@@ -37,6 +37,11 @@ def labels_of(spec: RunSpec, batch: Batch | TextBatch) -> Tensor:
     return batch.labels if spec.labeled else torch.full_like(batch.labels, -1)
 
 
+def log_probability(scores: Tensor, target: Tensor) -> Tensor:
+    """Return the log-probability ``(B,)`` of a class of each image, in double precision."""
+    return scores.double().log_softmax(-1).gather(-1, target[:, None]).squeeze(-1)
+
+
 def to_host(column: Tensor) -> NDArray[np.generic]:
     """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
     array = column.cpu().numpy()

@@ -20,7 +20,7 @@ from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, runner_up
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine.batch_sums import labels_of, output_sums
+from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
 from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
@@ -186,13 +186,12 @@ def _outcome(run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor, *
         has_score = before.isfinite()
         falls = [(before - run(selected)).double().masked_fill(~has_score, 0).sum(1) for selected in sets]
         return Outcome(torch.stack(falls, 1), has_score.sum(1), None, None)
-    is_labeled, target = labels >= 0, labels.clamp_min(0)[:, None]
-    log_probability = before.double().log_softmax(-1).gather(-1, target).squeeze(-1)
-    answer_before, price, correct, answer = before.argmax(-1), [], [], []
+    is_labeled, target = labels >= 0, labels.clamp_min(0)
+    score_before, answer_before = log_probability(before, target), before.argmax(-1)
+    price, correct, answer = [], [], []
     for selected in sets:
         scores = run(selected)
-        after = scores.double().log_softmax(-1).gather(-1, target).squeeze(-1)
-        price.append((log_probability - after).masked_fill(~is_labeled, 0))
+        price.append((score_before - log_probability(scores, target)).masked_fill(~is_labeled, 0))
         predicted = scores.argmax(-1)
         correct.append((predicted == labels) & is_labeled)
         answer.append(predicted != answer_before)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeprobe.metrics.analyses.flip_costs import FOLDS, PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flips import DECILES, ForcedFlips
-from moeprobe.probes.engine.batch_sums import ForwardPass, exchange
+from moeprobe.probes.engine.batch_sums import ForwardPass, exchange, log_probability
 from moeprobe.probes.flips.price import CleanPass
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import LayerRouting
@@ -67,7 +67,7 @@ def predicted_costs(
     fold = [int(generator(seed, "flip prices", image_id).integers(FOLDS)) for image_id in image_ids]
     clean_pass = (clean.images, clean.scores, clean.routing)
     corners = [
-        torch.stack([_log_probability(scores, clean.predicted) for scores in exchanged], -1)
+        torch.stack([log_probability(scores, clean.predicted) for scores in exchanged], -1)
         for exchanged in (exchange(model, clean_pass, each, gates="recomputed") for each in perturbed)
     ]
     flips = [price_list.flips(clean.routing.layers, routing.layers) for *_, routing in perturbed]
@@ -78,11 +78,6 @@ def predicted_costs(
         price=torch.cat(price_list.prices, dim=1),
         corners=torch.stack(corners, dim=1),
     )
-
-
-def _log_probability(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the log-probability ``(B,)`` of a class of each image."""
-    return scores.double().log_softmax(-1).gather(-1, target[:, None]).squeeze(-1)
 
 
 def _by_kind(kind: Tensor, values: Tensor) -> Tensor:

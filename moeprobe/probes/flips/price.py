@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.metrics.analyses.flips import ForcedFlips
+from moeprobe.probes.engine.batch_sums import log_probability
 from moeprobe.probes.flips.forced import ForcedSets
 from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
 from moeprobe.routing.record import RoutingTrace
@@ -111,11 +112,9 @@ def _flips(
         # Where nothing arrives, passes of another batch differ by rounding alone.
         is_reached = model.reached_from(layer, clean.trunks[layer].hidden)
         scores = scores.where(is_reached[token, None], clean.scores[image])
-    before = clean.scores.double().log_softmax(-1)[image]
-    after = scores.double().log_softmax(-1)
     fall, price = (
-        (before - after).gather(-1, target[image, None].clamp_min(0)).squeeze(-1)
-        for target in (clean.predicted, clean.labels)
+        log_probability(clean.scores, target)[image] - log_probability(scores, target[image])
+        for target in (clean.predicted, clean.labels.clamp_min(0))
     )
 
     def at_tokens(values: Tensor) -> Tensor:
