@@ -294,7 +294,7 @@ def value(table: pd.DataFrame, metric: str, severity: float, view: str = "") -> 
 
 def test_the_rows_of_a_plain_attack_are_pinned() -> None:
     """As they were before random changes stood beside them; other rows may be added."""
-    table = api.attack(checkpoint(), data="digits", limit=6, epsilons=(0, 8), steps=2).table
+    table = api.attack(checkpoint(), data="digits", limit=6, epsilons=(0, 8), steps=2, device="cpu").table
     rows = table[(table["view"] == "attack") & ~table["metric"].isin(["busiest_expert", "dropped"])]
     words = ["layer", "router", "view", "severity", "tokens", "metric", "null", "expert", "images", "trials"]
     digest = hashlib.sha256(rows[words].to_csv(index=False).encode()).hexdigest()
@@ -313,7 +313,7 @@ def test_attacks_on_the_load_fill_the_expert_and_overflow_it() -> None:
     limited = checkpoint(trained_capacity=True, eval_capacity_factor=1.0)
 
     def attacked(on: str, **arguments: Any) -> pd.DataFrame:
-        common: dict[str, Any] = {"data": "digits", "limit": 8, "epsilons": (8,), "steps": 3}
+        common: dict[str, Any] = {"data": "digits", "limit": 8, "epsilons": (8,), "steps": 3, "device": "cpu"}
         return api.attack(limited, on=on, **common, **arguments).table
 
     overload = attacked("overload")

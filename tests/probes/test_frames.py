@@ -52,7 +52,7 @@ def chosen(trained: Trained, clips: Path) -> dict[str, np.ndarray]:
         files = sorted(folder.iterdir())
         pixels = torch.stack([to_tensor(Image.open(path).convert("RGB")) for path in files])
         layer = api.trace(model, pixels)[1].layers["blocks.1"]
-        by_clip[folder.name] = layer.selected[:, layer.num_prefix_tokens :, 0].numpy()
+        by_clip[folder.name] = layer.selected[:, layer.num_prefix_tokens :, 0].cpu().numpy()
     return by_clip
 
 

@@ -108,7 +108,7 @@ def test_shards_put_together_are_the_run(
     """Blocks of 16 and batches of 5 images or less; three shards of 25 images cut blocks, and none is as large."""
     monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
     models = [trained["prc"]] if name in OF_ONE else trained.values()
-    asked = [name, *models, "--limit", "25", "--batch-size", "5", *PROBES[name]]
+    asked = [name, *models, "--limit", "25", "--batch-size", "5", "--device", "cpu", *PROBES[name]]
     assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
     for number in (3, 1, 2):
         result = run(*asked, "--shard", f"{number}/3", "--out", tmp_path / f"shard-{number}")

@@ -109,7 +109,7 @@ class _Work:
             parameters["router.gate.weight"],
             *(parameters[f"experts.{name}"] for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")),
         )
-        self.tokens = tokens_for(self.weights.gate.detach(), sizes, case).to(device)
+        self.tokens = tokens_for(self.weights.gate.detach().cpu(), sizes, case).to(device)
         self.dense = _dense_weights(self.weights, case.top_k)
         self.upstream = torch.randn_like(self.tokens)
 

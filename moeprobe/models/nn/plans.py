@@ -238,7 +238,8 @@ def _plan(
     weight = gates.gather(-1, expert)
     if renormalise:
         total = weight.where(selected >= 0, 0.0).sum(-1, keepdim=True)
-        weight = weight / total.clamp_min(torch.finfo(weight.dtype).eps)
+        # Experts that are forced on a token may have tiny gates, whose sum is still a sum.
+        weight = weight / total.clamp_min(torch.finfo(weight.dtype).tiny)
     token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(expert.shape[-1])
     return DispatchPlan(
         token=token,

@@ -20,7 +20,7 @@ from moeprobe.runtime.device import FLOAT32
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
     from moeprobe.probes.engine.options import Options
     from moeprobe.results.folder import Result
@@ -138,31 +138,31 @@ class Margins(Probe["Result"]):
 
 def _compare(rows: "DataFrame", checkpoint: str, reference: str) -> str | None:
     """Return how the margins of a layer differ between two checkpoints; None where a number is missing."""
-    values = rows.set_index(["checkpoint", "metric"])
-    is_in_logits = "selection_margin_logit" in values.index.get_level_values("metric")
+    is_in_logits = (rows["metric"] == "selection_margin_logit").any()
     margin = "selection_margin_logit" if is_in_logits else "selection_margin"
-    ratios = [_ratio(values["value"], checkpoint, reference, name) for name in (margin, "margin_sensitivity")]
-    sigmas = [_mean_sigma(values, name) for name in (checkpoint, reference)]
+    ratios = [_ratio(rows, checkpoint, reference, name) for name in (margin, "margin_sensitivity")]
+    sigmas = [_number(rows, name, "critical_sigma_mean") for name in (checkpoint, reference)]
     if None in ratios or None in sigmas:
         return None
+    texts = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in filter(None, sigmas)]
     return (
         f"{rows['layer'].iloc[0]}: margins of {checkpoint} are {ratios[0]:.2f} times as large as in {reference}, and "
-        f"noise moves them {ratios[1]:.2f} times as much. Mean critical σ: {sigmas[0]} and {sigmas[1]}."
+        f"noise moves them {ratios[1]:.2f} times as much. Mean critical σ: {texts[0]} and {texts[1]}."
     )
 
 
-def _ratio(values: "Series[float]", checkpoint: str, reference: str, metric: str) -> float | None:
+def _ratio(rows: "DataFrame", checkpoint: str, reference: str, metric: str) -> float | None:
     """Return a value over the reference's; None where one of them is missing, or the latter is 0."""
-    keys = [(name, metric) for name in (checkpoint, reference)]
-    if not all(key in values.index for key in keys) or values[keys].isna().any() or not values[keys[1]]:
-        return None
-    return float(values[keys[0]]) / float(values[keys[1]])
+    ours, theirs = (_number(rows, name, metric) for name in (checkpoint, reference))
+    return ours[0] / theirs[0] if ours and theirs and theirs[0] else None
 
 
-def _mean_sigma(values: "DataFrame", checkpoint: str) -> str | None:
-    """Return the restricted mean of the critical σ of a checkpoint with its interval; None where it has none."""
-    key = (checkpoint, "critical_sigma_mean")
-    if key not in values.index or values.loc[key, ["value", "ci_low", "ci_high"]].isna().any():
+def _number(rows: "DataFrame", checkpoint: str, metric: str) -> tuple[float, float, float] | None:
+    """Return the value of a metric with its interval; None where it is missing."""
+    found = rows.loc[
+        (rows["checkpoint"] == checkpoint) & (rows["metric"] == metric), ["value", "ci_low", "ci_high"]
+    ]
+    if found.empty or found.isna().any(axis=None):
         return None
-    value, low, high = values.loc[key, ["value", "ci_low", "ci_high"]]
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    value, low, high = found.iloc[0]
+    return float(value), float(low), float(high)

@@ -140,6 +140,12 @@ def test_renormalized_weights_are_of_what_was_chosen_kept_or_not() -> None:
     absent = torch.tensor([[[0, -1], [2, -1]]])
     alone = plan_choices(gates, absent, absent >= 0, capacity=None, renormalise=True)
     torch.testing.assert_close(alone.weight, torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    # Experts that are forced on a token may have next to nothing between them.
+    tiny = torch.tensor([[[1.0, 3e-12, 1e-12]]])
+    forced = plan_choices(
+        tiny, torch.tensor([[[1, 2]]]), torch.ones(1, 1, 2, dtype=torch.bool), capacity=None, renormalise=True
+    )
+    assert forced.weight.tolist() == pytest.approx([0.75, 0.25])
 
 
 def test_capacity_below_one_is_refused() -> None:

@@ -152,7 +152,7 @@ def test_a_teacher_is_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     for weight in (0.0, 10.0):
         made = config(**frozen, **quick, kl_weight=weight)
         api.train(made, folder=tmp_path / f"kl-{weight:g}", device="cpu")
-        student: Any = api.load_model(tmp_path / f"kl-{weight:g}").model
+        student: Any = api.load_model(tmp_path / f"kl-{weight:g}", device="cpu").model
         net = student.model
         with capture(net) as decisions, torch.no_grad():
             net(images(16))
