@@ -342,6 +342,10 @@ def test_sentences_name_the_experts_that_may_go(loss: float | None, words: str) 
     assert words in sentences(banded([0.2, 0.0, 0.0612, 0.09, 0.4], loss))[0]
 
 
+def test_an_upper_end_near_zero_is_rounded_up() -> None:
+    assert "at most 0.0001 nats, 2 by 0.0002, 0 by" in sentences(banded([0.2, 3e-7, 2e-4]))[0]
+
+
 def test_no_expert_may_go() -> None:
     [said] = sentences(banded([0.2, 0.1], 0.05))
     assert (
@@ -355,7 +359,7 @@ def test_numbers_of_experts_are_texts_in_a_file() -> None:
     of_pair = pd.DataFrame(
         [pair | {"metric": name, "value": 0.5, "severity": "", "ci_high": np.nan} for name in named]
     )
-    assert "outputs of experts 2 and 3 are nearest: distance 0.5," in sentences(of_pair)[-1], (
+    assert "outputs of experts 2 and 3 are nearest: distance 0.50, with permuted" in sentences(of_pair)[-1], (
         "texts of a file"
     )
 
@@ -404,7 +408,8 @@ def test_the_command(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "experts"
     done = run("experts", trained["prc"], trained["baseline"], "--limit", 24, "--loss", 0.5, "--out", out)
     assert "experts may go, each alone, at a loss below 0.5 nats" in done.stdout
-    assert "experts that may go, each alone" in done.stdout and "are nearest: distance" in done.stdout
+    assert "number of experts that may go alone" in done.stdout and "are nearest: distance" in done.stdout
+    assert "rise of the loss with random sets" in done.stdout
     for name in ("experts", "expert-distances"):
         assert (tmp_path / f"experts/figures/{name}.png").exists()
     assert json.loads((tmp_path / "experts/table.json").read_text())["request"]["kind"] == "experts"

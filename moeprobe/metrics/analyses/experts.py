@@ -31,6 +31,13 @@ INTERVENTIONS = {
     "random": "with sets drawn at random",
     "permuted": "with the experts relabeled by a permutation, drawn for each input",
 }
+# The same in a label, behind what is measured.
+_LABELED = {
+    "without": "without one expert",
+    "forced": "with one expert forced",
+    "random": "with random sets",
+    "permuted": "with experts relabeled",
+}
 BANNED = "without"
 PER_EXPERT = (BANNED, "forced")
 
@@ -58,7 +65,7 @@ def intervention_metric(measured: str, intervention: str) -> Metric:
     return Metric(
         f"experts_{measured}_{intervention}",
         about=f"{meaning}: {INTERVENTIONS[intervention]}{of_expert}",
-        label=f"{label}, {intervention}",
+        label=f"{label} {_LABELED[intervention]}",
         **declared,
     )
 
@@ -68,7 +75,7 @@ PRICE_BAND = Metric(
     "experts_price_band",
     about="the rise of the loss without an expert (column expert), with an interval that holds for all experts of the "
     "checkpoint at once",
-    label="rise of the loss, without, all experts at once",
+    label="rise of the loss without one expert, all at once",
     unit="nats",
     better="less",
 )
@@ -77,7 +84,7 @@ DISPENSABLE = Metric(
     about="whether an expert (column expert) may be banned alone at a rise of the loss below a limit (column "
     "severity): 1 where the upper end of experts_price_band is below it, else 0; without an expert: their number in "
     "the layer",
-    label="experts that may go, each alone",
+    label="number of experts that may go alone",
     unit="whole",
     better="",
     severity="loss below",

@@ -35,7 +35,7 @@ class Experts(Probe["Result"]):
         Headline("experts_price_random"),
         Headline("experts_price_permuted"),
         Headline("experts_price_without"),
-        Headline("experts_dispensable"),
+        Headline("experts_dispensable", severity="at a loss below {severity:g} nats"),
     )
     panel: ClassVar[Panel] = Panel.STRESS
     joinable: ClassVar[bool] = False

@@ -18,6 +18,8 @@ from moeprobe.results.tables import first_and_last
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
+# Of a panel's height, above and below what is drawn: a line at the edge would be cut.
+_MARGIN = 0.06
 _TITLES = dict(zip(PER_EXPERT, ("without the expert", "the expert on every token"), strict=True))
 
 
@@ -66,6 +68,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
                         panel.axhline(limit, color="black", linestyle=":", linewidth=1)
                 for level in panels.select(random, checkpoint=checkpoint, layer=layer)["value"]:
                     panel.axhline(level, color=colors[checkpoint], linestyle="--", linewidth=1)
+            panel.margins(y=_MARGIN)
             panel.xaxis.get_major_locator().set_params(integer=True)
             if down == 0:
                 panel.set_title(_TITLES[kind])

@@ -33,6 +33,8 @@ from moeprobe.results.values import CellValues, Evaluator
 Row = dict[str, Any]
 # Experts that a sentence names.
 _NAMED = 3
+# Nats below which a sentence does not tell upper ends apart.
+_FINEST = 1e-4
 
 
 def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | None) -> list[Row]:
@@ -142,8 +144,9 @@ def sentences(table: pd.DataFrame) -> list[str]:
         first, second = (int(float(nearest[name])) for name in ("expert", "expert_b"))
         lines.append(
             f"{checkpoint}, {layer}: the outputs of experts {first} and {second} are nearest: distance "
-            f"{nearest[EXPERT_DISTANCE.name]:.2g}, {nearest[EXPERT_DISTANCE_PERMUTED.name]:.2g} "
-            f"with permuted patches, CKA {nearest[EXPERT_CKA.name]:.2g}."
+            f"{nearest[EXPERT_DISTANCE.name]:.2f}, with permuted patches "
+            f"{nearest[EXPERT_DISTANCE_PERMUTED.name]:.2f}; CKA {nearest[EXPERT_CKA.name]:.2f}, where permuted "
+            "patches have 0."
         )
     return lines
 
@@ -151,13 +154,18 @@ def sentences(table: pd.DataFrame) -> list[str]:
 def _cheapest(rows: pd.DataFrame) -> str:
     """Return which experts of a layer are missed least."""
     cheapest, *next_ones = [
-        (int(float(row.expert)), f"{row.highest:.2g}") for row in rows.head(_NAMED).itertuples()
+        (int(float(row.expert)), _bound(row.highest)) for row in rows.head(_NAMED).itertuples()
     ]
     remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
     return (
         f"without expert {cheapest[0]} the loss rises by at most {cheapest[1]} nats{remaining} "
         "(upper ends for all experts at once)."
     )
+
+
+def _bound(highest: float) -> str:
+    """Return an upper end in words; one that is nearly 0 is rounded up."""
+    return f"{_FINEST if 0 < highest < _FINEST else highest:.2g}"
 
 
 def _removable(rows: pd.DataFrame, loss: float) -> str:
