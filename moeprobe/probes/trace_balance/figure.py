@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFFLED
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_IMBALANCE_EVEN
 from moeprobe.metrics.declaration import CHANCE
-from moeprobe.probes.trace_balance.sentences import placements, rows_of
+from moeprobe.probes.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.folder import Result
+from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.palette import COLORS
 
 _OVERLAPS = {
@@ -26,7 +27,7 @@ _OVERLAPS = {
 def draw(result: Result) -> dict[str, Figure]:
     """Return the figure of a run: a panel of hot experts and, of ranks, one of layers and one of windows."""
     table = result.table
-    placed = placements(table)
+    placed = placements(rows_of(table, RANK_IMBALANCE.name))
     figure, axes = panels.panels(1, 3 if placed else 1, width=4.6, sharey=False)
     overlaps = rows_of(table, HOT_OVERLAP.name)
     layers = panels.layers(overlaps)

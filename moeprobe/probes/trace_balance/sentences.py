@@ -17,6 +17,7 @@ from moeprobe.metrics.analyses.rank_load import (
     WINDOW_IMBALANCE_EVEN,
 )
 from moeprobe.metrics.declaration import CHANCE
+from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.numbers import interval, number
 
 
@@ -26,11 +27,6 @@ def rows_of(table: pd.DataFrame, metric: str, **wanted: str) -> pd.DataFrame:
     for column, content in wanted.items():
         rows = rows[rows[column] == content]
     return rows
-
-
-def placements(table: pd.DataFrame) -> list[str]:
-    """Return the placements of a table: the given one, the same on the second half, and the greedy one there."""
-    return list(dict.fromkeys(rows_of(table, RANK_IMBALANCE.name)["view"]))
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -92,7 +88,7 @@ def _ranks(table: pd.DataFrame) -> list[str]:
     rows = rows_of(table, RANK_IMBALANCE.name, layer="")
     if rows.empty:
         return []
-    first, second, best = (rows[rows["view"] == view].iloc[0] for view in placements(table))
+    first, second, best = (rows[rows["view"] == view].iloc[0] for view in placements(rows))
     even, within, within_even = (
         rows_of(table, metric.name, layer="", view=first["view"])
         for metric in (RANK_IMBALANCE_EVEN, WINDOW_IMBALANCE, WINDOW_IMBALANCE_EVEN)

@@ -51,17 +51,22 @@ def hot_experts_table(table: pd.DataFrame) -> Table:
     return _table(table, columns, caption="Overlap of hot experts, from window to window", note=note)
 
 
+def placements(table: pd.DataFrame) -> list[str]:
+    """Return the placements of a table: the given one, the same on the second half, and the greedy one there."""
+    return list(dict.fromkeys(table.loc[table["metric"] == RANK_IMBALANCE.name, "view"]))
+
+
 def placements_table(table: pd.DataFrame) -> Table | None:
     """Return the table of ranks, all layers together last; None where no placement was measured.
 
     Args:
         table: values over all windows.
     """
-    placements = list(dict.fromkeys(table[table["metric"] == RANK_IMBALANCE.name]["view"]))
-    if not placements:
+    names = placements(table)
+    if not names:
         return None
-    columns = {label or placements[0]: (metric, placements[0]) for label, metric in _RANKS.items()}
-    columns |= {placement: (RANK_IMBALANCE.name, placement) for placement in placements[1:]}
+    columns = {label or names[0]: (metric, names[0]) for label, metric in _RANKS.items()}
+    columns |= {name: (RANK_IMBALANCE.name, name) for name in names[1:]}
     note = "1 = even. Of all layers: busiest ranks added up over means added up."
     return _table(table, columns, caption="Load of the busiest rank over the mean", note=note)
 
