@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,9 @@ def open_training_view(name: str, *, dataset: Dataset | None = None, **parameter
 
 # Views as they are named: ``NAME``, ``NAME:PATH``, and parameters after commas, ``NAME,key=value``.
 
+# A comma before no ``key=``, and in no list ``[...]``.
+_BETWEEN_VIEWS = re.compile(r",(?!\s*[A-Za-z_]\w*\s*=)(?![^\[\]]*\])")
+
 
 @dataclass(frozen=True)
 class ViewName:
@@ -145,6 +149,12 @@ class ViewName:
     name: str
     location: str
     parameters: dict[str, Any]
+
+
+def split_views(names: Sequence[str]) -> list[str]:
+    """Return the names of views in a list that commas part, which also stand before a parameter and in its lists."""
+    views = _BETWEEN_VIEWS.split(",".join(names)) if names else []
+    return [",".join(map(str.strip, view.split(","))) for view in views]
 
 
 def parse_view(text: str) -> ViewName:

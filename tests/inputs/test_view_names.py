@@ -8,7 +8,7 @@ import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.open import ViewName, mirroring_omitted, open_view, parse_view
+from moeprobe.inputs.open import ViewName, mirroring_omitted, open_view, parse_view, split_views
 from tests.commands import Trained, refused, run
 
 
@@ -25,6 +25,17 @@ from tests.commands import Trained, refused, run
 )
 def test_parts_of_a_name(text: str, parts: ViewName) -> None:
     assert parse_view(text) == parts
+
+
+def test_commas_part_views_and_belong_to_their_parameters() -> None:
+    names = [
+        "gaussian_blur",
+        "corruption,kind=snow,moves=false",
+        "random_crop,first_area=[0.2,0.4]",
+        "affine",
+    ]
+    assert split_views(names) == names == split_views([",".join(names)]) == split_views([" , ".join(names)])
+    assert split_views([]) == []
 
 
 @pytest.mark.parametrize("text", ["a,b=[", "a,b=1,b=2"])

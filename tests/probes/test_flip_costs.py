@@ -17,7 +17,6 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.metrics.analyses.flip_costs import FOLDS, PRICED_KINDS, FlipCostsAnalysis, PredictedCosts
 from moeprobe.metrics.stats.statistic import standard_error
 from moeprobe.probes.flips import Flips
-from moeprobe.probes.flips.held_out import join_parameters
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused
@@ -209,12 +208,6 @@ def test_a_flip_without_a_price_has_no_prediction() -> None:
     costs.weight[:, PRICED_KINDS - 1] = 0
     found = numbers(costs.of(1))["flip_cost_predicted"]
     assert np.isnan(found.evaluate(np.ones((9, 1)))[0]), "no prefix token of the layer was priced"
-
-
-def test_commas_belong_to_parameters_or_part_views() -> None:
-    names = ["gaussian_blur", "corruption,kind=snow,moves=false"]
-    assert join_parameters(names) == names == join_parameters([",".join(names)])
-    assert join_parameters([]) == []
 
 
 def test_refusals(trained: Trained) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.inputs.open import open_view
+from moeprobe.inputs.open import open_view, split_views
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine.run_spec import RunSpec
 
@@ -71,7 +71,7 @@ def open_held_out(names: Sequence[str], spec: RunSpec) -> tuple[HeldOut, ...]:
         UserError: there is no such view, it does not fit, or it is the one whose flips are priced.
     """
     views: dict[str, SeverityView[Any, Any, Any]] = {}
-    for name in join_parameters(names):
+    for name in split_views(names):
         if name in views:
             raise UserError(f"{option('predict')} names {name} twice.")
         view = open_view(name, dataset=spec.dataset)
@@ -91,14 +91,3 @@ def open_held_out(names: Sequence[str], spec: RunSpec) -> tuple[HeldOut, ...]:
             )
         views[name] = view
     return tuple(HeldOut(name, view) for name, view in views.items())
-
-
-def join_parameters(names: Sequence[str]) -> list[str]:
-    """Return names of views; commas separate them from one another, and a name from its parameters ``key=value``."""
-    joined: list[str] = []
-    for part in ",".join(names).split(",") if names else []:
-        if "=" in part and joined:
-            joined[-1] += f",{part.strip()}"
-        else:
-            joined.append(part.strip())
-    return joined
