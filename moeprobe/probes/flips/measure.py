@@ -153,7 +153,8 @@ def _batch_sums(
             spec.label_of(model, name), layer.router, layer.choices_per_token, severity=float(severity)
         )
         decile = _decile(layer, bounds[name])
-        price_list.add(name, layer, decile, priced["view"])
+        if held_out:
+            price_list.add(name, layer, decile, priced["view"])
         for tokens, mask in _kinds(batch, layer, decile).items():
             of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
             sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
