@@ -1,5 +1,7 @@
 """``moeprobe trace analyze``, ``align``, ``balance``, ``drift``, ``mismatch`` and ``check``; and ``indexer``: keys."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +28,49 @@ Match = Annotated[
     ),
 ]
 
+_Trace = Annotated[
+    Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
+]
+_Layers = Annotated[str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")]
+_Out = Annotated[Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")]
+_OutWithFigures = Annotated[
+    Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
+]
+
 if TYPE_CHECKING:
+    from moeprobe.cli.front.show import Printed
     from moeprobe.results.folder import Result
+
+
+def _print(
+    analysis: "Callable[..., Result]",
+    inputs: str,
+    show: "Callable[[Result], Printed]",
+    *,
+    layers: str | None,
+    seed: int,
+    out: Path | None,
+    overwrite: bool,
+    svg: bool,
+    json: bool,
+    called: Sequence[str] | None = None,
+) -> None:
+    """Run an analysis with the options that all of them have, while a bar counts ``inputs``, and print its result."""
+    from moeprobe.cli.front.screen import Bar, print_result
+
+    def compute() -> "Result":
+        with Bar(inputs) as bar:
+            return analysis(
+                layers=tuple(names(layers)) or None,
+                seed=seed,
+                out=out,
+                overwrite=overwrite,
+                svg=svg,
+                command=command_line(),
+                watcher=bar,
+            )
+
+    print_result(result_of(compute, names=called), out=out, as_json=json, show=show)
 
 
 def analyze_trace(
@@ -51,9 +94,7 @@ def analyze_trace(
     match: Match = "names",
     called: Names = None,
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
-    ] = None,
+    out: _OutWithFigures = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     full: Full = False,
@@ -68,35 +109,31 @@ def analyze_trace(
     check_traces(traces)
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import along_severity, side_by_side
     from moeprobe.probes.analyze_trace.figure import along_a_severity, labeled, steps_alone
 
-    def compute() -> "Result":
-        with Bar("inputs") as bar:
-            return api.analyze_trace(
-                traces,
-                expert_map=expert_map,
-                match=match,
-                layers=tuple(names(layers)) or None,
-                names=tuple(names(called)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
+    def show(compared: "Result") -> "Printed":
+        if along_a_severity(compared):
+            return along_severity(steps_alone(compared), title="Recorded routing", full=full)
+        return side_by_side(labeled(compared), title="Recorded routing", full=full)
 
-    print_result(
-        result_of(compute, names=names(called) or None),
-        out=out,
-        as_json=json,
-        show=lambda compared: (
-            along_severity(steps_alone(compared), title="Recorded routing", full=full)
-            if along_a_severity(compared)
-            else side_by_side(labeled(compared), title="Recorded routing", full=full)
+    _print(
+        partial(
+            api.analyze_trace,
+            traces,
+            expert_map=expert_map,
+            match=match,
+            names=tuple(names(called)) or None,
         ),
+        "inputs",
+        show,
+        layers=layers,
+        seed=seed,
+        out=out,
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
+        called=names(called) or None,
     )
 
 
@@ -107,18 +144,14 @@ def align(
             metavar="TRACE...", help="Files of moeprobe trace record or trace import, of the same inputs."
         ),
     ],
-    layers: Annotated[
-        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
-    ] = None,
+    layers: _Layers = None,
     permutations: Annotated[
         int, typer.Option(help="Random orders of the inputs that show how well unrelated routing aligns.")
     ] = 200,
     match: Match = "names",
     called: Names = None,
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
-    ] = None,
+    out: _OutWithFigures = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     json: AsJson = False,
@@ -133,37 +166,29 @@ def align(
     check_traces(traces)
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import aligned
 
-    def compute() -> "Result":
-        with Bar("inputs") as bar:
-            return api.align_traces(
-                traces,
-                permutations=permutations,
-                match=match,
-                layers=tuple(names(layers)) or None,
-                names=tuple(names(called)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
-
-    print_result(
-        result_of(compute),
+    _print(
+        partial(
+            api.align_traces,
+            traces,
+            permutations=permutations,
+            match=match,
+            names=tuple(names(called)) or None,
+        ),
+        "inputs",
+        partial(aligned, title="Aligned routing of two recordings, on held-out inputs"),
+        layers=layers,
+        seed=seed,
         out=out,
-        as_json=json,
-        show=lambda shown: aligned(shown, title="Aligned routing of two recordings, on held-out inputs"),
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
     )
 
 
 def balance(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
-    ],
+    trace: _Trace,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Ranks of expert parallelism, each with as many consecutive experts."),
@@ -178,13 +203,9 @@ def balance(
     windows: Annotated[
         int, typer.Option(min=2, help="Windows of requests that follow one another in the file.")
     ] = 8,
-    layers: Annotated[
-        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
-    ] = None,
+    layers: _Layers = None,
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
-    ] = None,
+    out: _Out = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     json: AsJson = False,
@@ -200,26 +221,19 @@ def balance(
     check_traces([trace])
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import load_over_time
 
-    def compute() -> "Result":
-        with Bar("requests") as bar:
-            return api.trace_balance(
-                trace,
-                ranks=ranks,
-                placement=placement,
-                windows=windows,
-                layers=tuple(names(layers)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
-
-    print_result(result_of(compute), out=out, as_json=json, show=load_over_time)
+    _print(
+        partial(api.trace_balance, trace, ranks=ranks, placement=placement, windows=windows),
+        "requests",
+        load_over_time,
+        layers=layers,
+        seed=seed,
+        out=out,
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
+    )
 
 
 def drift(
@@ -230,13 +244,9 @@ def drift(
             help="Files of moeprobe trace record or import, one per checkpoint, in the order of the training.",
         ),
     ],
-    layers: Annotated[
-        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
-    ] = None,
+    layers: _Layers = None,
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
-    ] = None,
+    out: _Out = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     json: AsJson = False,
@@ -251,27 +261,18 @@ def drift(
     check_traces(traces)
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import by_view
 
-    def compute() -> "Result":
-        with Bar("inputs") as bar:
-            return api.drift(
-                traces,
-                layers=tuple(names(layers)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
-
-    print_result(
-        result_of(compute),
+    _print(
+        partial(api.drift, traces),
+        "inputs",
+        partial(by_view, title="Drift of recorded routing"),
+        layers=layers,
+        seed=seed,
         out=out,
-        as_json=json,
-        show=lambda shown: by_view(shown, title="Drift of recorded routing"),
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
     )
 
 
@@ -302,9 +303,7 @@ def mismatch(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     dtype: Dtype = "auto",
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
-    ] = None,
+    out: _Out = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     json: AsJson = False,
@@ -321,35 +320,29 @@ def mismatch(
     check_traces([routing])
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import side_by_side
 
-    def compute() -> "Result":
-        with Bar("requests") as bar:
-            return api.mismatch(
-                model,
-                tokens=tokens,
-                routing=routing,
-                gates=gates,
-                match=match,
-                layers=tuple(names(layers)) or None,
-                limit=limit,
-                batch_size=batch_size,
-                device=device,
-                dtype=dtype,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
-
-    print_result(
-        result_of(compute),
+    _print(
+        partial(
+            api.mismatch,
+            model,
+            tokens=tokens,
+            routing=routing,
+            gates=gates,
+            match=match,
+            limit=limit,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+        ),
+        "requests",
+        partial(side_by_side, title="Log-probabilities of server and model", full=True),
+        layers=layers,
+        seed=seed,
         out=out,
-        as_json=json,
-        show=lambda shown: side_by_side(shown, title="Log-probabilities of server and model", full=True),
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
     )
 
 
@@ -380,9 +373,7 @@ def indexer(
         typer.Option(help="Layers with sparse attention, comma-separated, e.g. layers.3; default all."),
     ] = None,
     seed: IntervalSeed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
-    ] = None,
+    out: _Out = None,
     overwrite: Overwrite = False,
     svg: Svg = False,
     json: AsJson = False,
@@ -398,26 +389,19 @@ def indexer(
     """
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, print_result
     from moeprobe.cli.front.show import selected_keys
 
-    def compute() -> "Result":
-        with Bar("requests") as bar:
-            return api.indexer(
-                first,
-                second,
-                model_config=model_config,
-                start=start,
-                layers=tuple(names(layers)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
-
-    print_result(result_of(compute), out=out, as_json=json, show=selected_keys)
+    _print(
+        partial(api.indexer, first, second, model_config=model_config, start=start),
+        "requests",
+        selected_keys,
+        layers=layers,
+        seed=seed,
+        out=out,
+        overwrite=overwrite,
+        svg=svg,
+        json=json,
+    )
 
 
 # What a check that failed returns.
@@ -425,9 +409,7 @@ FAILED = 3
 
 
 def check_trace(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
-    ],
+    trace: _Trace,
     against: Annotated[
         Path | None,
         typer.Option(
