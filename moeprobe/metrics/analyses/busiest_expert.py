@@ -45,8 +45,8 @@ class BusiestExpert(LayerAnalysis):
         """Return, of the view, the patches of the busiest expert ``(B,)``, and how many there are."""
         layer = pair.view
         prefix = layer.num_prefix_tokens
-        most = choices_by_expert(layer, first=prefix).amax(-1)
-        columns = {"busiest_expert_most": most, self.signature: layer.valid[:, prefix:].sum(1)}
+        largest = choices_by_expert(layer, first=prefix).amax(-1)
+        columns = {"busiest_expert_most": largest, self.signature: layer.valid[:, prefix:].sum(1)}
         return {layer.modality.token: columns}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
