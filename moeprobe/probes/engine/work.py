@@ -53,6 +53,9 @@ class Work(ABC, Generic[R]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> R:
         """Return the result. Meanwhile only parts are written, and files that are too large for memory."""
 
+    def complete(self, result: R) -> None:
+        """Add what is measured beside the result, before anything is written."""
+
     def write(self, result: R, folder: OutputFolder) -> R:
         """Write all but the figures; returns the result as it reads from its files."""
         return result
@@ -83,6 +86,7 @@ class Work(ABC, Generic[R]):
         """Do the work in an open folder; without one nothing is written."""
         self._started = time.perf_counter()
         result = self.compute(folder, progress)
+        self.complete(result)
         if folder is not None:
             # The tables first: what a figure may stumble over is not lost.
             result = self.write(result, folder)
@@ -156,13 +160,14 @@ class ProbeWork(Work[R]):
 
         return clean_inputs(self.spec, model, self.options.floor_images)
 
-    def make_sidecar(self, **facts: Any) -> Sidecar:
-        """Return the sidecar of this run; of passes in another precision with what that alone changes."""
-        sidecar = super().make_sidecar(**facts)
+    def complete(self, result: R) -> None:
+        """Add to the sidecar what passes in another precision change by themselves."""
         if self.options.precision == FLOAT32:
-            return sidecar
+            return
         from moeprobe.probes.engine.floor_passes import measure_floor
 
+        # Without what analyses say of a table, which comes last.
+        sidecar = Work.sidecar_of(self, result)
         for model in self.models:
             layers = chosen_layers(model.model.layer_names, self.options.layers)
             floor = measure_floor(model, self.floor_inputs(model), layers)
@@ -170,7 +175,6 @@ class ProbeWork(Work[R]):
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
                     subjects[model.name] = {**subjects[model.name], KEY: floor}
-        return sidecar
 
     @property
     def passes(self) -> int:
