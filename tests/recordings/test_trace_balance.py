@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.metrics.stats.rank_load import EvenImbalance, Placed
+from moeprobe.metrics.stats.rank_load import Placed, even_imbalance
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.import_log import import_trace
 from moeprobe.recordings.placement import greedy, read_placement
@@ -215,7 +215,7 @@ def test_the_level_of_an_even_router_is_that_of_even_routers() -> None:
         Placed(np.broadcast_to(row, (1, 1, 4)).copy(), np.zeros(1, np.int64), 1)
         for row in (choices * share.mean(0), variance)
     ]
-    assert EvenImbalance(*parts).level - 1 == pytest.approx(simulated - 1, rel=0.1)
+    assert even_imbalance(*parts) - 1 == pytest.approx(simulated - 1, rel=0.1)
 
 
 # Samples.

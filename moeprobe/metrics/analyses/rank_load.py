@@ -15,7 +15,8 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.rank_load import EvenImbalance, Placed, RankImbalance
+from moeprobe.metrics.stats.hot_experts import FixedLevel
+from moeprobe.metrics.stats.rank_load import Placed, RankImbalance, even_imbalance
 from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
@@ -129,8 +130,12 @@ class RankLoad(ModelAnalysis[RankLoads]):
                 (raw, RankImbalance(placed("rank_load", within=within))),
                 (
                     even,
-                    EvenImbalance(
-                        placed("rank_expected", within=within), placed("rank_variance", within=within)
+                    FixedLevel(
+                        even_imbalance(
+                            placed("rank_expected", within=within), placed("rank_variance", within=within)
+                        ),
+                        images,
+                        linear=RankImbalance.linear,
                     ),
                 ),
             )

@@ -28,6 +28,12 @@ def num_hot(num_experts: int) -> int:
     return max(num_experts // EXPERTS_PER_HOT, 1)
 
 
+def sums_by_window(values: Array, window: NDArray[np.int64], num_windows: int, weights: Array) -> Array:
+    """Return the sums of values ``(n, E)`` in each window ``(W, E, R)``, of images with weights ``(n, R)``."""
+    rows = (window == number for number in range(num_windows))
+    return np.stack([values[inside].T @ weights[inside] for inside in rows])
+
+
 @dataclass(frozen=True)
 class Windowed:
     """Loads of images in windows: what the statistics of this file are computed from.
@@ -45,12 +51,7 @@ class Windowed:
     @remembered
     def loads(self, weights: Array) -> Array:
         """Return the load of each expert in each window ``(W, E, R)``."""
-        return np.stack(
-            [
-                self.histogram[self.window == window].T @ weights[self.window == window]
-                for window in range(self.num_windows)
-            ]
-        )
+        return sums_by_window(self.histogram, self.window, self.num_windows, weights)
 
     @cached_property
     def total(self) -> Array:
@@ -149,10 +150,11 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class FixedLevel:
-    """A level that no image changes, for n images."""
+    """A level that no image changes, for n images; ``linear`` as of the number that it is the level of."""
 
     level: float
     images: int
+    linear: bool = False
 
     def evaluate(self, weights: Array) -> Array:
         """Return the level, whatever the weights."""

@@ -7,12 +7,12 @@ Axes: n images, W windows, L layers, N ranks.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.metrics.stats.hot_experts import sums_by_window
 from moeprobe.metrics.stats.statistic import Array, divide
 from moeprobe.runtime.seeds import generator
 
@@ -34,17 +34,19 @@ class Placed:
     window: NDArray[np.int64]
     num_windows: int
 
-    def totals(self, weights: Array | None = None) -> Array:
-        """Return the loads of each window ``(W, L, N)``, of images with weights ``(n,)``."""
-        loads = self.loads if weights is None else self.loads * weights[:, None, None]
-        totals = np.zeros((self.num_windows, *loads.shape[1:]))
-        np.add.at(totals, self.window, loads)
-        return totals
+    def sums(self, weights: Array) -> Array:
+        """Return the loads of each window ``(W, L, N, R)``, of images with weights ``(n, R)``."""
+        sums = sums_by_window(self.loads.reshape(len(self.loads), -1), self.window, self.num_windows, weights)
+        return sums.reshape(self.num_windows, *self.loads.shape[1:], -1)
+
+    def totals(self) -> Array:
+        """Return the loads of each window ``(W, L, N)``, of all images."""
+        return self.sums(np.ones((len(self.loads), 1)))[..., 0]
 
 
-def _imbalance(totals: Array) -> float:
-    """Return the loads of the busiest ranks over the mean loads, of ``(W, L, N)``."""
-    return float(divide(totals.max(-1).sum(), totals.mean(-1).sum()))
+def _imbalance(totals: Array) -> Array:
+    """Return the loads of the busiest ranks over the mean loads ``(...)``, of ``(W, L, N, ...)``."""
+    return divide(totals.max(2).sum((0, 1)), totals.mean(2).sum((0, 1)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class RankImbalance:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the imbalance under each set of weights."""
-        return np.array([_imbalance(self.placed.totals(column)) for column in weights.T])
+        return _imbalance(self.placed.sums(weights))
 
     def influence(self) -> Array:
         """Return the derivative, for the busiest ranks that there are."""
@@ -68,41 +70,24 @@ class RankImbalance:
         return divide(of_busiest - _imbalance(totals) * mean, totals.mean(-1).sum())
 
 
-@dataclass(frozen=True)
-class EvenImbalance:
-    """The imbalance that a router comes to which chooses all experts equally often, at as many choices.
+def even_imbalance(expected: Placed, variance: Placed) -> float:
+    """Return the imbalance that a router comes to which chooses all experts equally often, at as many choices.
 
     Few choices are uneven by accident. The loads of ranks are then nearly normal, with a fixed sum.
 
-    Attributes:
-        expected: loads of the ranks ``(n, L, N)`` that such a router gives.
+    Args:
+        expected: loads of the ranks that such a router gives.
         variance: of these loads.
     """
-
-    expected: Placed
-    variance: Placed
-    linear: ClassVar[bool] = True
-
-    def evaluate(self, weights: Array) -> Array:
-        """Return the level of all images, whatever the weights."""
-        return np.full(weights.shape[1], self.level)
-
-    @cached_property
-    def level(self) -> float:
-        """The imbalance."""
-        expected, variance = self.expected.totals(), self.variance.totals()
-        ranks = expected.shape[-1]
-        if ranks < 2:
-            return _imbalance(expected)
-        draws = generator(0, "even router").standard_normal((_DRAWS, ranks))
-        # What one rank has more, others have less: Var x = 1, Cov = −1 / (N − 1).
-        draws = (draws - draws.mean(1, keepdims=True)) * np.sqrt(ranks / (ranks - 1))
-        busiest = sum(
-            (mean + np.sqrt(spread) * draws).max(-1).mean()
-            for mean, spread in zip(expected.reshape(-1, ranks), variance.reshape(-1, ranks), strict=True)
-        )
-        return float(divide(busiest, expected.mean(-1).sum()))
-
-    def influence(self) -> Array:
-        """Return 0: it is a level to compare with."""
-        return np.zeros(len(self.expected.loads))
+    means, spreads = expected.totals(), variance.totals()
+    ranks = means.shape[-1]
+    if ranks < 2:
+        return float(_imbalance(means))
+    draws = generator(0, "even router").standard_normal((_DRAWS, ranks))
+    # What one rank has more, others have less: Var x = 1, Cov = −1 / (N − 1).
+    draws = (draws - draws.mean(1, keepdims=True)) * np.sqrt(ranks / (ranks - 1))
+    busiest = sum(
+        (mean + np.sqrt(spread) * draws).max(-1).mean()
+        for mean, spread in zip(means.reshape(-1, ranks), spreads.reshape(-1, ranks), strict=True)
+    )
+    return float(divide(busiest, means.mean(-1).sum()))
