@@ -27,8 +27,7 @@ from moeprobe.metrics.analyses.flips import DECILES
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.of_totals import OfTotals
-from moeprobe.metrics.stats.proportions import critical
-from moeprobe.metrics.stats.statistic import Array, Ratio, Totals, divide
+from moeprobe.metrics.stats.statistic import Array, Ratio, Totals, divide, is_beyond
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -263,10 +262,11 @@ class _Sums:
         """Return whether the interval of a change lies beyond rounding, under any perturbation."""
         [images], *_, changes, squares = self.split(np.asarray(totals, float))
         mean = changes[:, change] / images
-        if images < 2:
-            return bool((np.abs(mean) > _ROUNDING).any())
-        spread = np.maximum(squares[:, change] / images - mean**2, 0) / (images - 1)
-        return bool((np.abs(mean) - critical(int(images)) * np.sqrt(spread) > _ROUNDING).any())
+        spread = np.maximum(squares[:, change] / images - mean**2, 0) / images
+        return any(
+            is_beyond(abs(of_one), of_squares, int(images), floor=_ROUNDING)
+            for of_one, of_squares in zip(mean, spread, strict=True)
+        )
 
     def is_predicted(self, totals: Array) -> bool:
         """Return whether any prediction is more than rounding."""

@@ -215,6 +215,15 @@ def error_of(squares: float, images: int) -> float:
     return float(np.sqrt(images / (images - 1) * squares)) if images > 1 else np.nan
 
 
+def is_beyond(mean: float, squares: float, images: int, *, floor: float) -> bool:
+    """Whether a mean over images, and its interval (t standard errors), lie above a floor.
+
+    ``squares``: the summed squares of the images' influences on the mean.
+    """
+    reach = critical(images) * error_of(squares, images) if images > 1 else 0.0
+    return mean - reach > floor
+
+
 def divide(numerator: Any, denominator: Any, *, empty: float = np.nan) -> Array:
     """Return the quotient, ``empty`` where the denominator is 0."""
     defined = denominator != 0
@@ -264,11 +273,9 @@ class PartOf:
 
     def _is_rounding(self, totals: Totals) -> bool:
         _, total, count, squares, products, counts, images = (float(value) for value in totals)
-        if count == 0 or total / count <= self.floor:
+        if count == 0:
             return True
         mean = total / count
-        if images < 2:
-            return False
         # Σ (w − mean c)², whose last bits may be below 0.
         spread = max(squares - 2 * mean * products + mean**2 * counts, 0.0) / count**2
-        return mean - critical(int(images)) * error_of(spread, int(images)) <= self.floor
+        return not is_beyond(mean, spread, int(images), floor=self.floor)
