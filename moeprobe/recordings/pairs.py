@@ -210,6 +210,15 @@ def check_placed(trace: TraceFile) -> None:
         )
 
 
+def check_tokens(trace: TraceFile, *, purpose: str) -> None:
+    """Raise ``UserError`` where a trace holds counts of choices in place of the tokens that a ``purpose`` needs."""
+    for name, layer in trace.layers.items():
+        if layer.load_only:
+            raise UserError(
+                f"{trace.path} holds counts of choices in {name}, and no tokens {purpose}; import a log of choices."
+            )
+
+
 def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:
     """Return which tokens ``(n, T)`` both have: up to the end of the shorter, and to the first other token."""
     positions = np.arange(reference.valid.shape[1])

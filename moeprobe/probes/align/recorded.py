@@ -11,7 +11,7 @@ from moeprobe.probes.analyze_trace.describe import facts_of, request_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
 from moeprobe.recordings.matching import NAMES, check_match, match_traces
-from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
+from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import NAMES as CHOSEN
@@ -62,7 +62,9 @@ class _RecordedAlignment(TableWork[Result]):
         matched, self.matching = match_traces([TraceFile(path) for path in paths], match)
         traces = name_all(matched)
         for trace_view in traces:
-            _check(trace_view)
+            if trace_view.has_moved:
+                raise UserError(f"{trace_view.trace.path} is of moved views; record both on the same inputs.")
+            check_tokens(trace_view.trace, purpose="to align experts by")
         labels = _labels(traces)
         names = choose_names(options.names, labels).get(CHOSEN, {})
         self.traces, self._names = traces, [names.get(label, label) for label in labels]
@@ -98,19 +100,6 @@ class _RecordedAlignment(TableWork[Result]):
             notes=self.matching,
             device=facts["device"],
         )
-
-
-def _check(trace_view: NamedTrace) -> None:
-    """Raise ``UserError`` where tokens of a trace do not correspond one to one, or are only counted."""
-    trace = trace_view.trace
-    if trace_view.has_moved:
-        raise UserError(f"{trace.path} is of moved views; record both on the same inputs.")
-    for name, layer in trace.layers.items():
-        if layer.load_only:
-            raise UserError(
-                f"{trace.path} holds counts of choices in {name}, and no tokens to align experts by; import a log of "
-                "choices."
-            )
 
 
 def _labels(traces: Sequence[NamedTrace]) -> list[str]:

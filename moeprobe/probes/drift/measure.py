@@ -17,7 +17,7 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.work import TableWork
-from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
+from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
@@ -61,11 +61,7 @@ class _Series(TableWork[Result]):
         if any(named.has_moved for named in name_all(traces)):
             raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
         for trace in traces:
-            for name, layer in trace.layers.items():
-                if layer.load_only:
-                    raise UserError(
-                        f"{trace.path} holds counts of choices in {name}, and no tokens that could agree."
-                    )
+            check_tokens(trace, purpose="that could agree")
         labels = shortest_ends([trace.path.resolve().with_suffix("") for trace in traces])
         self.layers = common_layers(traces, options.layers)
         self.ids = common_ids(traces, self.layers)
