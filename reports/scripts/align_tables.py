@@ -8,29 +8,29 @@ from reports.scripts.regenerate_align import DIFFERENCE, PAIRS, SHARES
 
 
 def shares(folder: Path) -> list[str]:
-    """Return which share of routing data determine: a line per k, MoE layer and model."""
+    """Return which share of routing data determine: a line per data set, k, MoE layer and model."""
     table = pd.read_csv(folder / "shares.csv")
     names = list(SHARES.values())
-    lines = [f"| k | MoE layer | | {' | '.join(names)} |", f"|{'---|' * (3 + len(names))}"]
-    for (top_k, layer, model), rows in table.groupby(["k", "layer", "model"], sort=False):
+    lines = [f"| data set | k | MoE layer | | {' | '.join(names)} |", f"|{'---|' * (4 + len(names))}"]
+    for (data, top_k, layer, model), rows in table.groupby(["data", "k", "layer", "model"], sort=False):
         sign = "+" if model == DIFFERENCE else ""
         cells = [
             f"{row['value']:{sign}.3f} [{row['ci_low']:{sign}.3f}, {row['ci_high']:{sign}.3f}]"
             for _, row in rows.set_index("share").loc[names].iterrows()
         ]
-        lines.append(f"| {top_k} | `{layer}` | {model} | {' | '.join(cells)} |")
+        lines.append(f"| `{data}` | {top_k} | `{layer}` | {model} | {' | '.join(cells)} |")
     return lines
 
 
 def pairs(folder: Path) -> list[str]:
-    """Return the lowest and the highest pair of seeds: a line per k, MoE layer and model."""
+    """Return the lowest and the highest pair of seeds: a line per data set, k, MoE layer and model."""
     table = pd.read_csv(folder / "pairs.csv")
     names = [name for name in PAIRS.values() if name != "p"]
-    lines = [f"| k | MoE layer | | {' | '.join(names)} |", f"|{'---|' * (3 + len(names))}"]
-    for (top_k, layer, model), rows in table.groupby(["k", "layer", "model"], sort=False):
+    lines = [f"| data set | k | MoE layer | | {' | '.join(names)} |", f"|{'---|' * (4 + len(names))}"]
+    for (data, top_k, layer, model), rows in table.groupby(["data", "k", "layer", "model"], sort=False):
         by_number = rows.set_index("number")
         cells = [
             f"{by_number.loc[name, 'lowest']:.3f} to {by_number.loc[name, 'highest']:.3f}" for name in names
         ]
-        lines.append(f"| {top_k} | `{layer}` | {model} | {' | '.join(cells)} |")
+        lines.append(f"| `{data}` | {top_k} | `{layer}` | {model} | {' | '.join(cells)} |")
     return lines

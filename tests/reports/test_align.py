@@ -12,7 +12,14 @@ BASELINE, PRC = "digits-baseline-k2", "digits-prc-k2"
 
 
 def rows(checkpoint: str, **numbers: float) -> list[dict[str, object]]:
-    shared = {"k": 2, "layer": "blocks.1", "null": "", "images": 360, "checkpoint": checkpoint}
+    shared = {
+        "data": "digits",
+        "k": 2,
+        "layer": "blocks.1",
+        "null": "",
+        "images": 360,
+        "checkpoint": checkpoint,
+    }
     return [
         shared
         | {"metric": name, "value": number, "ci_low": number - 0.1, "ci_high": number + 0.1}
@@ -44,26 +51,26 @@ def folder(tmp_path: Path) -> Path:
 
 def test_shares_have_intervals_and_differences_have_signs(folder: Path) -> None:
     _, _, baseline, prc, difference = align_tables.shares(folder)
-    assert baseline.startswith("| 2 | `blocks.1` | V-MoE | 0.250 [0.150, 0.350] |")
-    assert prc.startswith("| 2 | `blocks.1` | V-MoE with PRC | 0.500 [0.400, 0.600] | 0.250 ")
-    assert difference.startswith("| 2 | `blocks.1` | difference | +0.250 [+0.150, +0.350] |")
+    assert baseline.startswith("| `digits` | 2 | `blocks.1` | V-MoE | 0.250 [0.150, 0.350] |")
+    assert prc.startswith("| `digits` | 2 | `blocks.1` | V-MoE with PRC | 0.500 [0.400, 0.600] | 0.250 ")
+    assert difference.startswith("| `digits` | 2 | `blocks.1` | difference | +0.250 [+0.150, +0.350] |")
 
 
 def test_pairs_are_the_lowest_and_the_highest(folder: Path) -> None:
     _, _, line = align_tables.pairs(folder)
     assert (
         line
-        == f"| 2 | `blocks.1` | V-MoE with PRC |{' 0.250 to 0.500 |' * (len(regenerate_align.PAIRS) - 1)}"
+        == f"| `digits` | 2 | `blocks.1` | V-MoE with PRC |{' 0.250 to 0.500 |' * (len(regenerate_align.PAIRS) - 1)}"
     )
     assert set(pd.read_csv(folder / "pairs.csv")["pairs"]) == {3}
 
 
 def test_trainings_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(regenerate_align, "FOLDERS", (tmp_path,))
-    for seed in regenerate_align.SEEDS:
+    for seed in range(3):
         (tmp_path / f"digits-baseline-k1-seed{seed}").mkdir()
         (tmp_path / f"digits-prc-k1-seed{seed}").mkdir()
-    assert len(regenerate_align.checkpoints(1)) == 2 * len(regenerate_align.SEEDS)
+    assert len(regenerate_align.checkpoints("digits", 1, 3)) == 6
     (tmp_path / "digits-prc-k1-seed2").rmdir()
     with pytest.raises(api.UserError, match=r"Train digits-prc-k1-seed2 first"):
-        regenerate_align.checkpoints(1)
+        regenerate_align.checkpoints("digits", 1, 3)

@@ -21,8 +21,12 @@ from moeprobe.results.tables import first_and_last
 
 # Pairs of trainings that have heat maps; layers with one each, of more the first and the last.
 _MOST_PAIRS, _MOST_LAYERS = 3, 3
+# With more pairs, points of a layer stand close.
+_FEW_PAIRS = 20
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
+# In inches, however many pairs there are.
+_WIDEST = 11.0
 _UNRELATED = "#999999"
 
 
@@ -89,19 +93,23 @@ def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:
     kappas = table[(table["metric"] == f"{EXPERT_OVERLAP.name}{KAPPA}") & (table["null"] == "pooled")]
     unrelated = table[table["metric"] == alignment.FITTED_UNRELATED.name]
     layers, pairs = panels.layers(kappas), panels.checkpoints(kappas)
-    figure, axes = panels.panels(1, 1, width=max(4.6, 1.0 + 0.16 * len(layers) * len(pairs)), height=3.2)
+    figure, axes = panels.panels(
+        1, 1, width=min(max(4.6, 1.0 + 0.16 * len(layers) * len(pairs)), _WIDEST), height=3.2
+    )
     panel = axes[0, 0]
     groups = kappas.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
     # Pairs of several sets have the colors of these: what is compared are the sets.
     labels = groups if groups.nunique() > 1 else pd.Series(pairs, index=pairs)
     palette = colors if groups.nunique() == 1 else make_palette(list(dict.fromkeys(groups)))
-    for pair, shift in zip(pairs, shifts(len(pairs)), strict=True):
+    # The more pairs, the more of the room of a layer.
+    places = shifts(len(pairs)) * (1.6 if len(pairs) > _FEW_PAIRS else 1.0)
+    for pair, shift in zip(pairs, places, strict=True):
         draw_line(
             panel, panels.select(kappas, checkpoint=pair), layers, color=palette[labels[pair]], label=labels[pair],
             shift=shift, style="o",
         )  # fmt: skip
     # After all pairs, for the order of the legend.
-    for pair, shift in zip(pairs, shifts(len(pairs)), strict=True):
+    for pair, shift in zip(pairs, places, strict=True):
         draw_line(
             panel, panels.select(unrelated, checkpoint=pair), layers, color=_UNRELATED,
             label="best alignment of unrelated inputs (range: 95 % of orders)", shift=shift, style="_",
