@@ -21,7 +21,7 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.timm import VisionTransformer
-from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.objectives.base import BatchViews
 from moeprobe.models.training.start import make_objective
 from moeprobe.models.training.tasks import Classification
 
@@ -108,13 +108,13 @@ class Routed:
             layer.experts = shared[name].experts
         return dict(layers)
 
-    def _all_views(self) -> Views:
+    def _all_views(self) -> BatchViews:
         embedding, images = self.model.patch_embed, len(self.pixels) // self._views
         size = torch.tensor([embedding.img_size[::-1]]).expand(images, 2).double().numpy()
         same = torch.eye(3, dtype=torch.float64).expand(images, 3, 3).numpy()
         rows, columns = embedding.grid_size
         patches = PatchGrid(rows, columns, embedding.patch_size[0])
-        return Views([same] * self._views, size, patches, self.model.num_prefix_tokens)
+        return BatchViews([same] * self._views, size, patches, self.model.num_prefix_tokens)
 
 
 def _build(cell: TrainConfig) -> VisionTransformer:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moeprobe.errors import UserError
-from moeprobe.models.training.objectives.base import Objective, Views
+from moeprobe.models.training.objectives.base import BatchViews, Objective
 from moeprobe.runtime.catalog import OBJECTIVES
 from moeprobe.runtime.schema import Plugin, make_plugin
 from tests.models.training.deciding import Routed, random_views, route
@@ -16,7 +16,7 @@ EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 EVERY_NAME = pytest.mark.parametrize("name", KINDS)
 
 
-def terms_of(objective: Objective, views: Views, *routed: Routed) -> dict[str, float]:
+def terms_of(objective: Objective, views: BatchViews, *routed: Routed) -> dict[str, float]:
     decisions = {f"blocks.{index}": one.decision for index, one in enumerate(routed)}
     return {name: term.value.item() for name, term in objective.terms(decisions, views).items()}
 
@@ -57,7 +57,7 @@ def test_an_objective_of_pairs_does_not_care_which_view_comes_first(kind: type[O
     views = random_views()
     # One group: who shares it does not change.
     routed = route(views, num_groups=1)
-    swapped = Views(views.to_source[::-1], views.source_size, views.grid, views.num_prefix_tokens)
+    swapped = BatchViews(views.to_source[::-1], views.source_size, views.grid, views.num_prefix_tokens)
     decision = routed.decision
     rows = decision.clean_gates.reshape(4, 2, -1, 4).flip(1).reshape(1, -1, 4)
     again = Routed(dataclasses.replace(decision, clean_gates=rows), routed.tokens, routed.kernel, None)

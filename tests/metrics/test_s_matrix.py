@@ -16,7 +16,7 @@ from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
 from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.models.training.objectives.base import Views, paired_gates
+from moeprobe.models.training.objectives.base import BatchViews, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation, paired_tokens
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.run_spec import recipe
@@ -115,7 +115,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
         layers = [trace.layers[cell.layer] for trace in traces]
         grid = layers[0].grid
         assert grid is not None
-        first, second, swapped = paired_tokens(Views(batch.to_source, batch.source_size, grid, 1))
+        first, second, swapped = paired_tokens(BatchViews(batch.to_source, batch.source_size, grid, 1))
         assert 0 < swapped.sum() < 30
         interleaved = torch.stack([layer.gates for layer in layers], dim=1).flatten(0, 1)
         with torch.no_grad():

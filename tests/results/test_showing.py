@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from moeprobe import api
 from moeprobe.results.folder import Result
-from moeprobe.results.layouts.cells import Cell, Table
+from moeprobe.results.layouts.cells import Table, TableCell
 from moeprobe.results.layouts.page import fragment
 from moeprobe.results.numbers import interval
 from moeprobe.results.showing import Figures
@@ -146,7 +146,7 @@ def test_a_trace_and_a_report_are_short(trained: Trained, tmp_path: Path) -> Non
 
 
 def test_long_tables_say_how_much_is_left_out() -> None:
-    long = Table("x & y", ["a <b>"], [[Cell(str(line))] for line in range(100)], note="All of it.")
+    long = Table("x & y", ["a <b>"], [[TableCell(str(line))] for line in range(100)], note="All of it.")
     page = fragment("<i>", [long])
     assert "… 40 more lines. All of it." in page and "<td>59</td>" in page and "<td>60</td>" not in page
     assert "a &lt;b&gt;" in page and "x &amp; y" in page and "&lt;i&gt;" in page

@@ -175,7 +175,7 @@ def _rich_table(table: cells.Table, *, title: str, stacked: bool, counts: bool) 
     return rich_table
 
 
-def text(cell: cells.Cell, *, stacked: bool, counts: bool) -> str:
+def text(cell: cells.TableCell, *, stacked: bool, counts: bool) -> str:
     """Return the text of a cell, with its interval and, with ``counts``, of how many nothing was seen."""
     line = "\n" if stacked and cell.between.startswith("[") else " "
     parts = [cell.screen or cell.text, cell.between, cell.count if counts else ""]

@@ -2,7 +2,7 @@
 
 The batch is cut into equal parts of consecutive images. The supervised loss and the balancing losses (each of a group
 of images) are means over the parts. A function of sums over the whole batch, such as S of PRC, gets these sums
-in every part (``Views.total``): their values belong to the whole batch, their gradients to the part, times the
+in every part (``BatchViews.total``): their values belong to the whole batch, their gradients to the part, times the
 number of parts. The mean of the parts' gradients is then the gradient of the whole batch.
 
 Axes: B images of this process, V views of each, rows = B · V.
@@ -20,7 +20,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.draws import Portion, seeing
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.objectives.base import BatchViews
 from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -150,7 +150,7 @@ class SharedStep:
             device: where to work.
         """
         rows = self._rows(batch, step, device)
-        views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
+        views = BatchViews(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
         parameters = list(self.model.parameters())
         for parameter in parameters:
             parameter.grad = None
@@ -193,7 +193,7 @@ class SharedStep:
         )
 
     def _passes(
-        self, rows: tuple[Tensor, ...], views: Views, totals: _Totals, step: int
+        self, rows: tuple[Tensor, ...], views: BatchViews, totals: _Totals, step: int
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the values of each part."""
         images = len(views.source_size) // self.parts

@@ -28,7 +28,7 @@ from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.guided import ByClass, Teacher
-from moeprobe.models.training.objectives.base import Objective, Term, Views
+from moeprobe.models.training.objectives.base import BatchViews, Objective, Term
 from moeprobe.models.training.optimize import supervised_loss, total_loss
 from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -60,7 +60,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
+    def measure(self, rows: tuple[Tensor, ...], views: BatchViews) -> dict[str, Tensor]:
         """Return the ``loss`` of some of these rows, and what else is reported."""
 
     @abstractmethod
@@ -100,7 +100,11 @@ class Task(ABC):
         return {f"val_{name}": value for name, value in means.items()}
 
     def _values(
-        self, main: Tensor, decisions: Any, views: Views, taught: Mapping[str, Term] = MappingProxyType({})
+        self,
+        main: Tensor,
+        decisions: Any,
+        views: BatchViews,
+        taught: Mapping[str, Term] = MappingProxyType({}),
     ) -> dict[str, Tensor]:
         # Of a dense model nothing decides.
         terms = (self.objective.terms(decisions, views) if decisions else {}) | dict(taught)
@@ -133,7 +137,7 @@ class Classification(Task):
             )
         return images, labels, targets
 
-    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
+    def measure(self, rows: tuple[Tensor, ...], views: BatchViews) -> dict[str, Tensor]:
         """Return the supervised loss with the terms of the objective, and the accuracy.
 
         Where only a share of the images has labels, loss and accuracy use the rows with a label (from 0), and
@@ -191,7 +195,7 @@ class Reconstruction(Task):
         local_visible = visible[ranks.rank * len(images) : (ranks.rank + 1) * len(images)]
         return images, local_visible.to(images.device)
 
-    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
+    def measure(self, rows: tuple[Tensor, ...], views: BatchViews) -> dict[str, Tensor]:
         """Return the loss of the hidden patches, with the terms of the objective on what the routers decided."""
         images, visible = rows
         with (

@@ -9,7 +9,7 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, trials_of, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, trials_of, value
 
 Row = dict[str, Any]
 # The chance level, and that of the column after κ, where a run has it.
@@ -62,12 +62,14 @@ def agreement_table(
         cells = [
             value(of_line.get((metric, "")), signed=signed),
             # A difference of chance levels says nothing about routing.
-            Cell("") if signed else _without_interval(of_line.get((f"{metric}{CHANCE}", usual))),
+            TableCell("") if signed else _without_interval(of_line.get((f"{metric}{CHANCE}", usual))),
             value(of_line.get((f"{metric}{KAPPA}", usual)), signed=signed),
         ]
         if stricter:
             cells.append(value(of_line.get((f"{metric}{KAPPA}", strict)), signed=signed))
-        rows.append([Cell(layer), Cell(find(metric).full_label("", modality)), Cell(name), *cells])
+        rows.append(
+            [TableCell(layer), TableCell(find(metric).full_label("", modality)), TableCell(name), *cells]
+        )
     headings = ["layer", "metric", "checkpoint", _heading(metrics), "chance", "κ"]
     headings += [find(stricter).label(strict, modality).strip()] if stricter else []
     images, trials = (counts(table[what]).text for what in ("images", "trials"))
@@ -83,7 +85,7 @@ def _select(table: pd.DataFrame, metrics: Sequence[str], nulls: tuple[str, str])
     return table[keep]
 
 
-def _without_interval(row: Row | None) -> Cell:
+def _without_interval(row: Row | None) -> TableCell:
     return dataclasses.replace(value(row), between="")
 
 

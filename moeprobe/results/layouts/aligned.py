@@ -9,7 +9,7 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.results.layouts.cells import Cell, Table, counts, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 
 _SHARES = (
     alignment.SHARE_DATA,
@@ -88,7 +88,7 @@ def _lines(
             signed = is_difference(name)
             cells = [value(pick(which), signed=signed) for which in measured.values()]
             images = leading[(leading["layer"] == layer) & (leading["checkpoint"] == name)]["images"]
-            lines.append([Cell(layer), Cell(name), *cells, counts([images.max()])])
+            lines.append([TableCell(layer), TableCell(name), *cells, counts([images.max()])])
     return Table(caption, ["layer", heading, *measured, plural], lines, keys=2, place=1, details=1)
 
 

@@ -10,8 +10,8 @@ from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import (
-    Cell,
     Table,
+    TableCell,
     counts,
     severity,
     severity_heading,
@@ -69,7 +69,7 @@ def severity_table(
     steps = severity_heading(metric for metric, *_ in columns)
     rows = [
         [
-            Cell(name),
+            TableCell(name),
             severity(at),
             *(value(row_of.get((m, null)), signed=_is_signed(row_of)) for m, null, _ in columns),
         ]
@@ -121,8 +121,8 @@ def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -
         cells = [value(by_view.get(view)) for view in FLOORS]
         rows.append(
             [
-                Cell(checkpoint),
-                Cell(layer),
+                TableCell(checkpoint),
+                TableCell(layer),
                 *cells,
                 *(counts(layer_rows[what]) for what in ("images", "trials")),
             ]

@@ -7,7 +7,7 @@ import pandas as pd
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
 
 # What is said of a model's answers, as far as it was measured.
@@ -42,7 +42,7 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     several = table["checkpoint"].nunique() > 1
     lines = []
     for (checkpoint, view), of_line in table.groupby(["checkpoint", "view"], sort=False):
-        leading = ([Cell(str(checkpoint))] if several else []) + [Cell(str(view))]
+        leading = ([TableCell(str(checkpoint))] if several else []) + [TableCell(str(view))]
         pick = _picker(str(checkpoint), str(view))
         lines.append(
             [

@@ -15,7 +15,7 @@ MAX_ROWS = 300
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What stands in a cell.
 
     Attributes:
@@ -60,7 +60,7 @@ class Table:
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     note: str = ""
     folded: bool = False
     keys: int = 0
@@ -79,12 +79,12 @@ class Table:
         return sum(any(row[i].between for row in self.rows) for i in range(len(self.columns))) > 3
 
 
-def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
+def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> TableCell:
     """Return a table's value with its interval; an empty cell where there is no such row."""
     if row is None:
-        return Cell("")
+        return TableCell("")
     key = None if row["value"] != row["value"] else float(row["value"])
-    return Cell(
+    return TableCell(
         number(row["value"], signed=signed, decimals=decimals_of(row)),
         between(row, signed=signed),
         key,
@@ -92,9 +92,9 @@ def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
     )
 
 
-def severity(at: float | None) -> Cell:
+def severity(at: float | None) -> TableCell:
     """Return a severity; empty where there is none."""
-    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at))
+    return TableCell("") if at is None or at != at else TableCell(f"{at:g}", key=float(at))
 
 
 def severity_heading(metrics: Iterable[str]) -> str:
@@ -102,10 +102,10 @@ def severity_heading(metrics: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(find(name).metric.severity for name in dict.fromkeys(metrics)))
 
 
-def counts(values: Iterable[float]) -> Cell:
+def counts(values: Iterable[float]) -> TableCell:
     """Return the different counts, e.g. of images, in the order of what they are of: mostly one."""
     different = list(dict.fromkeys(int(count) for count in values))
-    return Cell(
+    return TableCell(
         " / ".join(f"{count:,}" for count in different), key=float(different[0]) if different else None
     )
 
@@ -128,5 +128,5 @@ def whole_table(table: pd.DataFrame, *, name: str) -> Table:
     constants = ", ".join(f"{column}: {text}" for column, text in constant.items() if text)
     if constants:
         parts.append(f"In every row: {constants}.")
-    rows = [[Cell(text) for text in row] for row in varying.itertuples(index=False, name=None)]
+    rows = [[TableCell(text) for text in row] for row in varying.itertuples(index=False, name=None)]
     return Table(f"{name}, {len(table):,} rows", list(varying.columns), rows, " ".join(parts))

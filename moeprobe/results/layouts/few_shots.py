@@ -9,7 +9,7 @@ from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.along_severity import severity_table
-from moeprobe.results.layouts.cells import Cell, Table
+from moeprobe.results.layouts.cells import Table, TableCell
 from moeprobe.results.numbers import number
 
 _NAME = FEWSHOT_ACCURACY.name
@@ -39,7 +39,7 @@ def few_shots_table(
     base = severity_table(pooled, differences, _COLUMNS, caption=caption, modality=modality)
     if base is None:
         return None
-    rows = [[*row, ends.get((row[0].text, row[1].key), Cell(""))] for row in base.rows]
+    rows = [[*row, ends.get((row[0].text, row[1].key), TableCell(""))] for row in base.rows]
     note = f"{_NOTE.format(plural=modality.plural)} {base.note}"
     return dataclasses.replace(base, columns=[*base.columns, "single draws"], rows=rows, note=note)
 
@@ -50,12 +50,12 @@ def _by_draws(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table[together], table[~together]
 
 
-def _ends(single: pd.DataFrame, *, signed: bool) -> dict[tuple[str, float | None], Cell]:
+def _ends(single: pd.DataFrame, *, signed: bool) -> dict[tuple[str, float | None], TableCell]:
     """Return what a checkpoint or difference reached with single draws, by its name and the number of shots."""
-    cells: dict[tuple[str, float | None], Cell] = {}
+    cells: dict[tuple[str, float | None], TableCell] = {}
     keys = ["checkpoint", "reference", "severity"] if signed else ["checkpoint", "severity"]
     for key, rows in single[single["metric"] == _NAME].groupby(keys, sort=False):
         low, high = rows["value"].min(), rows["value"].max()
         ends = dict.fromkeys(number(value, signed=signed) for value in (low, high))
-        cells[" − ".join(key[:-1]), float(key[-1])] = Cell(" to ".join(ends), key=float(low))
+        cells[" − ".join(key[:-1]), float(key[-1])] = TableCell(" to ".join(ends), key=float(low))
     return cells

@@ -18,7 +18,7 @@ from moeprobe.metrics.analyses.rank_load import (
     WINDOW_IMBALANCE_EVEN,
 )
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.results.layouts.cells import Cell, Table, value
+from moeprobe.results.layouts.cells import Table, TableCell, value
 
 _HOT = {
     "next window": HOT_OVERLAP.name,
@@ -83,8 +83,8 @@ def _table(table: pd.DataFrame, columns: Mapping[str, tuple[str, str]], *, capti
         cells = [value(rows.get((layer, *which))) for which in columns.values()]
         levels = [metric in _LEVELS for metric, _ in columns.values()]
         cells = [
-            Cell(cell.text, key=cell.key) if level else cell
+            TableCell(cell.text, key=cell.key) if level else cell
             for cell, level in zip(cells, levels, strict=True)
         ]
-        lines.append([Cell(layer or "all"), *cells])
+        lines.append([TableCell(layer or "all"), *cells])
     return Table(caption, ["layer", *columns], lines, note, keys=1)

@@ -8,7 +8,7 @@ from moeprobe.inputs.corruptions import FAMILIES, MEAN
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
 
 _OUTPUT = ("accuracy", "prediction_agreement", "corruption_error")
@@ -51,8 +51,8 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
             blocks.setdefault(name, {})[row["view"], row["metric"], row["layer"]] = row
     lines = [
         [
-            Cell(name),
-            Cell(view),
+            TableCell(name),
+            TableCell(view),
             *(value(rows.get((view, *column)), signed=" − " in name) for column in columns),
             counts(row["images"] for (of_view, *_), row in rows.items() if of_view == view),
         ]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.metrics.registry import agreements, compared_first, find
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen, set_match_of
 
 _PLACE = ["checkpoint", "layer", "tokens", "view", "severity"]
@@ -51,10 +51,14 @@ def side_by_side_table(
     for (layer, tokens, metric, null, view, at), row_of in lines.items():
         form = find(metric)
         short = form.full_label(null, modality) if several else form.label(null, modality)
-        cells = [Cell(layer or ("all layers" if tokens else "output")), Cell(tokens)] if with_layers else []
-        cells += [Cell(view)] if with_views else []
+        cells = (
+            [TableCell(layer or ("all layers" if tokens else "output")), TableCell(tokens)]
+            if with_layers
+            else []
+        )
+        cells += [TableCell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
-        cells += [Cell(form.full_label(null, modality), screen=short)]
+        cells += [TableCell(form.full_label(null, modality), screen=short)]
         cells += [value(row_of.get(name)) for name in checkpoints]
         cells += [value(row_of.get(pair), signed=True) for pair in pairs]
         measured = [row_of[name] for name in checkpoints if name in row_of]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.results.numbers import decimals_of, end, number, sentence_case
 from moeprobe.results.tables import agreement_of, set_match_of
 from moeprobe.results.verdicts import phrase
@@ -89,8 +89,8 @@ def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
         if (metric, null, tokens) in zero:
             continue
         kind = "" if tokens in {*ORDINARY, ""} else f", {tokens_of(tokens, modality)}"
-        heading = Cell(sentence_case(find(metric).full_label(null, modality)) + kind)
-        names = [Cell(f"{checkpoint} − {reference}")] if several else []
+        heading = TableCell(sentence_case(find(metric).full_label(null, modality)) + kind)
+        names = [TableCell(f"{checkpoint} − {reference}")] if several else []
         lines.append([heading, *names, _verdicts(rows), _differences(rows)])
     first = table.iloc[0]
     caption = "Verdicts" if several else f"Verdicts: {first['checkpoint']} against {first['reference']}"
@@ -103,20 +103,20 @@ def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
     )
 
 
-def _verdicts(rows: pd.DataFrame) -> Cell:
+def _verdicts(rows: pd.DataFrame) -> TableCell:
     """Count the verdicts; an identical pair counts as the same."""
     words = Counter(
         phrase("no difference" if verdict == "identical" else verdict, judgement)
         for verdict, judgement in rows[["verdict", "judgement"]].values
     )
     if len(rows) == 1:
-        return Cell(next(iter(words)))
+        return TableCell(next(iter(words)))
     # What was shown comes first.
     ordered = sorted(words, key=lambda word: word not in _SHOWN)
-    return Cell(", ".join(f"{word} ({words[word]} of {len(rows)})" for word in ordered))
+    return TableCell(", ".join(f"{word} ({words[word]} of {len(rows)})" for word in ordered))
 
 
-def _differences(rows: pd.DataFrame) -> Cell:
+def _differences(rows: pd.DataFrame) -> TableCell:
     """Return the lowest and the highest difference, and an interval for all of them, where each has one."""
     lowest, highest = float(rows["value"].min()), float(rows["value"].max())
     low, high = float(rows["sim_low"].min(skipna=False)), float(rows["sim_high"].max(skipna=False))
@@ -131,7 +131,7 @@ def _differences(rows: pd.DataFrame) -> Cell:
     texts = dict.fromkeys(number(value, signed=True, decimals=decimals) for value in (lowest, highest))
     ends = [end(value, signed=True, decimals=decimals) for value in (low, high)]
     interval = f"[{', '.join(ends)}]" if low == low else ""
-    return Cell(" to ".join(texts), interval, None if lowest != lowest else highest)
+    return TableCell(" to ".join(texts), interval, None if lowest != lowest else highest)
 
 
 def title(family: Family, modality: Modality) -> str:
@@ -190,14 +190,14 @@ def _table(rows: Sequence[Row], family: Family, modality: Modality, *, folded: b
     lines = []
     for row in rows:
         cells = {
-            "compared": Cell(f"{row['checkpoint']} − {row['reference']}"),
-            "layer": Cell(row["layer"]),
+            "compared": TableCell(f"{row['checkpoint']} − {row['reference']}"),
+            "layer": TableCell(row["layer"]),
             steps: severity(row["severity"]),
         }
         lines.append(
             [
                 *(cells[name] for name, included in keys.items() if included),
-                Cell(_verdict(row)),
+                TableCell(_verdict(row)),
                 _difference(row),
                 *(_plain(row.get(f"{side}_value", math.nan)) for side in ("reference", "checkpoint")),
                 _p(row.get("p_holm", math.nan)),
@@ -229,20 +229,20 @@ def _verdict(row: Row) -> str:
     return f"{row['judgement']} ({word})" if row.get("judgement") else phrase(word)
 
 
-def _difference(row: Row) -> Cell:
+def _difference(row: Row) -> TableCell:
     """Return the difference with the interval that its verdict goes by."""
     ends = {f"ci_{end}": row.get(f"sim_{end}", math.nan) for end in ("low", "high")}
     return value({"value": row["value"], "flag": "", **ends}, signed=True)
 
 
-def _plain(measured: float) -> Cell:
+def _plain(measured: float) -> TableCell:
     """Return a value without an interval."""
     nothing = {"ci_low": math.nan, "ci_high": math.nan}
     text = number(measured, decimals=decimals_of({"value": measured, **nothing}))
-    return Cell(text, key=None if measured != measured else float(measured))
+    return TableCell(text, key=None if measured != measured else float(measured))
 
 
-def _p(p: float) -> Cell:
+def _p(p: float) -> TableCell:
     if p != p:
-        return Cell("–")
-    return Cell("<0.001" if p < 0.001 else number(p), key=float(p))
+        return TableCell("–")
+    return TableCell("<0.001" if p < 0.001 else number(p), key=float(p))

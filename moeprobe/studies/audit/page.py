@@ -11,7 +11,7 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.base import AuditEntry, audit_entry
 from moeprobe.probes.registry import conclusions_of, kinds
 from moeprobe.results.headlines.run_tables import RunTables
-from moeprobe.results.layouts.cells import Cell, Table, counts, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.naming import names_in, rename_table
 from moeprobe.studies.audit.judge import property_numbers
@@ -177,8 +177,8 @@ def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Tabl
     keys = [key for key in ("metric", "layer", "view") if rows[key].nunique() > 1]
     body = [
         [
-            *(Cell(str(row["checkpoint"])) for _ in range(rows["checkpoint"].nunique() > 1)),
-            *(Cell(str(row[key])) for key in keys),
+            *(TableCell(str(row["checkpoint"])) for _ in range(rows["checkpoint"].nunique() > 1)),
+            *(TableCell(str(row[key])) for key in keys),
             value(row),
             counts([row["images"]]),
             counts([row["trials"]]),

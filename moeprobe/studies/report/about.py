@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.results.layouts.cells import Cell, Table
+from moeprobe.results.layouts.cells import Table, TableCell
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
 
@@ -154,12 +154,12 @@ def checkpoint_table(runs: Sequence[Run]) -> Table | None:
     """Return what each checkpoint is; None where the runs name none."""
     names = Names(runs)
     columns = ["checkpoint", "file", "SHA-256", "group", "training seed", "objective", "steps"]
-    rows: dict[tuple[Cell, ...], None] = {}
+    rows: dict[tuple[TableCell, ...], None] = {}
     for run in runs:
         for name, info in run.checkpoints.items():
             training = info.get("training") or {}
             cells = (
-                Cell(names.of(run, name)),
+                TableCell(names.of(run, name)),
                 *(_cell_of(info, key) for key in ("path", "sha256")),
                 *(_cell_of(training, key) for key in ("group", "seed", "objective", "step")),
             )
@@ -167,9 +167,9 @@ def checkpoint_table(runs: Sequence[Run]) -> Table | None:
     return Table("Checkpoints", columns, list(rows)) if rows else None
 
 
-def _cell_of(info: Mapping[str, Any], key: str) -> Cell:
+def _cell_of(info: Mapping[str, Any], key: str) -> TableCell:
     """Return the cell of what may not be known."""
-    return Cell("" if info.get(key) is None else _text(info[key]))
+    return TableCell("" if info.get(key) is None else _text(info[key]))
 
 
 def computing_table(runs: Sequence[Run]) -> Table:
@@ -181,13 +181,15 @@ def computing_table(runs: Sequence[Run]) -> Table:
         seconds = side.get("wall_seconds")
         rows.append(
             [
-                Cell(run.label),
-                Cell(run.kind),
+                TableCell(run.label),
+                TableCell(run.kind),
                 *(
                     _cell_of(side, key)
                     for key in ("git_commit", "platform", "device", "batch_size", "workers")
                 ),
-                Cell(f"{seconds:.1f}", key=float(seconds)) if isinstance(seconds, (int, float)) else Cell(""),
+                TableCell(f"{seconds:.1f}", key=float(seconds))
+                if isinstance(seconds, (int, float))
+                else TableCell(""),
             ]
         )
     return Table("Runs", columns, rows)

@@ -16,7 +16,7 @@ from moeprobe.results.headlines.collected import HeadlineValues, Row
 from moeprobe.results.headlines.declared import Agreement, Headline
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
-from moeprobe.results.layouts.cells import Cell, Table, value
+from moeprobe.results.layouts.cells import Table, TableCell, value
 from moeprobe.results.numbers import interval, sentence_case
 from moeprobe.results.tables import agreement_of
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
@@ -349,11 +349,11 @@ def _tables(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[Table]:
     several = len(pairs) > 1
     rows = [
         [
-            Cell(verdict.property),
-            *([Cell(" − ".join(verdict.pair))] if several else []),
-            Cell(verdict.word),
+            TableCell(verdict.property),
+            *([TableCell(" − ".join(verdict.pair))] if several else []),
+            TableCell(verdict.word),
             value(verdict.difference, signed=True),
-            Cell(verdict.layer),
+            TableCell(verdict.layer),
         ]
         for verdict in judged
     ]

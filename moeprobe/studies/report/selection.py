@@ -24,7 +24,7 @@ from moeprobe.results.layouts.along_severity import (
     severity_table,
 )
 from moeprobe.results.layouts.by_view import by_view_table
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity
+from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.few_shots import few_shots_table
 from moeprobe.results.layouts.means import means_table
 from moeprobe.results.layouts.side_by_side import side_by_side_table
@@ -199,7 +199,7 @@ def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:
         return []
     rows = []
     for key, part in patches.groupby(keys, sort=False):
-        cells = [Cell(text) for text in key[:3]]
+        cells = [TableCell(text) for text in key[:3]]
         cells += [severity(float(key[3]))] if len(key) > 3 else []
         rows.append(
             [

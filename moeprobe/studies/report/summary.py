@@ -11,7 +11,7 @@ from moeprobe.probes.registry import conclusions_of, headlines_of, of_kind
 from moeprobe.results.headlines.collected import Row
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
+from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.results.precision_floor import precision_sentences
 from moeprobe.studies.report.reading import Run
 
@@ -118,11 +118,11 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         by_pair = {names.of_pair(run, row): row for row in headline.differences[which]}
         rows.append(
             [
-                Cell(run.label),
-                Cell(registry.find(which[0]).full_label(which[1], run.modality)),
+                TableCell(run.label),
+                TableCell(registry.find(which[0]).full_label(which[1], run.modality)),
                 *(value(by_name.get(name)) for name in checkpoints),
                 *(value(by_pair.get(pair), signed=True) for pair in pairs),
-                Cell(headline.layer or "output"),
+                TableCell(headline.layer or "output"),
                 severity(headline.severity),
                 *(counts(row[what] for row in headline.rows[which]) for what in ("images", "trials")),
             ]

@@ -10,13 +10,13 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
-from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.objectives.base import BatchViews
 
 GRID = PatchGrid(3, 3, 8)
 FRAME = 24
 
 
-def random_views(num_images: int = 4, *, seed: int = 0, prefix: int = 1, apart: bool = False) -> Views:
+def random_views(num_images: int = 4, *, seed: int = 0, prefix: int = 1, apart: bool = False) -> BatchViews:
     """Crops of sources of different sizes, some mirrored; the second is the smaller one in every other image.
 
     With ``apart`` the two crops share nothing.
@@ -32,7 +32,7 @@ def random_views(num_images: int = 4, *, seed: int = 0, prefix: int = 1, apart: 
             if apart:
                 w, h, left, top = width / 3, height / 3, view * width / 2, 0.0
             maps[view].append(geometry.crop(left, top, w, h, FRAME, flip=bool(rng.random() < 0.5)))
-    return Views([np.stack(one) for one in maps], sizes, GRID, prefix)
+    return BatchViews([np.stack(one) for one in maps], sizes, GRID, prefix)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Routed:
 
 
 def route(
-    views: Views,
+    views: BatchViews,
     *,
     num_groups: int = 2,
     num_experts: int = 4,

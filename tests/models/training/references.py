@@ -9,13 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.objectives.base import BatchViews
 
 Array = NDArray[np.float64]
 EPSILON = 1e-7
 
 
-def pairs(views: Views, *, released: bool = False, class_pair: bool = False) -> Iterator[tuple[int, ...]]:
+def pairs(
+    views: BatchViews, *, released: bool = False, class_pair: bool = False
+) -> Iterator[tuple[int, ...]]:
     """Yield (row of the small view, its token, row of the large view, its token, slot) of every pair.
 
     The published rule: the center of each patch of the view with the smaller source area is sought in the other view.

@@ -10,7 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.config import load
-from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.objectives.base import BatchViews
 from moeprobe.models.training.start import PartlyLabeled, choose_labeled
 from moeprobe.studies.train import make_trainer
 
@@ -59,7 +59,7 @@ def test_supervised_over_labeled_rows_and_prc_over_all_by_a_loop(loss: str, tmp_
 
     measure = trainer.task.measure
 
-    def spied(rows: tuple[torch.Tensor, ...], views: Views) -> dict[str, torch.Tensor]:
+    def spied(rows: tuple[torch.Tensor, ...], views: BatchViews) -> dict[str, torch.Tensor]:
         with torch.no_grad():
             seen["logits"], seen["labels"] = trainer.model(rows[0]).double().numpy(), rows[1].numpy()
         return measure(rows, views)

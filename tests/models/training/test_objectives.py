@@ -12,7 +12,7 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Correspondence
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.models.training.objectives.balanced import Balanced
-from moeprobe.models.training.objectives.base import Objective, Views
+from moeprobe.models.training.objectives.base import BatchViews, Objective
 from moeprobe.models.training.objectives.jsd import Jsd
 from moeprobe.models.training.objectives.prc import Prc
 from moeprobe.models.training.objectives.prc_released import PrcReleased
@@ -26,7 +26,7 @@ from tests.models.training.deciding import GRID, random_views, route
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
-def values(objective: Objective, views: Views, **settings: Any) -> tuple[dict[str, Tensor], np.ndarray]:
+def values(objective: Objective, views: BatchViews, **settings: Any) -> tuple[dict[str, Tensor], np.ndarray]:
     """The values of the terms, and the clean gates that they are of."""
     routed = route(views, **settings)
     terms = objective.terms({"blocks.1": routed.decision}, views)
@@ -93,7 +93,7 @@ def test_released_prc_is_a_loop_over_slots(seed: int, class_pair: bool) -> None:
 def test_released_prc_takes_the_second_of_equal_views_for_the_smaller() -> None:
     views = random_views(2)
     same = views.to_source[0]
-    views = Views([same, same @ geometry.translation(5.0, 0.0)], views.source_size, GRID, 1)
+    views = BatchViews([same, same @ geometry.translation(5.0, 0.0)], views.source_size, GRID, 1)
     found, gates = values(PrcReleased(), views)
     pairs = list(references.pairs(views, released=True, class_pair=True))
     assert {pair[0] % 2 for pair in pairs} == {1}
@@ -184,7 +184,9 @@ def test_released_values_and_gradients(objective: Objective, monkeypatch: pytest
     for rule in ("correspond", "correspond_released"):
         monkeypatch.setattr(geometry, rule, lambda *_args, **_kwargs: pairs)
     # The numbers given are positions in the token sequence, so the rule that would add the prefix is told of none.
-    views = Views([np.zeros((8, 3, 3))] * 2, np.zeros((8, 2)), GRID, int(isinstance(objective, PrcReleased)))
+    views = BatchViews(
+        [np.zeros((8, 3, 3))] * 2, np.zeros((8, 2)), GRID, int(isinstance(objective, PrcReleased))
+    )
     inputs = torch.from_numpy(arrays["inputs"]).requires_grad_()
     router = SoftmaxTokenChoice(32, 8, 2)
     with torch.no_grad():

@@ -4,13 +4,13 @@ import pytest
 from rich.console import Console
 
 from moeprobe.cli.front import tables
-from moeprobe.results.layouts.cells import Cell, Table, value
+from moeprobe.results.layouts.cells import Table, TableCell, value
 from tests.results.layouts.rendering import on_page, on_screen
 
 
 def test_a_column_of_numbers_holds_nothing_else() -> None:
     """Gaps are left aside, and a dash is a number that does not exist; words and emptiness are no numbers."""
-    number, dash, word, gap = Cell("0.5", key=0.5), Cell("–"), Cell("prc"), Cell("")
+    number, dash, word, gap = TableCell("0.5", key=0.5), TableCell("–"), TableCell("prc"), TableCell("")
     rows = [[number, dash, word, gap, number], [gap, number, word, gap, word]]
     assert Table("of all kinds", "abcde", rows).numeric_columns == [True, True, False, False, False]
     assert Table("without rows", "ab", []).numeric_columns == [False, False]
@@ -22,7 +22,7 @@ def test_of_how_many_nothing_was_seen_where_there_is_room(
 ) -> None:
     row = {"value": 0.0, "ci_low": 0.0, "ci_high": 0.0009, "flag": "", "interval": "score", "trials": 6372}
     row |= {"metric": "tokens_touched", "null": ""}
-    table = Table("of flips", ["layer", "a", "b"], [[Cell("blocks.1"), value(row), value(row)]], keys=1)
+    table = Table("of flips", ["layer", "a", "b"], [[TableCell("blocks.1"), value(row), value(row)]], keys=1)
     shown = "0.00000 [0.00000, 0.00090]"
     assert on_page([table])[1][1] == f"{shown} (0 of 6,372)"
 

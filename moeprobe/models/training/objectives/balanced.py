@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, balancing_terms
+from moeprobe.models.training.objectives.base import BatchViews, Objective, Term, balancing_terms
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Balanced(Objective):
 
     needs_pairs: ClassVar[bool] = False
 
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the balancing terms that weigh something."""
         return balancing_terms(
             decisions,

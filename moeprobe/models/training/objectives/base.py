@@ -29,7 +29,7 @@ def local_total(partial_sum: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Views:
+class BatchViews:
     """The order of the rows of a batch: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
 
     Attributes:
@@ -47,7 +47,7 @@ class Views:
     num_prefix_tokens: int
     total: Callable[[Tensor], Tensor] = local_total
 
-    def of(self, images: slice) -> "Views":
+    def of(self, images: slice) -> "BatchViews":
         """Return the views of some of the images."""
         maps = [view_maps[images] for view_maps in self.to_source]
         return dataclasses.replace(self, to_source=maps, source_size=self.source_size[images])
@@ -66,8 +66,8 @@ class Objective(ABC):
 
     Attributes:
         needs_pairs: the objective compares two views of each image.
-        whole_batch: it is a function of sums over the whole batch, which it takes through ``Views.total``; else it is a
-        mean over groups of images, so that the mean over the parts of a batch is the batch's mean.
+        whole_batch: it is a function of sums over the whole batch, which it takes through ``BatchViews.total``; else
+        it is a mean over groups of images, so that the mean over the parts of a batch is the batch's mean.
 
     Raises:
         UserError: a weight is negative or no number.
@@ -83,7 +83,7 @@ class Objective(ABC):
                 raise UserError(f"objective.{field.name} must be a number from 0; got {value}.")
 
     @abstractmethod
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the named terms of one batch."""
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.training.objectives.base import (
+    BatchViews,
     Objective,
     Term,
-    Views,
     balancing_terms,
     local_total,
     paired_gates,
@@ -36,7 +36,7 @@ class Jsd(Objective):
     needs_pairs: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
 
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the divergence and the two balancing terms."""
         first, second, _ = paired_tokens(views)
         divergences = [

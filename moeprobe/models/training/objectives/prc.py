@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, local_total, paired_gates
+from moeprobe.models.training.objectives.base import BatchViews, Objective, Term, local_total, paired_gates
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prc(Objective):
     needs_pairs: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
 
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the diagonal and the off-diagonal term."""
         first, second, swapped = paired_tokens(views)
         diagonal, offdiagonal = [], []
@@ -59,7 +59,7 @@ class Prc(Objective):
         }
 
 
-def paired_tokens(views: Views) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+def paired_tokens(views: BatchViews) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return the token of each view in every pair ``(B, P)``, -1 = none, and whether view 2 is the smaller one."""
     pairs = geometry.correspond(
         views.to_source[0], views.to_source[1], grid=views.grid, source_size=views.source_size

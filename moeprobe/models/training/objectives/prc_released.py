@@ -16,7 +16,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, local_total, paired_gates
+from moeprobe.models.training.objectives.base import BatchViews, Objective, Term, local_total, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation
 
 
@@ -31,7 +31,7 @@ class PrcReleased(Objective):
     needs_pairs: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
 
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the diagonal and the off-diagonal term.
 
         Raises:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained, local_total
+from moeprobe.models.training.objectives.base import BatchViews, Objective, Term, check_trained, local_total
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Variation(Objective):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"objective.{name} must be a positive number; got {getattr(self, name)}.")
 
-    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+    def terms(self, decisions: Mapping[str, Decision], views: BatchViews) -> dict[str, Term]:
         """Return the two constraints, each summed over layers."""
         rows = len(views.to_source) * len(views.source_size)
         tokens, images = [], []
