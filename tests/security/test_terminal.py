@@ -45,7 +45,9 @@ def test_tables_sentences_and_bars(name: str) -> None:
 
 @pytest.mark.parametrize("name", STEERING)
 def test_reports(name: str) -> None:
-    page = fragment(name, [cells.Table(name, [name, "value"], [[cells.TableCell(name), cells.TableCell("1")]], name)])
+    page = fragment(
+        name, [cells.Table(name, [name, "value"], [[cells.TableCell(name), cells.TableCell("1")]], name)]
+    )
     for text in (page, markdown(name)):
         assert all(one.isprintable() or one == "\n" for one in text), repr(text)
 

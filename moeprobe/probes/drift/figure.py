@@ -33,22 +33,24 @@ def draw(table: pd.DataFrame, *, steps: Mapping[str, float], numbered: bool) -> 
     palette = colors([FIRST, LAST])
     for panel, layer in zip(axes[0], layers, strict=True):
         for against, form in ((FIRST, "o-"), (LAST, "s--")):
-            own = panels.select(rows, layer=layer, against=against)
-            x = np.array([steps[name] for name in own["name"]])
-            panels.points(panel, x, own, color=palette[against], label=f"with {against}", fmt=form)
-            panels.name_collapsed(panel, x, own, color=palette[against])
+            of_reference = panels.select(rows, layer=layer, against=against)
+            x = np.array([steps[name] for name in of_reference["name"]])
+            panels.points(panel, x, of_reference, color=palette[against], label=f"with {against}", fmt=form)
+            panels.name_collapsed(panel, x, of_reference, color=palette[against])
         panel.set_title(layer)
         panel.axhline(0, color="#999999", linewidth=0.8)
         if numbered:
             panel.set_xlabel("step")
             panel.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
         else:
-            some = list(steps)[:: max(1, len(steps) // _MOST_TICKS)]
-            panel.set_xticks([steps[name] for name in some], some, rotation=30, ha="right")
+            ticks = list(steps)[:: max(1, len(steps) // _MOST_TICKS)]
+            panel.set_xticks([steps[name] for name in ticks], ticks, rotation=30, ha="right")
     # All panels share the axis, which begins at chance, or below where values do.
     lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
     axes[0, 0].set_ylim(lowest - 0.02, 1.05)
     axes[0, 0].set_ylabel("κ (0 = chance)")
     notes = panels.note_between(layers, every)
-    drawn = rows[rows["layer"].isin(layers)]
-    return {"drift": panels.finish(figure, drawn, title="Drift of routing over a training", notes=notes)}
+    rows_of_panels = rows[rows["layer"].isin(layers)]
+    return {
+        "drift": panels.finish(figure, rows_of_panels, title="Drift of routing over a training", notes=notes)
+    }

@@ -87,9 +87,11 @@ class _Series(TableWork[Result]):
             raise UserError(
                 f"Nothing can be said of {', '.join(layers)}: there is one expert, or all are chosen."
             )
-        name, about = since[0].name, self.traces[0].about["checkpoint"]
+        name, provenance = since[0].name, self.traces[0].about["checkpoint"]
         info = self.run_info(
-            aligned=True, train_seeds={name: about.get("seed")}, groups={name: about.get("group") or ""}
+            aligned=True,
+            train_seeds={name: provenance.get("seed")},
+            groups={name: provenance.get("group") or ""},
         )
         table, comparison = summaries.summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
         notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
@@ -107,9 +109,9 @@ def _compared_with(
     """Return the reference, then the other traces, each named after its reference."""
     names = {trace.about["checkpoint"]["name"] for trace in traces}
     name = names.pop() if len(names) == 1 else "series"
-    found = [
+    named_traces = [
         NamedTrace(trace, name, view_of(label, reference), float("nan"), has_moved=False)
         for trace, label in zip(traces, labels, strict=True)
     ]
-    own = found.pop(index)
-    return [own, *found]
+    reference_trace = named_traces.pop(index)
+    return [reference_trace, *named_traces]

@@ -28,45 +28,45 @@ def sentences(table: pd.DataFrame) -> list[str]:
     end = since[(since["name"] == names[-1]) & since["value"].notna()] if names else since
     if end.empty:
         return []
-    most = end.loc[end["value"].idxmin()]
-    said = (
-        f"From the first checkpoint to {names[-1]} the routing moved most in {most['layer']}: κ {interval(most)}, of "
-        f"{end['layer'].nunique()} layers.{_separation(most, end.drop(most.name))}"
+    furthest = end.loc[end["value"].idxmin()]
+    sentence = (
+        f"From the first checkpoint to {names[-1]} the routing moved most in {furthest['layer']}: "
+        f"κ {interval(furthest)}, of {end['layer'].nunique()} layers.{_separation(furthest, end.drop(furthest.name))}"
     )
-    whole = by_step(table[(table["metric"] == PAIRS_DIFFER.name) & table["tokens"].isin(ORDINARY)])
-    whole = whole[(whole["against"] == FIRST) & whole["value"].notna()]
-    last = whole[whole["name"] == names[-1]]
+    differing = by_step(table[(table["metric"] == PAIRS_DIFFER.name) & table["tokens"].isin(ORDINARY)])
+    differing = differing[(differing["against"] == FIRST) & differing["value"].notna()]
+    last = differing[differing["name"] == names[-1]]
     if not last.empty:
         row = last.iloc[0]
-        half = whole[whole["value"] >= row["value"] / 2]
-        said += f" The experts differ in {interval(row)} of the pairs of token and layer"
+        half = differing[differing["value"] >= row["value"] / 2]
+        sentence += f" The experts differ in {interval(row)} of the pairs of token and layer"
         # Of two checkpoints it is the second.
-        said += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
-    return [said]
+        sentence += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
+    return [sentence]
 
 
-def _separation(most: pd.Series, others: pd.DataFrame) -> str:
+def _separation(furthest: pd.Series, remaining: pd.DataFrame) -> str:
     """Return whether the layer that moved most is separated from the others.
 
     It was picked for its value, so its own interval does not say. Intervals that hold for all layers at once do: where
     two of them are apart, so are the layers, however much the same sequences move both.
     """
-    if others.empty or most["ci_low"] != most["ci_low"]:
+    if remaining.empty or furthest["ci_low"] != furthest["ci_low"]:
         return ""
-    layers = len(others) + 1
-    images = int(most["images"])
+    layers = len(remaining) + 1
+    images = int(furthest["images"])
     # Bonferroni: each interval leaves out a share of the 5 %.
     factor = critical(images, confidence=1 - (1 - CONFIDENCE) / layers) / critical(images)
-    high = most["value"] + factor * (most["ci_high"] - most["value"])
-    low = others["value"] - factor * (others["value"] - others["ci_low"])
+    high = furthest["value"] + factor * (furthest["ci_high"] - furthest["value"])
+    low = remaining["value"] - factor * (remaining["value"] - remaining["ci_low"])
     # Without an interval nothing separates a layer.
-    overlapping = others[~(low > high)].sort_values("value")
+    overlapping = remaining[~(low > high)].sort_values("value")
     if overlapping.empty:
-        following = others.loc[others["value"].idxmin()]
+        following = remaining.loc[remaining["value"].idxmin()]
         return (
             f" It is separated from the next, {following['layer']} (κ {interval(following)}), and from all others: "
             "simultaneous 95 % intervals do not overlap."
         )
-    named = ", ".join(overlapping["layer"][:_NAMED])
-    more = f" and {len(overlapping) - _NAMED} more" if len(overlapping) > _NAMED else ""
-    return f" It is not separated from {named}{more}: simultaneous 95 % intervals overlap."
+    layer_names = ", ".join(overlapping["layer"][:_NAMED])
+    uncounted = f" and {len(overlapping) - _NAMED} more" if len(overlapping) > _NAMED else ""
+    return f" It is not separated from {layer_names}{uncounted}: simultaneous 95 % intervals overlap."

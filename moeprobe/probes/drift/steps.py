@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-# What the traces are held against.
+# What the traces are compared with.
 FIRST, LAST = "the first", "the last"
 _AGAINST = " against "
 
 
 def steps_of(names: Sequence[str]) -> list[float] | None:
     """Return the number in each name that tells it from the others; None where there is none that grows."""
-    numbers = [[int(one) for one in re.findall(r"\d{1,15}", name)] for name in names]
-    for column in zip(*numbers, strict=False) if len({len(one) for one in numbers}) == 1 else ():
-        if all(one < other for one, other in itertools.pairwise(column)):
-            return [float(one) for one in column]
+    numbers = [[int(number) for number in re.findall(r"\d{1,15}", name)] for name in names]
+    for column in zip(*numbers, strict=False) if len({len(row) for row in numbers}) == 1 else ():
+        if all(number < following for number, following in itertools.pairwise(column)):
+            return [float(number) for number in column]
     return None
 
 

@@ -159,10 +159,10 @@ def _ratio(rows: "DataFrame", checkpoint: str, reference: str, metric: str) -> f
 
 def _number(rows: "DataFrame", checkpoint: str, metric: str) -> tuple[float, float, float] | None:
     """Return the value of a metric with its interval; None where it is missing."""
-    found = rows.loc[
+    numbers = rows.loc[
         (rows["checkpoint"] == checkpoint) & (rows["metric"] == metric), ["value", "ci_low", "ci_high"]
     ]
-    if found.empty or found.isna().any(axis=None):
+    if numbers.empty or numbers.isna().any(axis=None):
         return None
-    value, low, high = found.iloc[0]
+    value, low, high = numbers.iloc[0]
     return float(value), float(low), float(high)
