@@ -42,6 +42,8 @@ class Modality:
 
 IMAGE = Modality("image", "images", "patch", "patches", "CLS")
 TEXT = Modality("text", "texts", "token", "tokens", "BOS")
+# Frames are images; where clips are compared frame by frame, the sampling unit is a clip.
+CLIP = Modality("clip", "clips", "patch", "patches", "CLS")
 REQUEST = Modality("request", "requests", "token", "tokens", "BOS", data="requests")
 # The ordinary tokens of any modality: what tables and figures show first.
 ORDINARY = (IMAGE.token, TEXT.token)

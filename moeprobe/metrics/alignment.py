@@ -5,6 +5,9 @@ The agreement of the aligned routing itself is in the metrics of any pair (``set
 
 from moeprobe.metrics.declaration import Metric
 
+# How the interval of a number of a set of trainings is computed, as the column ``interval`` has it.
+TRAININGS = "trainings"
+
 JOINT_ROUTING = Metric(
     "joint_routing",
     about="share of the tokens of expert `expert` of the first training that expert `expert_b` of the second has, too; "

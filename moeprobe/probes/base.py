@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import Modality
 from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
 from moeprobe.results.headlines.properties import AuditEntry, Property, Rule  # noqa: F401  # as above
 from moeprobe.runtime import arguments
@@ -114,6 +115,7 @@ class Kind:
         layout: how a result is printed.
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
         audit: how it joins ``moeprobe audit``; None = it does not.
+        sampled: what intervals are over, and the column ``images`` counts; None = what the models read.
     """
 
     name: ClassVar[str]
@@ -124,6 +126,7 @@ class Kind:
     layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
     joinable: ClassVar[bool] = True
     audit: ClassVar[AuditEntry | None] = None
+    sampled: ClassVar[Modality | None] = None
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:

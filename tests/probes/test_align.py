@@ -16,7 +16,9 @@ from torch import Tensor
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.cli.front.screen import _over_trainings
 from moeprobe.errors import UserError
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.stats.alignment import JointCounts, joint_counts, permuted_orders
 from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
 from moeprobe.probes.align.figure import draw
@@ -302,6 +304,8 @@ def test_sets_of_trainings_and_their_difference() -> None:
     change = data.loc["y − x"]
     assert change["value"] == pytest.approx(data.loc["y", "value"] - data.loc["x", "value"])
     assert change["ci_low"] < 0 < change["ci_high"]
+    assert _over_trainings(table, IMAGE) == ["of sets of trainings over images and trainings"]
+    assert not _over_trainings(table[table["checkpoint"].isin(pairs)], IMAGE)
     alone = align(models[2:], limit=20, layers="blocks.1")
     assert "all trainings" in set(alone["checkpoint"]), "one of a group has no partner there"
 

@@ -12,6 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import FAMILIES, MOVING, NAMES, STANDARD
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, average
 from moeprobe.probes.corruptions import Corruptions
+from moeprobe.probes.corruptions.figure import draw
 from moeprobe.probes.corruptions.means import means_of
 from moeprobe.results.folder import Result
 from moeprobe.results.stored_cell import StoredCell
@@ -205,6 +206,24 @@ def test_what_is_printed_and_drawn(trained: Trained, measured: Result, tmp_path:
     assert report.exit_code == 0, report.output
     [page] = (tmp_path / "report").glob("*.html")
     assert "Routing under the corruptions of ImageNet-C" in page.read_text(encoding="utf-8")
+
+
+def test_a_single_severity_has_visible_intervals(measured: Result) -> None:
+    """A band over one severity has no width: bars stand there, those of each checkpoint apart from the other's."""
+    table = measured.table
+    single = table[table["severity"].isna() | (table["severity"] == 5)]
+    [figure] = draw(single, colors=measured.sidecar.colors).values()
+    bars = figure.axes[-1].containers
+    assert len(bars) == 2
+    positions = set()
+    for container in bars:
+        [bar] = container[2]
+        (x, low), (same, high) = bar.get_segments()[0]
+        assert x == same and high > low
+        positions.add(x)
+    assert len(positions) == 2
+    written = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert "bars: 95 % over images" in written
 
 
 def test_what_there_is_not_is_refused(trained: Trained) -> None:

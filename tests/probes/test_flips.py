@@ -23,6 +23,10 @@ from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.flips.forced import ForcedSets, forced_sets
 from moeprobe.probes.flips.price import CleanPass, price_flips
+from moeprobe.probes.registry import headlines_of
+from moeprobe.results.finished import read_result
+from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.routing.capabilities import Replayable, Resumable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused, run
@@ -327,6 +331,12 @@ def test_any_batch_gives_the_same_prices() -> None:
 
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     done = run("flips", trained["prc"], trained["baseline"], "--limit", "24", "--out", tmp_path / "flips")
+    said = " ".join(done.stdout.split())
+    assert "the only one of the run" in said
+    finished = read_result(tmp_path / "flips")
+    alone = RunTables(sidecar=finished.sidecar, table=finished.table, comparison=None)
+    [sentence] = sentences_of(alone, headlines_of(alone)[2])
+    assert "the share of flips that change the answer is: " in sentence
     assert "prc: flips of patches in blocks." in done.stdout and "cannot reach the answer" in done.stdout
     assert (tmp_path / "flips/figures/flips.png").exists()
     rows = json.loads((tmp_path / "flips/table.json").read_text())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from moeprobe import api
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.cli.front.screen import footing
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import to_tensor
 from moeprobe.probes.frame_flips.comparisons import BEFORE, FIRST, OTHER
@@ -89,6 +90,12 @@ def test_intervals_are_over_clips(trained: Trained, clips: Path, measured: Resul
     ].iloc[0]
     error = shares.std(ddof=1) / np.sqrt(len(shares))
     assert (row["ci_high"] - row["ci_low"]) / (2 * error) == pytest.approx(2.1, rel=0.15)
+    assert footing(measured).startswith(f"{CLIPS} clips of frames:") and "interval over clips" in footing(
+        measured
+    )
+    [figure] = measured.plot().values()
+    written = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert f"{CLIPS} clips; bars: 95 % over clips." in written
 
 
 def test_a_still_clip_never_flips(clips: Path, trained: Trained, tmp_path: Path) -> None:

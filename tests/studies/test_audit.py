@@ -14,11 +14,13 @@ from moeprobe import api
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
+from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.runtime.catalog import VIEWS
-from moeprobe.studies.audit import scales
-from moeprobe.studies.audit.sentences import lines_of, short_references
+from moeprobe.studies.audit import judge, scales
+from moeprobe.studies.audit.judge import PropertyNumbers
+from moeprobe.studies.audit.sentences import lines_of, short_references, value_text
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run
 
@@ -104,7 +106,8 @@ def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> No
     assert verdict(result, "align") in ("no", "in part to no", "in part")
     # Of the worst corruption; only the audit's own are judged, and no mean over them.
     assert {row["view"] for row in lines["corruptions"].values} == {"fog"}
-    assert lines["corruptions"].difference is not None
+    difference = lines["corruptions"].difference
+    assert difference is not None and "mean over 4 views" in difference["beside"]
     assert result.models == [path.name for path in models]
     page = (tmp_path / "audit" / "audit.md").read_text(encoding="utf-8")
     assert "blocks.1: aligned experts agree with κ" in page and "prc, κ in blocks.1: lowest under fog" in page
@@ -238,6 +241,30 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(UserError, match="audit two recordings"):
         api.audit([tmp_path / "a.parquet", MODEL])
+
+
+def test_layers_where_no_flip_moves_the_loss_are_not_the_worst() -> None:
+    """A mean fall of the loss is less than 0, which is the price where nothing can move."""
+    shared = {
+        "checkpoint": "a",
+        "metric": "flip_price_runner_up",
+        "null": "",
+        "view": "noise",
+        "severity": 0.4,
+    }
+    shared |= {"tokens": "patch", "images": 40, "trials": 80, "flag": "", "expert": None}
+    moved = shared | {"layer": "blocks.1", "value": -0.001, "ci_low": -0.004, "ci_high": 0.0002}
+    still = shared | {"layer": "blocks.3", "value": 0.0, "ci_low": 0.0, "ci_high": 0.0}
+    said = {}
+    for name, rows in {"both": [moved, still], "still": [still]}.items():
+        table = pd.DataFrame(rows)
+        [item] = Flips.audit.properties if Flips.audit else ()
+        numbers = PropertyNumbers(item, list(item.numbers), table)  # type: ignore[arg-type]
+        [said[name]] = judge.verdicts(numbers, table, run="flips", classes=10, command="", models=["a"])
+    assert said["both"]["layer"] == "blocks.1" and said["both"]["verdict"] == "negligible"
+    assert said["both"]["beside"] == "exactly 0 in blocks.3, where no flip moved the loss"
+    assert said["still"]["verdict"] == "none: no flip moved the loss" and not said["still"]["beside"]
+    assert value_text(said["still"]) == "rise of the loss exactly 0"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import modality_of, sources
+from moeprobe.inputs.modality import Modality, modality_of, sources
 from moeprobe.results.naming import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
@@ -154,10 +154,13 @@ def print_files(screen: Console, out: Path) -> None:
 def footing(result: "Result") -> str:
     """Return the notes on what the numbers rest on."""
     from moeprobe.inputs.open import mirroring_omitted
+    from moeprobe.probes import registry
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
 
     request, table = result.sidecar.request, result.table
-    images, modality = max(table["images"]), modality_of(table["tokens"], data=request.data)
+    kind = registry.of_kind(request.kind)
+    sampled = None if kind is None else kind.sampled
+    images, modality = max(table["images"]), sampled or modality_of(table["tokens"], data=request.data)
     parts = [
         sources(images, modality, data=request.data, split=request.split),
         f"[low, high]: 95 % interval over {modality.plural}"
@@ -167,6 +170,7 @@ def footing(result: "Result") -> str:
     ]
     if same_as_training(result.sidecar):
         parts.append(f"checkpoints trained on {request.data}")
+    parts += _over_trainings(table, modality)
     parts += _skipped(result.sidecar.skipped_images)
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)
@@ -186,6 +190,15 @@ def footing(result: "Result") -> str:
     if mirroring_omitted(request.view):
         parts.append("no mirroring: these images have a handedness")
     return "; ".join(parts) + "."
+
+
+def _over_trainings(table: "pd.DataFrame", modality: Modality) -> list[str]:
+    """Return a note where numbers of a set of trainings stand beside those of single pairs."""
+    from moeprobe.metrics.alignment import TRAININGS
+
+    if not (table["interval"] == TRAININGS).any():
+        return []
+    return [f"of sets of trainings over {modality.plural} and trainings"]
 
 
 def _skipped(names: "list[str]") -> list[str]:

@@ -48,8 +48,6 @@ from moeprobe.runtime.progress import Progress
 
 # What the column ``view`` calls images that an alignment was not fitted to.
 HELD_OUT = "held_out"
-# How the interval of a share is computed, as the column ``interval`` has it.
-TRAININGS = "trainings"
 # Stands between the names of a pair.
 BETWEEN = " with "
 # Range of the random orders that a table gives.
@@ -232,7 +230,7 @@ class AlignedTrainings:
         ]
         shares = self._shares(table, sums, info)
         rows += [
-            line.row(metric, share.value, share.ends(line.images), interval=TRAININGS)
+            line.row(metric, share.value, share.ends(line.images), interval=alignment.TRAININGS)
             for line, by_metric in shares.values()
             for metric, share in by_metric.items()
         ]
@@ -361,7 +359,7 @@ def _differences(shares: "_Shares") -> list[dict[str, Any]]:
             of_reference = shares[reference, layer][1]
             for metric, share in by_metric.items():
                 change = share.minus(of_reference[metric])
-                row = line.row(metric, change.value, change.ends(line.images), interval=TRAININGS)
+                row = line.row(metric, change.value, change.ends(line.images), interval=alignment.TRAININGS)
                 rows.append(row | {"checkpoint": difference_label(name, reference), "group": ""})
     return rows
 

@@ -68,6 +68,7 @@ class Corruptions(Probe["Result"]):
                     "unstable": "Compare it with all corruptions and severities, and with the accuracy there."
                 },
                 views=_FEW,
+                mean_view=MEAN,
             ),
         ),
         images={"corruptions": _FEW, "severities": (3,), "controls": False},

@@ -10,6 +10,7 @@ from moeprobe.inputs.corruptions import EXTRA, FAMILIES, MEAN
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.means import agreement_rows
 from moeprobe.results.tables import first_and_last
 
@@ -40,22 +41,33 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
                 panel.set_xlabel("severity")
         axes[down, 0].set_ylabel(label)
         axes[down, 0].set_ylim(top=1.02)
-    notes = ["Thin: single corruptions, the extra ones dotted", "0: the clean image"]
+    notes = ["Thin lines and ticks: single corruptions, the extra ones dotted", "0: the clean image"]
     notes += panels.note_between(panel_layers, layers)
     all_rows = pd.concat([of_row for _, of_row in rows])
+    is_single = all_rows.loc[all_rows["view"] == MEAN, "severity"].nunique() == 1
+    mark = ("bars" if accuracy.empty else "bands and bars") if is_single else "bands"
     title = "Accuracy and routing under the corruptions of ImageNet-C"
-    return {"corruptions": panels.finish(figure, all_rows, title=title, notes=notes, mark="bands")}
+    return {"corruptions": panels.finish(figure, all_rows, title=title, notes=notes, mark=mark)}
 
 
 def _curves(axes: Axes, rows: pd.DataFrame, name: str, colors: Mapping[str, str]) -> None:
-    """Draw a family, or the mean over all corruptions."""
-    for checkpoint in panels.checkpoints(rows):
+    """Draw a family, or the mean over all corruptions; of a single severity points, which have no line or band."""
+    checkpoints = panels.checkpoints(rows)
+    for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
         of_checkpoint, color = panels.select(rows, checkpoint=checkpoint), colors[checkpoint]
+        mean = of_checkpoint[of_checkpoint["view"].isin([name, CLEAN])].sort_values("severity")
+        is_single = len(mean) == 1
         for kinds, style in ((FAMILIES.get(name, ()), "-"), (EXTRA.get(name, ()), ":")):
             for kind in kinds:
                 line = of_checkpoint[of_checkpoint["view"] == kind].sort_values("severity")
-                axes.plot(line["severity"], line["value"], style, color=color, linewidth=0.7, alpha=0.6)
-        mean = of_checkpoint[of_checkpoint["view"].isin([name, CLEAN])].sort_values("severity")
+                x = line["severity"] + shift * is_single
+                marker = "_" if len(line) == 1 else None
+                axes.plot(x, line["value"], style, color=color, linewidth=0.7, alpha=0.6, marker=marker)
+        if is_single:
+            x = mean["severity"].to_numpy(float) + shift
+            panels.points(axes, x, mean, color=color, label=checkpoint, size=3.5)
+            axes.set_xlim(x[0] - shift - 0.5, x[0] - shift + 0.5)
+            continue
         axes.plot(mean["severity"], mean["value"], "o-", color=color, markersize=3.5, label=checkpoint)
         axes.fill_between(
             mean["severity"], mean["ci_low"], mean["ci_high"], color=color, alpha=0.2, linewidth=0

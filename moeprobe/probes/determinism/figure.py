@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.inputs.modality import Modality
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.by_view import flips
@@ -13,11 +14,15 @@ from moeprobe.results.tables import first_and_last
 
 
 def draw(
-    table: pd.DataFrame, *, colors: Mapping[str, str], title: str = "The same inputs, run in other ways"
+    table: pd.DataFrame,
+    *,
+    colors: Mapping[str, str],
+    title: str = "The same inputs, run in other ways",
+    sampled: Modality | None = None,
 ) -> dict[str, Figure]:
     """Return the figure: a panel per layer (of many the first and the last), a line per way.
 
-    None where nothing differs.
+    None where nothing differs. ``sampled`` is what intervals are over, where that is not what the models read.
     """
     rows = flips(table)
     if rows.empty or not (rows["value"] > 0).any():
@@ -52,4 +57,4 @@ def draw(
         panel.set_xlabel("tokens that choose other experts")
     notes = panels.note_between(layers, every)
     layer_rows = rows[rows["layer"].isin(layers)]
-    return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes)}
+    return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes, sampled=sampled)}

@@ -45,7 +45,7 @@ class Flips(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("flip_price_runner_up"),
         Headline("flip_size_runner_up"),
-        Headline("flip_answer_runner_up"),
+        Headline("flip_answer_runner_up", noun="share of flips that change the answer"),
     )
     panel: ClassVar[Panel] = Panel.STRESS
     views: ClassVar[Views] = Views.SEVERITIES

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moeprobe.inputs.modality import CLIP, Modality
 from moeprobe.probes.base import Agreement, Headline, Layout, Panel, Probe
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class FrameFlips(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.BY_VIEW
     joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    sampled: ClassVar[Modality | None] = CLIP
     option_help: ClassVar[Mapping[str, str]] = {"limit": "Here: clips, not frames."}
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
@@ -50,5 +52,5 @@ class FrameFlips(Probe["Result"]):
         """Return flip rates, layer by layer."""
         from moeprobe.probes.determinism.figure import draw
 
-        figures = draw(result.table, colors=result.sidecar.colors, title=self.title)
+        figures = draw(result.table, colors=result.sidecar.colors, title=self.title, sampled=self.sampled)
         return {self.name: figures["determinism"]} if figures else {}

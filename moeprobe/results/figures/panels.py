@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
 from moeprobe.inputs.geometry import REGIONS
-from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.results.figures import STYLE
 
 _CAPTION = "#505050"
@@ -70,19 +70,25 @@ def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, color: str)
 
 
 def finish(
-    figure: Figure, rows: pd.DataFrame, *, title: str, notes: Sequence[str] = (), mark: str | None = "bars"
+    figure: Figure,
+    rows: pd.DataFrame,
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    mark: str | None = "bars",
+    sampled: Modality | None = None,
 ) -> Figure:
     """Add the heading, one legend for all panels, and the caption: the content and the data behind it.
 
     ``rows`` are those that the figure shows. ``mark`` is what shows the intervals; None where single images are
-    shown, which have none.
+    shown, which have none. ``sampled`` is what intervals are over, where that is not what the models read.
     """
     first = rows.iloc[0]
     images = sorted(set(rows["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    modality = modality_of(rows["tokens"], data=first["dataset"])
+    modality = sampled or modality_of(rows["tokens"], data=first["dataset"])
     what = modality.plural if images[-1] != 1 else modality.name
-    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark)}"
+    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.plural)}"
     data = f"{first['dataset']} {first['split']}".strip()
     figure.suptitle(wrapped(title, figure.get_figwidth()))
     return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
@@ -129,8 +135,7 @@ def _legend(figure: Figure) -> Legend | None:
     return figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=ncols, frameon=False)
 
 
-def _intervals(table: pd.DataFrame, mark: str) -> str:
-    units = modality_of(table["tokens"], data=table["dataset"].iloc[0]).plural
+def _intervals(table: pd.DataFrame, mark: str, units: str) -> str:
     if table["ci_low"].notna().any():
         return f"{mark}: 95 % over {units}"
     return f"no intervals: they need at least 20 {units}"

@@ -42,6 +42,7 @@ class Property:
         compared: whether two models are compared by it.
         views: the views of the run that are judged; empty = all.
         of_pair: whether the numbers are about two models together; then they stand with the second.
+        mean_view: what the column ``view`` calls the mean over the views, which stands beside; empty = there is none.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Property:
     compared: bool = True
     views: tuple[str, ...] = ()
     of_pair: bool = False
+    mean_view: str = ""
 
 
 @dataclass(frozen=True)

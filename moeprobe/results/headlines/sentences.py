@@ -123,7 +123,8 @@ def _measured_on(run: RunTables, headline: HeadlineValues, rows: Sequence[Row]) 
         of_each = headline.layer in ("first", "last")  # ``--layers first`` and ``--layers last``
         parts.append(f"in the {headline.layer} MoE layer" if of_each else f"in {headline.layer}, the {first}")
     if headline.severity is not None:
-        parts.append(headline.declared.severity.format(severity=headline.severity, at=headline.declared.at))
+        at = "only one" if headline.declared.at == "only" else headline.declared.at
+        parts.append(headline.declared.severity.format(severity=headline.severity, at=at))
     place = sentence_case(", ".join(parts) or "overall")
     return f"{place} ({rests_on})" if rows else place
 

@@ -15,10 +15,19 @@ from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Request
 from moeprobe.results.summaries import About
 from moeprobe.results.verdicts import MARGIN, NO_DIFFERENCE, SAME
-from moeprobe.studies.audit.judge import COLLAPSED, PropertyNumbers, Row, property_numbers, verdicts
+from moeprobe.studies.audit.judge import (
+    COLLAPSED,
+    PropertyNumbers,
+    Row,
+    mean_beside,
+    property_numbers,
+    verdicts,
+)
 
 
-def difference_row(numbers: PropertyNumbers, differences: pd.DataFrame, values: Row) -> Row | None:
+def difference_row(
+    numbers: PropertyNumbers, differences: pd.DataFrame, values: Row, comparison: pd.DataFrame
+) -> Row | None:
     """Return the difference of the second model from the first as a row with ``judge.COLUMNS``.
 
     None where the models have no layer in common in which the property was measured.
@@ -27,6 +36,7 @@ def difference_row(numbers: PropertyNumbers, differences: pd.DataFrame, values: 
         numbers: the property with its numbers.
         differences: of the run, see ``differences_of``.
         values: the verdict on the second model, of which the row takes the columns about the property.
+        comparison: all differences of the run, of which the mean over views stands beside.
     """
     metric, null = numbers.which
     table = differences[(differences["metric"] == metric) & (differences["null"] == null)]
@@ -53,7 +63,7 @@ def difference_row(numbers: PropertyNumbers, differences: pd.DataFrame, values: 
         "first_high": first["sim_high"],
         "layers": int(table["layer"].nunique()) if shown_row["layer"] else 0,
         "of_layers": "largest",
-        "beside": "",
+        "beside": ", ".join(mean_beside(numbers.declared, comparison, shown_row, signed=True)),
         "advice": "",
     }
 
@@ -141,6 +151,7 @@ def judge_run(
         )
         rows += of_models
         if item.compared and len(differences):
-            difference = difference_row(numbers, differences, of_models[-1])
+            assert result.comparison is not None
+            difference = difference_row(numbers, differences, of_models[-1], result.comparison)
             rows += [] if difference is None else [difference]
     return rows

@@ -1,6 +1,6 @@
 """From the table of a run to the verdicts on its properties, model by model, each by all MoE layers."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.probes.base import CLEAN, Headline, Property, Rule
 from moeprobe.results.headlines.collected import resolve_headlines, select_rows, severity_of
 from moeprobe.results.headlines.declared import Which
-from moeprobe.results.numbers import number
+from moeprobe.results.numbers import interval, number
 from moeprobe.results.tables import FLOORS, agreement_of
 from moeprobe.studies.audit.scales import SCALES, Scale
 
@@ -112,6 +112,7 @@ def verdicts(
 def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
     """Return what one model's number is, where it is worst and in the first layer."""
     item, scale = numbers.declared, SCALES[numbers.declared.scale]
+    rows, unmoved_layers = _split_unmoved(rows, scale)
     worst = _deciding_row(item, rows, scale)
     of_variant = rows[(rows["metric"] == worst["metric"]) & (rows["view"] == worst["view"])]
     first = of_variant.iloc[0]
@@ -136,7 +137,13 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
         "first_value": first["value"],
         "first_low": first["ci_low"],
         "first_high": first["ci_high"],
-        "beside": _beside(numbers, table, name, worst),
+        "beside": ", ".join(
+            [
+                *_beside(numbers, table, name, worst),
+                *mean_beside(item, table[table["checkpoint"] == name], worst),
+                *(f"exactly 0 in {layer}, where no flip moved the loss" for layer in unmoved_layers),
+            ]
+        ),
     }
 
 
@@ -158,6 +165,39 @@ def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
     return rows.loc[values.idxmax() if scale.best == "lowest" else values.idxmin()]
 
 
+def is_exactly_0(row: Mapping[Hashable, Any] | pd.Series) -> bool:
+    """Return whether a number is 0 in every resample: nothing moved."""
+    return bool(row["value"] == row["ci_low"] == row["ci_high"] == 0)
+
+
+def _split_unmoved(rows: pd.DataFrame, scale: Scale) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows in which anything moved, and the other layers; all rows where none moved or it is not asked."""
+    is_unmoved = rows.apply(is_exactly_0, axis=1) if scale.unmoved else pd.Series(False, index=rows.index)
+    if is_unmoved.all():
+        return rows, []
+    return rows[~is_unmoved], list(dict.fromkeys(rows.loc[is_unmoved, "layer"]))
+
+
+def mean_beside(
+    item: Property,
+    table: pd.DataFrame,
+    shown_row: Mapping[Hashable, Any] | pd.Series,
+    *,
+    signed: bool = False,
+) -> list[str]:
+    """Return the mean over the views of a property in a layer, with its interval; none where there is none."""
+    rows = select_rows(table, (str(shown_row["metric"]), str(shown_row["null"])))
+    rows = rows[
+        (rows["layer"] == shown_row["layer"]) & (rows["view"] == item.mean_view) & rows["severity"].isna()
+    ]
+    if not item.mean_view or rows.empty:
+        return []
+    row = {str(key): value for key, value in rows.iloc[0].to_dict().items()}
+    # Differences have intervals that hold for all layers at once; this one does not.
+    alone = " (for this number alone)" if signed else ""
+    return [f"mean over {len(item.views)} views {interval(row, signed=signed)}{alone}"]
+
+
 def _highest(rows: pd.DataFrame) -> pd.Series:
     first = rows[rows["layer"] == rows["layer"].iloc[0]]
     return first.loc[first["value"].astype(float).idxmax()]
@@ -169,6 +209,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
         return _named_by_highest(item, scale, rows)
     if item.rule is Rule.VARIANTS:
         return _named_by_variants(item, scale, rows)
+    rows, _ = _split_unmoved(rows, scale)
     worst, unit = _deciding_row(item, rows, scale), 1 / classes if scale.of_chance and classes else 1.0
     if worst["flag"] == COLLAPSED:
         return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
@@ -176,8 +217,9 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if not bands or (scale.of_chance and not classes):
         few = f": fewer than {MIN_IMAGES} inputs" if worst["images"] < MIN_IMAGES else ""
         return {"verdict": f"no verdict{few}", "grade": "", "advice": ""}
-    if scale.unchanged and worst["value"] == 1:
-        return {"verdict": scale.unchanged, "grade": "good", "advice": ""}
+    nothing_happened = (worst["value"] == 1 and scale.unchanged) or (is_exactly_0(worst) and scale.unmoved)
+    if nothing_happened:
+        return {"verdict": nothing_happened, "grade": "good", "advice": ""}
     words = [scale.words[band] for band in bands]
     # Of two bands the worse one says what to do, unless only the interval reaches into it.
     advice = next((item.advice[word] for word in reversed(words) if word in item.advice), "")
@@ -231,7 +273,7 @@ def _named_by_variants(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
     return {"verdict": f"{best}: {'; '.join(texts)}", "grade": grade, "advice": item.advice.get(grade, "")}
 
 
-def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.Series) -> str:
+def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.Series) -> list[str]:
     """Return the other numbers of the property in the worst layer, in a few words."""
     parts = []
     for headline in numbers.headlines:
@@ -247,4 +289,4 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
             rows = rows[rows["severity"].isna() | (rows["severity"] == worst["severity"])]
         if len(rows):
             parts.append(f"{headline.noun} {number(rows.iloc[0]['value'])}")
-    return ", ".join(parts)
+    return parts

@@ -21,6 +21,8 @@ class Scale:
         of_chance: whether edges are multiples of 1 / classes. Then the lower end decides: what may be chance is not
             above it.
         unchanged: what a κ of exactly 1 is called, where nothing at all changed; empty = as its band.
+        unmoved: what a number of exactly 0 in every resample is called, where nothing at all moved; empty = as its
+            band. Layers with such a number are not the worst ones of others.
     """
 
     symbol: str
@@ -29,6 +31,7 @@ class Scale:
     best: str = "highest"
     of_chance: bool = False
     unchanged: str = ""
+    unmoved: str = ""
 
     def bands(self, low: float, high: float, *, unit: float = 1.0) -> list[int]:
         """Return the bands that an interval reaches into, the best of them first."""
@@ -67,7 +70,13 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         "confidence": Scale("highest gate", (0.4, 0.7), ("low", "medium", "high"), best=""),
         "information": Scale("information", (0.05,), ("nothing", "something"), best=""),
         # Of one token's set in one layer: less than a hundredth of the probability of the true class.
-        "price": Scale("rise of the loss", (0.01, 0.1), ("negligible", "small", "large"), best="lowest"),
+        "price": Scale(
+            "rise of the loss",
+            (0.01, 0.1),
+            ("negligible", "small", "large"),
+            best="lowest",
+            unmoved="none: no flip moved the loss",
+        ),
         # What the loss gains by choosing: an effect of routing, and no merit of it.
         "choice": Scale("rise of the loss", (0.01, 0.1), ("no", "little", "yes"), best=""),
         "prediction": Scale("AUROC", (0.7, 0.9), ("hardly", "in part", "well"), best=""),

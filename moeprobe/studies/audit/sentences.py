@@ -10,6 +10,7 @@ import pandas as pd
 from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
 from moeprobe.results.numbers import decimals_of, end, number
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
+from moeprobe.studies.audit.judge import is_exactly_0
 from moeprobe.studies.audit.scales import MEASURED, reference_values
 
 Row = dict[str, Any]
@@ -79,6 +80,8 @@ def value_text(row: Row, *, signed: bool = False) -> str:
         "ci_high": row["ci_high"],
         "metric": row["metric"],
     }
+    if is_exactly_0(ends):
+        return f"{'' if signed else row['symbol']} exactly 0".strip()
     decimals = decimals_of(ends)
     text = number(row["value"], signed=signed, decimals=decimals)
     name = "" if signed else row["symbol"]
