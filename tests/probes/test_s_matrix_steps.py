@@ -6,8 +6,8 @@ from matplotlib.patches import Rectangle
 
 from moeprobe import api
 from moeprobe.probes.s_matrix import SMatrix, steps
+from moeprobe.probes.s_matrix.figure import draw_steps
 from moeprobe.probes.s_matrix.measure import SMatrixMeasurement
-from moeprobe.probes.s_matrix.steps_figure import draw
 from tests.commands import Trained
 from tests.results.drawn import words
 
@@ -76,4 +76,4 @@ def test_the_pair_nearest_to_the_center_is_drawn(trained: Trained) -> None:
 
 
 def test_without_pairs_there_is_nothing_to_draw(trained: Trained) -> None:
-    assert draw([], api.s_matrix([api.load_model(trained["prc"])], limit=2).table) == {}
+    assert draw_steps([], api.s_matrix([api.load_model(trained["prc"])], limit=2).table) == {}

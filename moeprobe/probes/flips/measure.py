@@ -24,9 +24,15 @@ from moeprobe.probes.engine.checks import check_images, check_some_layer, gives_
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
-from moeprobe.probes.flips.costs import PriceList, predicted_costs
 from moeprobe.probes.flips.forced import forced_sets
-from moeprobe.probes.flips.held_out import HELD_OUT, HeldOut, WithHeldOut, open_held_out
+from moeprobe.probes.flips.held_out import (
+    HELD_OUT,
+    HeldOut,
+    PriceList,
+    WithHeldOut,
+    open_held_out,
+    predicted_costs,
+)
 from moeprobe.probes.flips.price import CleanPass, price_flips
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite

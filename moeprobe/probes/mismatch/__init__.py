@@ -20,7 +20,24 @@ class Mismatch(Kind):
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return how large the mismatch is, and how much of it goes with the server's routing."""
-        from moeprobe.probes.mismatch.sentences import sentences
+        """Return for each model how large the mismatch is, and how much of it goes with the server's routing."""
+        from moeprobe.metrics.stats.statistic import PartOf
+        from moeprobe.results.numbers import interval
 
-        return sentences(table)
+        lines = []
+        for name, checkpoint_rows in table.groupby("checkpoint", sort=False):
+            rows = {row["metric"]: row for row in checkpoint_rows.to_dict("records")}
+            total, replayed, routing, share = (
+                rows[f"mismatch{part}"] for part in ("", "_rest", "_routing", "_routing_share")
+            )
+            sentence = (
+                f"{name}: log-probabilities differ by {interval(total)} from the server's, and by "
+                f"{interval(replayed)} where the model repeats the server's routing"
+            )
+            if share["flag"] == PartOf.undefined:
+                lines.append(f"{sentence}. This is rounding, so no share of it is routing.")
+            else:
+                lines.append(
+                    f"{sentence}: {interval(routing)} of the mismatch is routing, a share of {interval(share)}."
+                )
+        return lines

@@ -186,7 +186,7 @@ def _draw(
     result: Result, *, tables: list[Tables], routes: list[KeyRoutes], grids: Grids, sheets: list[Sheet]
 ) -> "dict[str, Figure]":
     """Return the figures of a result."""
-    from moeprobe.probes.routes import figure, sheet_figures
+    from moeprobe.probes.routes import figure
 
     # Of each layer of a checkpoint the grid of its table, in their order.
     sides = [grids.get((layer_table.checkpoint, layer_table.layer)) for layer_table in tables]
@@ -205,5 +205,5 @@ def _draw(
         **figure.colors(tables, result.table),
         **figure.position_maps(tables, grids, result.table),
         **figure.together(result.table),
-        **sheet_figures.draw(sheets),
+        **figure.draw_sheets(sheets),
     }

@@ -21,7 +21,7 @@ class SMatrixMeasurement(Measurement[Result]):
         steps = self._steps()
 
         def draw(result: Result) -> dict[str, "Figure"]:
-            from moeprobe.probes.s_matrix.steps_figure import draw as draw_steps
+            from moeprobe.probes.s_matrix.figure import draw_steps
 
             return self.probe.draw(result) | draw_steps(rename_items(steps, result.sidecar), result.table)
 
