@@ -73,7 +73,7 @@ EMPTY = frozenset(
     ]
 )
 # How many are left of an earlier habit. The numbers may only become smaller.
-LEFT = {"functions": 3, "parameters": 12, "variables": 88}
+LEFT = {"functions": 3, "parameters": 12, "variables": 87}
 
 
 def trees() -> dict[Path, ast.Module]:

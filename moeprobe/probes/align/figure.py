@@ -102,14 +102,14 @@ def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:
     labels = groups if groups.nunique() > 1 else pd.Series(pairs, index=pairs)
     palette = colors if groups.nunique() == 1 else make_palette(list(dict.fromkeys(groups)))
     # The more pairs, the more of the room of a layer.
-    places = shifts(len(pairs)) * (1.6 if len(pairs) > _FEW_PAIRS else 1.0)
-    for pair, shift in zip(pairs, places, strict=True):
+    offsets = shifts(len(pairs)) * (1.6 if len(pairs) > _FEW_PAIRS else 1.0)
+    for pair, shift in zip(pairs, offsets, strict=True):
         draw_line(
             panel, panels.select(kappas, checkpoint=pair), layers, color=palette[labels[pair]], label=labels[pair],
             shift=shift, style="o",
         )  # fmt: skip
     # After all pairs, for the order of the legend.
-    for pair, shift in zip(pairs, places, strict=True):
+    for pair, shift in zip(pairs, offsets, strict=True):
         draw_line(
             panel, panels.select(unrelated, checkpoint=pair), layers, color=_UNRELATED,
             label="best alignment of unrelated inputs (range: 95 % of orders)", shift=shift, style="_",
