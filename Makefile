@@ -93,7 +93,7 @@ reports-deformations: setup ## κ and switches by natural deformation, of the co
 reports-corruptions: setup ## Accuracy and κ under the 19 corruptions, of the committed digits checkpoints (about three minutes)
 	$(BIN)/python -m reports.scripts.regenerate_corruptions
 
-reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about 20 minutes)
+reports-attack: setup ## How far routing follows attacks, of the committed digits checkpoints (about six minutes)
 	$(BIN)/python -m reports.scripts.regenerate_attack
 
 reports-flips: setup ## What flips cost, one and all of a perturbation, of the committed digits checkpoints (about ten minutes)

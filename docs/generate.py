@@ -19,6 +19,7 @@ FIGURES = {
     "attack-routing.png": "reports/attack/gradient-routing.png",
     "attack-transfer.png": "reports/attack/transfer.png",
     "attack-output.png": "reports/attack/gradient-output.png",
+    "attack-objectives.png": "reports/attack/objectives.png",
     "align-kappa.png": "reports/align/kappa.png",
     "flip-costs.png": "reports/flips/costs.png",
     "precision.png": "reports/precision/digits.png",
