@@ -13,7 +13,7 @@ COMMA := ,
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ reports-attack: setup ## How far routing follows attacks, of the committed digit
 
 reports-flips: setup ## What flips cost, one and all of a perturbation, of the committed digits checkpoints (about ten minutes)
 	$(BIN)/python -m reports.scripts.regenerate_flips
+
+reports-experts: setup ## Which experts are missed and how alike they are, of the committed digits checkpoints (about a minute)
+	$(BIN)/python -m reports.scripts.regenerate_experts
 
 reports-margins: setup ## Choices that noise changes, by the margin between gates, of the committed digits checkpoints
 	$(BIN)/python -m reports.scripts.regenerate_margins

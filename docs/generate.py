@@ -22,6 +22,8 @@ FIGURES = {
     "attack-objectives.png": "reports/attack/objectives.png",
     "align-kappa.png": "reports/align/kappa.png",
     "flip-costs.png": "reports/flips/costs.png",
+    "expert-saliency.png": "reports/experts/saliency.png",
+    "expert-distances.png": "reports/experts/distances.png",
     "precision.png": "reports/precision/digits.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",

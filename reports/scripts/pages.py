@@ -18,6 +18,7 @@ from moeprobe.studies.paper.tables import cell, layers_of
 from reports.scripts import (
     align_tables,
     attack_tables,
+    experts_tables,
     fashion_tables,
     faults,
     flips_tables,
@@ -274,6 +275,10 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "flips by decile": flips_tables.deciles,
     "costs of flips": flips_tables.costs,
     "fit of predicted costs": flips_tables.fits,
+    "bans of experts": experts_tables.bans,
+    "other interventions on experts": experts_tables.interventions,
+    "likeness of experts": experts_tables.likeness,
+    "ranks of experts": experts_tables.ranks,
     "choices of the digits models": partial(more_tables.precision, name="digits"),
     "choices of the OLMoE": partial(more_tables.precision, name="olmoe"),
     "outputs of a sweep": sweep_tables.outputs,

@@ -423,6 +423,7 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
 
 def test_refusals() -> None:
     limited = checkpoint(trained_capacity=True, eval_capacity_factor=1.0)
-    for other in (limited, checkpoint(router="softmax_expert_choice"), checkpoint(adapter=Softened)):
+    unlimited = [checkpoint(router=router) for router in ("softmax_expert_choice", "soft_moe")]
+    for other in (limited, *unlimited, checkpoint(adapter=Softened)):
         with pytest.raises(UserError, match="without a limit of capacity"):
             api.probe(Experts(), [other], data="digits", limit=20)
