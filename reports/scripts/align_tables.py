@@ -10,12 +10,13 @@ from reports.scripts.regenerate_align import DIFFERENCE, PAIRS, SHARES
 def shares(folder: Path) -> list[str]:
     """Return which share of routing data determine: a line per data set, k, MoE layer and model."""
     table = pd.read_csv(folder / "shares.csv")
-    names = list(SHARES.values())
+    # The seed's share is what data leave.
+    names = [name for name in SHARES.values() if name != "seed"]
     lines = [f"| data set | k | MoE layer | | {' | '.join(names)} |", f"|{'---|' * (4 + len(names))}"]
     for (data, top_k, layer, model), rows in table.groupby(["data", "k", "layer", "model"], sort=False):
         sign = "+" if model == DIFFERENCE else ""
         cells = [
-            f"{row['value']:{sign}.3f} [{row['ci_low']:{sign}.3f}, {row['ci_high']:{sign}.3f}]"
+            f"{row['value']:{sign}.2f} [{row['ci_low']:{sign}.2f}, {row['ci_high']:{sign}.2f}]"
             for _, row in rows.set_index("share").loc[names].iterrows()
         ]
         lines.append(f"| `{data}` | {top_k} | `{layer}` | {model} | {' | '.join(cells)} |")

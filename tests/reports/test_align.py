@@ -51,9 +51,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_shares_have_intervals_and_differences_have_signs(folder: Path) -> None:
     _, _, baseline, prc, difference = align_tables.shares(folder)
-    assert baseline.startswith("| `digits` | 2 | `blocks.1` | V-MoE | 0.250 [0.150, 0.350] |")
-    assert prc.startswith("| `digits` | 2 | `blocks.1` | V-MoE with PRC | 0.500 [0.400, 0.600] | 0.250 ")
-    assert difference.startswith("| `digits` | 2 | `blocks.1` | difference | +0.250 [+0.150, +0.350] |")
+    assert baseline.startswith("| `digits` | 2 | `blocks.1` | V-MoE | 0.25 [0.15, 0.35] |")
+    assert prc.startswith("| `digits` | 2 | `blocks.1` | V-MoE with PRC | 0.50 [0.40, 0.60] | 0.25 ")
+    assert difference.startswith("| `digits` | 2 | `blocks.1` | difference | +0.25 [+0.15, +0.35] |")
 
 
 def test_pairs_are_the_lowest_and_the_highest(folder: Path) -> None:
