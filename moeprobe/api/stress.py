@@ -41,12 +41,12 @@ def attack(
     Args:
         models: as in ``match_ratio``.
         data: as in ``match_ratio``.
-        epsilons: largest norms of the change, in 255ths of the range of a pixel; None = those of the norm.
+        epsilons: largest norms of the change, in 255ths of the range of a pixel; None = the defaults of the norm.
         norm: "linf", the largest change of a value, or "l2", the norm of the change of the whole image.
         steps: of the ascent.
         restarts: ascents from random points, beside that from the image; the worst of each image counts.
         direction: "gradient", with random changes of the same norm beside it, or "random", these alone.
-        on: what is attacked: "answer", "routes" (the tokens' sets of experts), "routes-keeping-answer", "one-expert",
+        on: the target: "answer", "routes" (the tokens' sets of experts), "routes-keeping-answer", "one-expert",
             "overload" (the busiest expert of each image), or "joint" (answer and routes).
         expert: the expert of "one-expert".
         transfer: judge each model on the images that were crafted on every other one, too.

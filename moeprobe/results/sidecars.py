@@ -86,7 +86,7 @@ class Request(dict[str, Any]):
 
     @property
     def precision(self) -> str:
-        """The precision of the forward passes; of a comparison that of its probe."""
+        """The precision of the forward passes; in a comparison, of its probe."""
         return str(self.get("precision") or self.probe.get("precision") or FLOAT32)
 
     @property

@@ -121,7 +121,7 @@ class Accumulator:
         Args:
             clusters: the cluster's name by the member's; a name that is absent is a cluster by itself.
             lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
-            size: members that a list has places for; None = those of the largest cluster here, and one more.
+            size: members that a list has places for; None = as many as the largest cluster here has, and one more.
         """
         if not clusters:
             return self

@@ -30,7 +30,7 @@ def check_device(name: str) -> None:
 
 
 def check_dtype(name: str) -> None:
-    """Raise ``UserError`` unless weights can be loaded in what is called ``name``."""
+    """Raise ``UserError`` unless weights can be loaded in the format called ``name``."""
     _check_choice("dtype", name, DTYPES)
 
 

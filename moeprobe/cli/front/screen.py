@@ -193,7 +193,7 @@ def footing(result: "Result") -> str:
 
 
 def _over_trainings(table: "pd.DataFrame", modality: Modality) -> list[str]:
-    """Return a note where numbers of a set of trainings stand beside those of single pairs."""
+    """Return a note where numbers of a set of trainings stand beside numbers of single pairs."""
     from moeprobe.metrics.alignment import TRAININGS
 
     if not (table["interval"] == TRAININGS).any():

@@ -1,7 +1,7 @@
 """How many of an image's patches does its busiest expert have? Applies where tokens choose.
 
 ``load`` and ``balance`` add up the choices of all images first, where loads that are uneven in each image may even
-out. An expert with places for a part of an image's patches is overfull by those of a single image.
+out. An expert with places for a part of an image's patches is overfull by the patches of a single image.
 
 Axes: B images, T tokens, E experts.
 """

@@ -2,7 +2,7 @@
 
 Over all experts (each expert's tokens count), and expert by expert (column ``expert``). Only processed tokens count,
 so a token that its expert drops for lack of capacity is lost too. Chance is the churn if the view's tokens were
-reassigned: pooled, an expert processes any token as often as it does on the whole; image, it processes another patch
+reassigned: pooled, an expert processes any token at its overall rate; image, it processes another patch
 of the same image. kappa is 1 − churn / chance, so that 1 is stable and 0 is chance, as everywhere.
 
 Patch tokens only. Axes: B images, J pairs of tokens, E experts, n images of a whole run.

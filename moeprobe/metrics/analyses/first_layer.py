@@ -1,4 +1,4 @@
-"""In which layer do affected tokens differ first? See the metric ``touched``."""
+"""In which layer do affected tokens differ first?"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The damage of a perturbation is the fall of the log-probability of the class tha
 f(pixels, sets) that fall, its part by switching experts is ½ [f(p, c) − f(c, c)] + ½ [f(p, p) − f(c, p)] with the roles
 as in ``attribution``: sets exchanged on clean pixels, and on perturbed ones, on average.
 
-The prediction is Σ price × flips. Flips are those of the perturbation. A price is the mean fall by one forced flip to
+The prediction is Σ price × flips. The flips belong to the perturbation. A price is the mean fall by one forced flip to
 the set under *another* perturbation, of tokens in the same layer and decile of the margin. It comes from the *other
 half* of the images: an image never prices its own flips. A decile without a priced flip has the price of its layer's
 patches.

@@ -1,10 +1,10 @@
 """From sums per image to values with intervals.
 
 The image is the sampling unit: patches of one image are not independent, and an interval that treats them as
-independent covers the truth about half as often as it claims. A resample draws whole images with replacement; it is
-written as a weight per image, so that any statistic of sums becomes a product ``sums @ weights`` and all resamples run
-at once. The weights belong to (seed, resample), not to a checkpoint: differences between checkpoints are therefore
-paired.
+independent covers the truth in about half of the cases that it claims. A resample draws whole images with replacement;
+it is written as a weight per image, so that any statistic of sums becomes a product ``sums @ weights`` and all
+resamples run at once. The weights belong to (seed, resample), not to a checkpoint: differences between checkpoints are
+therefore paired.
 
 Axes: R resamples, n images.
 """

@@ -6,7 +6,7 @@ their keys, sorted as strings at each level. All of it is compared with all of i
 
 A plain flax file has nested maps with whole arrays in them.
 
-Source: the format of ``vmoe/checkpoints`` in google-research/vmoe, version 20220622 and the older one without; that of
+Source: the format of ``vmoe/checkpoints`` in google-research/vmoe, version 20220622 and the older one without; and
 ``flax.serialization.to_bytes``, whose arrays are extension objects of code 1.
 """
 

@@ -157,8 +157,8 @@ class Measuring:
 
     Args:
         traces: the first is the reference.
-        layers: those of all.
-        ids: inputs of all.
+        layers: which all traces have.
+        ids: inputs that all traces have.
         expert_map: which experts became which.
         alone: whether the first trace is measured by itself.
         of_pairs: analyses of a pair.

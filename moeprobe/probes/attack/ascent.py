@@ -1,6 +1,6 @@
-"""Images that are perturbed as far as epsilon allows, in the ℓ∞ or the ℓ2 norm: up a gradient, or at random.
+"""Images that are perturbed up to the bound epsilon, in the ℓ∞ or the ℓ2 norm: up a gradient, or at random.
 
-Epsilons are in units of the range [0, 1] of a pixel. The ℓ2 norm is that of all 3 H W changes of an image together.
+Epsilons are in units of the range [0, 1] of a pixel. The ℓ2 norm is taken over all 3 H W changes of an image.
 """
 
 import numpy as np

@@ -194,7 +194,8 @@ def check_some_layer(
 ) -> None:
     """Raise ``UserError`` unless a probe ``applies`` to some layer of each model.
 
-    The sentence says what is ``missing`` in every layer, and ends in the probe's ``condition`` on the tokens' choice.
+    The sentence names the property that is ``missing`` in every layer, and ends in the probe's ``condition`` on the
+    tokens' choice.
     """
     for model in models:
         routing = routing_of_blank_input(model, layers)

@@ -24,7 +24,7 @@ def clean_inputs(spec: RunSpec, checkpoint: Checkpoint, count: int) -> Iterator[
 
 
 def measure_floor(checkpoint: Checkpoint, inputs: Iterable[Any], layers: Sequence[str]) -> dict[str, Any]:
-    """Return the share of choices that differ from those of passes in float32, of all layers and of each.
+    """Return the share of choices that differ from passes in float32, of all layers and of each.
 
     Layers in which nothing is chosen are left out.
     """

@@ -54,7 +54,7 @@ class Work(ABC, Generic[R]):
         """Return the result. Meanwhile only parts are written, and files that are too large for memory."""
 
     def complete(self, result: R) -> None:
-        """Add what is measured beside the result, before anything is written."""
+        """Add measurements beside the result, before anything is written."""
 
     def write(self, result: R, folder: OutputFolder) -> R:
         """Write all but the figures; returns the result as it reads from its files."""

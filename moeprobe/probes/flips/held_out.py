@@ -50,7 +50,7 @@ class HeldOut:
 class WithHeldOut(SeverityView[Any, Any, Any]):
     """A view, then all held-out ones at all of their severities.
 
-    The view itself draws first, so that its perturbed inputs are those of a run without held-out views.
+    The view itself draws first, so that it perturbs inputs as in a run without held-out views.
     """
 
     view: SeverityView[Any, Any, Any]

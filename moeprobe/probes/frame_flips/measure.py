@@ -87,7 +87,7 @@ class FramesMeasurement(Measurement[Result]):
         return super().make_request() | {"aligned": True}
 
     def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
-        """Return the first frame of each of the first clips: what was sampled is a clip."""
+        """Return the first frame of each of the first clips: the sampling unit is a clip."""
         assert isinstance(self.spec.dataset, ClipSet)
         frames, count = self.spec.dataset.frames, self.options.floor_images
         first_frames = [frames.clips[index][0] for index in self.spec.indices[:count]]

@@ -61,7 +61,7 @@ def trace_balance(
     """Measure whether hot experts stay hot from one window of requests to the next, and the imbalance of ranks.
 
     A window holds requests that follow one another in the file. With ``ranks`` or ``placement`` the imbalance of the
-    ranks is measured too, and that of a greedy placement, made on the first half of the requests and judged on the
+    ranks is measured too, also under a greedy placement, made on the first half of the requests and judged on the
     second.
 
     Args:

@@ -328,7 +328,7 @@ def audit_runs(
         out: where ``verdicts.csv``, ``audit.html`` and ``audit.md`` go; earlier ones are replaced.
         data: data set of the runs.
         names: what the page calls the models; None = by their folders.
-        command: what was typed, for the page.
+        command: the typed command, for the page.
 
     Raises:
         UserError: a run cannot be read, or nothing of it can be judged.
@@ -366,7 +366,7 @@ def audit_runs(
 
 
 def _at_severities(result: Result, fields: Mapping[str, Any] | None) -> Result:
-    """Return a sweep with no steps beyond those of an audit, which judges the strongest."""
+    """Return a sweep with no steps beyond the steps of an audit, which judges the strongest."""
     steps = (fields or {}).get("severities")
     if steps is None:
         return result

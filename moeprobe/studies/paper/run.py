@@ -183,7 +183,7 @@ def paper(
         data: data set of images; None = the one that the checkpoints were trained on.
         jump_images: how many images the output is followed on.
         remarks: paragraphs about these checkpoints, for ``tables.md``.
-        options: common options; ``changes`` are applied to them by name. ``names`` are those of the two of a pair; None
+        options: common options; ``changes`` are applied to them by name. ``names`` call the two of a pair; None
             = the names of the first pair.
         watcher: receives the progress of the work.
 

@@ -111,11 +111,11 @@ def _count(words: NDArray[np.uint64]) -> NDArray[np.uint16]:
 class SampledChance:
     """The Jaccard index that independent draws with the two sides' own marginals would reach, within strata.
 
-    It is defined as in ``sets.SetChance``; the similarity of all pairs of a stratum is that of the drawn ones. Under
+    It is defined as in ``sets.SetChance``; the drawn pairs stand for the similarity of all pairs of a stratum. Under
     weights it is its linear approximation.
 
-    The influences are of the same pairs. What a pair deviates by is in the influence of the reference's image and in
-    that of the view's. So the sum of their squares has the variance of the draw twice: intervals hold it.
+    The influences are of the same pairs. What a pair deviates by is in the influences of both images, the
+    reference's and the view's. So the sum of their squares has the variance of the draw twice: intervals hold it.
 
     Args:
         image: ``(M,)`` image of each pair of tokens.

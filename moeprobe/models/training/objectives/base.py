@@ -2,8 +2,8 @@
 
 Axes: B source images, V views of each, T tokens, S tokens of a group, E experts, G groups, M pairs of tokens.
 
-Each balancing loss is of every group alone: ``(G, S, E)`` in, ``(G,)`` out. Standard deviations are those of the
-population. Source: V-MoE (Riquelme et al. 2021), appendix A, and its released program.
+Each balancing loss is of every group alone: ``(G, S, E)`` in, ``(G,)`` out. Standard deviations divide by the
+number of values. Source: V-MoE (Riquelme et al. 2021), appendix A, and its released program.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Tensors of which several processes hold a part each: in memory (``fully_shard``, or a ``Mesh``), and on disk.
 
-In a mesh, processes are in rows and columns: those of a row share the experts of a layer, those of a column hold the
-same ones. Axes: P processes of a row, N rows of a tensor, D width.
+In a mesh, processes are in rows and columns: the processes of a row share the experts of a layer, the
+processes of a column hold the same ones. Axes: P processes of a row, N rows of a tensor, D width.
 
 On disk they are torch's distributed checkpoint in safetensors files: each process writes its own parts, any number of
 them read what they need, and nothing is pickled.
