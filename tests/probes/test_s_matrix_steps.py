@@ -5,7 +5,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from moeprobe import api
-from moeprobe.probes.s_matrix import SMatrix, steps
+from moeprobe.probes.s_matrix import SMatrix, measure
 from moeprobe.probes.s_matrix.figure import draw_steps
 from moeprobe.probes.s_matrix.measure import SMatrixMeasurement
 from tests.commands import Trained
@@ -32,10 +32,10 @@ def test_the_products_of_all_pairs_of_an_image_are_its_part_of_s(
     for index in measured.spec.indices:
         example = measured.spec.dataset.example(index)
         sums = {model.name: np.zeros((8, 8)) for model in models}
-        (first, *_) = steps.steps_of(measured.spec, models, example)
+        (first, *_) = measure.steps_of(measured.spec, models, example)
         for patch in np.flatnonzero(first.pairs.partner >= 0):
-            monkeypatch.setattr(steps, "nearest_to_center", lambda _, patch=patch: int(patch))
-            for one in steps.steps_of(measured.spec, models, example):
+            monkeypatch.setattr(measure, "nearest_to_center", lambda _, patch=patch: int(patch))
+            for one in measure.steps_of(measured.spec, models, example):
                 assert one.layer == "blocks.1"
                 sums[one.checkpoint] += one.product
         monkeypatch.undo()
@@ -53,7 +53,7 @@ def test_the_pair_nearest_to_the_center_is_drawn(trained: Trained) -> None:
     assert set(figures) == {"s-matrix", "s-matrix-steps"}
     measured = SMatrixMeasurement(SMatrix(), models, "digits", api.Options(limit=4))
     example = measured.spec.dataset.example(measured.spec.indices[0])
-    found = steps.steps_of(measured.spec, models, example)
+    found = measure.steps_of(measured.spec, models, example)
     for one in found:
         pairs = one.pairs
         distances = {

@@ -23,7 +23,7 @@ from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.tables import SHOWN_LAYERS
 
 if TYPE_CHECKING:
-    from moeprobe.probes.s_matrix.steps import Steps
+    from moeprobe.probes.s_matrix.measure import Steps
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
