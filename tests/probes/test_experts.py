@@ -364,6 +364,19 @@ def test_numbers_of_experts_are_texts_in_a_file() -> None:
     )
 
 
+def test_the_nearest_pair_is_that_of_the_least_distance_over_permuted_patches() -> None:
+    distances = {(0, 1): (0.5, 0.5), (0, 2): (0.6, 1.2), (1, 2): (0.9, 1.0)}
+    table = pd.DataFrame(
+        [
+            {"checkpoint": "a", "layer": "l", "expert": i, "expert_b": j, "metric": metric, "value": value}
+            for (i, j), values in distances.items()
+            for metric, value in zip(("expert_distance", "expert_distance_permuted"), values, strict=True)
+        ]
+    )
+    [pair] = nearest_pairs(table).itertuples()
+    assert (pair.expert, pair.expert_b) == (0, 2)
+
+
 def test_draws_are_of_each_input_and_their_mean_is_taken() -> None:
     model = labeled()
     pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -55,6 +55,7 @@ class Experts(Probe["Result"]):
                 advice={"no": "Look which experts that layer can do without, on more images."},
                 # A loss that depends more on the choice is neither better nor worse.
                 compared=False,
+                trials="trials",
             ),
         ),
         most_images=60,

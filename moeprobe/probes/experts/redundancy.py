@@ -113,6 +113,8 @@ def dispensable(table: pd.DataFrame) -> pd.DataFrame:
 def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the pair of experts of each checkpoint and layer whose outputs are nearest, with all that is known of it.
 
+    Nearest is the least distance over that of permuted patches, as in the figure: a distance depends on norms, too.
+
     Returns:
         Columns checkpoint, layer, expert, expert_b, and one per metric of the pair.
     """
@@ -124,8 +126,10 @@ def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
     for metric in metrics:
         values = rows[rows["metric"] == metric].set_index(keys)["value"]
         pairs = pairs.join(values.rename(metric), on=keys)
-    nearest = pairs.dropna(subset=[EXPERT_DISTANCE.name]).groupby(["checkpoint", "layer"], sort=False)
-    return pairs.loc[nearest[EXPERT_DISTANCE.name].idxmin()]
+    pairs = pairs.dropna(subset=[EXPERT_DISTANCE.name])
+    # Outputs that are the same constant have no distance on permuted patches either.
+    relative = (pairs[EXPERT_DISTANCE.name] / pairs[EXPERT_DISTANCE_PERMUTED.name]).fillna(0)
+    return pairs.loc[relative.groupby([pairs["checkpoint"], pairs["layer"]], sort=False).idxmin()]
 
 
 def sentences(table: pd.DataFrame) -> list[str]:

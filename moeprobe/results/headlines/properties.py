@@ -43,6 +43,7 @@ class Property:
         views: the views of the run that are judged; empty = all.
         of_pair: whether the numbers are about two models together; then they stand with the second.
         mean_view: what the column ``view`` calls the mean over the views, which stands beside; empty = there is none.
+        trials: what the numbers of a layer count, in the plural; empty = tokens.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Property:
     views: tuple[str, ...] = ()
     of_pair: bool = False
     mean_view: str = ""
+    trials: str = ""
 
 
 @dataclass(frozen=True)

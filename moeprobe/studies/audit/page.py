@@ -8,7 +8,7 @@ from pathlib import Path
 from moeprobe import __version__
 from moeprobe.inputs.modality import Modality
 from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.base import AuditEntry, audit_entry
+from moeprobe.probes.base import AuditEntry, Property, audit_entry
 from moeprobe.probes.registry import conclusions_of, kinds
 from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
@@ -84,12 +84,14 @@ def _context(result: AuditContent) -> dict[str, object]:
     sections = []
     for line in lines:
         is_first = line.run not in seen_runs
+        declared = _property(line)
+        trials = declared.trials if declared else ""
         seen_runs.add(line.run)
         sections.append(
             {
                 "line": line,
-                "sentences": [(row["checkpoint"], sentence(row, modality)) for row in line.values],
-                "difference": "" if line.difference is None else sentence(line.difference, modality),
+                "sentences": [(row["checkpoint"], sentence(row, modality, trials)) for row in line.values],
+                "difference": "" if line.difference is None else sentence(line.difference, modality, trials),
                 "references": references(line),
                 "short_references": short_references(line),
                 "table": _table(result, line, modality),
@@ -165,13 +167,18 @@ def _entries() -> dict[str, AuditEntry | None]:
     return {kind.name: audit_entry(kind) for kind in kinds()} | {RECORDED: audit_entry(AnalyzeTrace)}
 
 
+def _property(line: PropertyLine) -> Property | None:
+    """Return the property as its kind of run declares it; None where none does."""
+    entry = _entries().get(line.run)
+    return next((item for item in entry.properties if item.name == line.name), None) if entry else None
+
+
 def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Table | None:
     """Return the numbers of a property in every layer; None where there is one number alone."""
     run = result.runs.get(line.run)
-    entry = _entries().get(line.run)
-    items = [item for item in entry.properties if item.name == line.name] if entry else []
-    numbers = property_numbers(items[0], run.table) if items and run is not None else None
-    if numbers is None or run is None or len(numbers.rows) <= len(line.values):
+    declared = _property(line)
+    numbers = property_numbers(declared, run.table) if declared and run is not None else None
+    if declared is None or numbers is None or len(numbers.rows) <= len(line.values):
         return None
     rows = numbers.rows
     keys = [key for key in ("metric", "layer", "view") if rows[key].nunique() > 1]
@@ -186,7 +193,7 @@ def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Tabl
         for row in rows.to_dict("records")
     ]
     columns = [*(["model"] if rows["checkpoint"].nunique() > 1 else []), *keys, "value [low, high]"]
-    return Table("All numbers", [*columns, modality.plural, "tokens"], body, folded=True)
+    return Table("All numbers", [*columns, modality.plural, declared.trials or "tokens"], body, folded=True)
 
 
 def next_steps(lines: Sequence[PropertyLine]) -> list[str]:

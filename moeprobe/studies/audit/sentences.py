@@ -121,12 +121,12 @@ def location(row: Row) -> str:
     return f"{row['layer']}, {row['of_layers']} of {row['layers']:.0f}"
 
 
-def denominator(row: Row, modality: Modality) -> str:
-    """Return on how much a number rests, e.g. ``360 images, 5,520 patches``."""
+def denominator(row: Row, modality: Modality, trials: str = "") -> str:
+    """Return on how much a number rests, e.g. ``360 images, 5,520 patches``; ``trials``: as a property has it."""
     images = modality.format_count(int(row["images"]))
     if not row["layer"] or row["images"] == row["trials"]:
         return images
-    return f"{images}, {row['trials']:,.0f} {modality.tokens}"
+    return f"{images}, {row['trials']:,.0f} {trials or modality.tokens}"
 
 
 def modality_of_audit(sidecar: Mapping[str, Any]) -> Modality:
@@ -134,8 +134,8 @@ def modality_of_audit(sidecar: Mapping[str, Any]) -> Modality:
     return _MODALITIES.get(str(sidecar.get("modality")), IMAGE)
 
 
-def sentence(row: Row, modality: Modality) -> str:
-    """Return all that is known of a verdict, for the page."""
+def sentence(row: Row, modality: Modality, trials: str = "") -> str:
+    """Return all that is known of a verdict, for the page; ``trials``: as its property has it."""
     if row["property"] == "recording":
         return f"{modality.format_count(int(row['images']))} recorded. {row['beside']}".strip()
     if row["verdict"] == "collapsed" and row["value"] != row["value"]:
@@ -145,7 +145,7 @@ def sentence(row: Row, modality: Modality) -> str:
     variant = f", {row['view']}" if row["variants"] > 1 else ""
     where = f" in {location(row)}{variant}" if row["layer"] and "in " + str(row["layer"]) not in text else ""
     where = where + " layers" if row["layer"] and row["layers"] > 1 and not variant else where
-    parts = [f"{text}{where} ({denominator(row, modality)})."]
+    parts = [f"{text}{where} ({denominator(row, modality, trials)})."]
     first = {"value": row["first_value"], "ci_low": row["first_low"], "ci_high": row["first_high"]}
     if row["layers"] > 1 and row["first_layer"] != row["layer"] and not math.isnan(first["value"]):
         of_first = value_text({**row, **first}, signed=bool(row["reference"]))
