@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from moeprobe.cli.app import app
@@ -17,11 +18,28 @@ from moeprobe.runtime.records import RECORD
 Trained = dict[str, Path]
 # Seconds until something hangs: far more than anything takes on a machine with ten times the load.
 PATIENCE = 1800
+# Typer's runner makes all commands again for every call, which takes longer than most refusals.
+COMMAND = get_command(app)
 
 
 def run(*arguments: object) -> Result:
-    """Run a command inside this process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    """Run a command inside this process, as ``CliRunner.invoke`` does."""
+    runner = CliRunner()
+    error: BaseException | None = None
+    with runner.isolation() as (stdout, stderr, output):
+        try:
+            COMMAND.main([str(argument) for argument in arguments], prog_name="moeprobe")
+            code: object = 0
+        except SystemExit as ended:
+            code, error = ended.code or 0, ended
+        except Exception as raised:
+            code, error = 1, raised
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out, err, both = stdout.getvalue(), stderr.getvalue(), output.getvalue()
+    assert isinstance(code, int)
+    info = (type(error), error, error.__traceback__) if error and error.__traceback__ else None
+    return Result(runner, out, err, both, None, code, error if code else None, info)
 
 
 def shell(*arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,16 @@ from tests.browser import browser  # noqa: F401  # a fixture of several folders
 
 # Before any test imports timm or transformers, which need a torchvision that works.
 import_with_operators("torchvision")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is loaded out of the search for garbage, which else goes through all modules and tests time and again.
+
+    Measured: a sixth of what the tests take.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
