@@ -7,12 +7,12 @@ Axes: n images, E experts, P = E (E − 1) / 2 pairs of experts, R resamples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import rankdata
 
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
+from moeprobe.metrics.stats.of_totals import OfTotals
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.runtime.seeds import generator
 
@@ -23,22 +23,6 @@ PRICE, SIZE = "price", "size"
 DISTANCE, CKA = "distance", "cka"
 # Random halves of the images, whose rank correlations are averaged.
 _SPLITS = 200
-
-
-@dataclass(frozen=True)
-class OfTotals:
-    """A number of the weighted sums over images of some columns ``(n, M)``."""
-
-    columns: Array
-    value: Callable[[Array], Array]
-
-    def evaluate(self, weights: Array) -> Array:
-        """Return the number under each set of weights ``(n, R)``; ``value`` maps ``(M, R)`` to ``(R,)``."""
-        return self.value(self.columns.T @ weights)
-
-    def influence(self) -> Array:
-        """Raise, since so few images are resampled."""
-        raise NotImplementedError
 
 
 def likeness(sums: Sums, bootstrap: Bootstrap) -> dict[str, Replicates]:

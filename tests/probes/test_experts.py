@@ -164,6 +164,15 @@ def test_an_expert_of_known_outputs_has_the_known_saliency_and_distance() -> Non
     assert len(saliency) > 8 and saliency.between(0, float(norms.max())).all()
 
 
+def test_pairs_have_a_mean_with_an_interval_of_its_own() -> None:
+    table = measured(labeled())
+    for metric in ("expert_distance", "expert_distance_permuted", "expert_cka"):
+        for _, rows in table[table["metric"] == metric].groupby("layer"):
+            of_pairs, [mean] = rows.dropna(subset=["expert"]), rows[rows["expert"].isna()].to_dict("records")
+            assert len(of_pairs) == 28 and mean["value"] == pytest.approx(of_pairs["value"].mean())
+            assert mean["ci_high"] - mean["ci_low"] < (of_pairs["ci_high"] - of_pairs["ci_low"]).mean()
+
+
 def outputs_of(images: int = 3, patches: int = 5, experts: int = 3, width: int = 4) -> LayerOutputs:
     random = torch.Generator().manual_seed(1)
     outputs = torch.randn(images, patches, experts, width, generator=random)

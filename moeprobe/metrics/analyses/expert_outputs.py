@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Array, Ratio, Totals, divide
+from moeprobe.metrics.stats.statistic import Additive, Array, MeanOf, Ratio, Totals, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 EXPERT_DISTANCE = Metric(
     "expert_distance",
     about="squared distance of the outputs of two experts (columns expert, expert_b) on the same patches, over the "
-    "mean of their squared norms: 0 = the same outputs",
-    label="distance of outputs",
+    "mean of their squared norms: 0 = the same outputs; without experts: the mean over all pairs",
+    label="distance of experts' outputs",
     unit="other",
 )
 EXPERT_DISTANCE_PERMUTED = Metric(
     "expert_distance_permuted",
     about="the same with the patches of one of the two experts permuted within each image, in expectation",
-    label="distance of outputs, permuted patches",
+    label="distance of experts' outputs, permuted patches",
     unit="other",
 )
 EXPERT_CKA = Metric(
     "expert_cka",
     about="linear centered kernel alignment of the outputs of two experts (columns expert, expert_b) on the patches of "
-    "an image, unbiased: 1 = the same up to rotation and scale, 0 = as with permuted patches",
-    label="CKA of outputs",
+    "an image, unbiased: 1 = the same up to rotation and scale, 0 = as with permuted patches; without experts: the "
+    "mean over all pairs",
+    label="CKA of experts' outputs",
     unit="other",
 )
 EXPERT_SALIENCY = Metric(
@@ -54,6 +55,7 @@ EXPERT_SALIENCY = Metric(
     label="saliency",
     unit="other",
 )
+_OF_PAIRS = (EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED, EXPERT_CKA)
 # Fewer patches leave no unbiased estimate of an image's alignment.
 _FEWEST = 4
 
@@ -113,7 +115,8 @@ class ExpertOutputsAnalysis(ModelAnalysis[LayerOutputs]):
         sums = {name: columns[name].astype(np.float64) for name in columns if name.startswith("expert_")}
         norms, patches = sums["expert_norms"], columns["expert_patches"]
         num_experts = norms.shape[1]
-        estimators = []
+        estimators: list[Estimator] = []
+        of_pairs: dict[Metric, list[Additive]] = {metric: [] for metric in _OF_PAIRS}
         for pair, (i, j) in enumerate(zip(*np.triu_indices(num_experts, 1), strict=True)):
             experts = {"expert": int(i), "expert_b": int(j)}
             mean = (norms[:, i] + norms[:, j]) / 2
@@ -123,12 +126,16 @@ class ExpertOutputsAnalysis(ModelAnalysis[LayerOutputs]):
             ):
                 # ‖a − b‖² = ‖a‖² + ‖b‖² − 2 a·b
                 distance = Ratio(2 * (mean - products[:, pair]), mean)
+                of_pairs[metric].append(distance)
                 estimators.append(metric.raw(distance, patches, **experts))
             self_alignments = sums["expert_self_alignments"]
             alignment = _Alignment(
                 sums["expert_alignments"][:, pair], self_alignments[:, i], self_alignments[:, j]
             )
+            of_pairs[EXPERT_CKA].append(alignment)
             estimators.append(EXPERT_CKA.raw(alignment, patches, **experts))
+        # One expert has no pair.
+        estimators += [metric.raw(MeanOf(tuple(each)), patches) for metric, each in of_pairs.items() if each]
         for expert in range(num_experts):
             processed = columns["expert_processed"][:, expert]
             mean_saliency = Ratio(sums["expert_saliencies"][:, expert], processed.astype(np.float64))

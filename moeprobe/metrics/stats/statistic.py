@@ -7,7 +7,7 @@ up to the totals of the run, from which its ``value`` and each image's ``influen
 Axes: R resamples, n images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -228,6 +228,35 @@ def divide(numerator: Any, denominator: Any, *, empty: float = np.nan) -> Array:
     """Return the quotient, ``empty`` where the denominator is 0."""
     defined = denominator != 0
     return np.where(defined, numerator / np.where(defined, denominator, 1.0), empty)
+
+
+@dataclass(frozen=True)
+class MeanOf:
+    """The mean of statistics of the same images; NaN where one of them has no value."""
+
+    parts: tuple[Additive, ...]
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the mean under each set of weights."""
+        return self._mean(part.evaluate(weights) for part in self.parts)
+
+    def totals(self) -> Totals:
+        """Return the totals of each."""
+        return tuple(part.totals() for part in self.parts)
+
+    def value(self, totals: Totals) -> float:
+        """Return the mean of their values."""
+        return sum(part.value(of_part) for part, of_part in zip(self.parts, totals, strict=True)) / len(
+            self.parts
+        )
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return the mean of each image's influences on them."""
+        of_parts = [None] * len(self.parts) if totals is None else totals
+        return self._mean(part.influence(of_part) for part, of_part in zip(self.parts, of_parts, strict=True))
+
+    def _mean(self, of_parts: Iterable[Array]) -> Array:
+        return np.asarray(sum(of_parts) / len(self.parts))
 
 
 @dataclass(frozen=True)

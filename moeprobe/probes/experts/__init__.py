@@ -35,6 +35,7 @@ class Experts(Probe["Result"]):
         Headline("experts_price_random"),
         Headline("experts_price_permuted"),
         Headline("experts_price_without"),
+        Headline("expert_cka"),
         Headline("experts_dispensable", severity="at a loss below {severity:g} nats"),
     )
     panel: ClassVar[Panel] = Panel.STRESS

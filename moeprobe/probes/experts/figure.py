@@ -87,6 +87,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
 
 def _distances(table: pd.DataFrame) -> dict[str, Figure]:
     """Return the figure: a row per layer, a heat map per checkpoint, each over its distance of permuted patches."""
+    table = table.dropna(subset=["expert"])  # no means over all pairs
     rows = table[table["metric"] == EXPERT_DISTANCE.name]
     if rows.empty:
         return {}

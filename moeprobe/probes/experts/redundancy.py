@@ -119,7 +119,7 @@ def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
         Columns checkpoint, layer, expert, expert_b, and one per metric of the pair.
     """
     metrics = [metric.name for metric in (EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED, EXPERT_CKA)]
-    rows = table[table["metric"].isin(metrics)]
+    rows = table[table["metric"].isin(metrics)].dropna(subset=["expert"])
     keys = ["checkpoint", "layer", "expert", "expert_b"]
     # Not by ``pivot``, which would sort the layers by their names.
     pairs = rows[rows["metric"] == EXPERT_DISTANCE.name][keys]

@@ -15,7 +15,7 @@ from moeprobe.metrics.stats.chance import levels as chance
 from moeprobe.metrics.stats.families import Difference, difference, judge
 from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
 from moeprobe.metrics.stats.load import Entropy
-from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
+from moeprobe.metrics.stats.statistic import MeanOf, Ratio, Share, Statistic, add
 from tests.metrics.stats.trials import chance_of, chance_within
 
 Array = NDArray[np.float64]
@@ -60,6 +60,7 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
         "mean product": product,
         "mean product κ": Kappa(match, product),
         "entropy": Entropy(histogram),
+        "mean": MeanOf((match, Entropy(histogram))),
     }
 
 
@@ -90,6 +91,20 @@ def test_influences_add_up_to_nothing(seed: int, num_images: int) -> None:
         influence = statistic.influence()
         if not np.isnan(influence).any():
             assert abs(influence.sum()) < 1e-9, name
+
+
+def test_a_mean_of_blocks_is_that_of_the_whole() -> None:
+    numbers = np.random.default_rng(0).random((12, 4))
+
+    def mean(rows: Array) -> MeanOf:
+        return MeanOf((Ratio(rows[:, 0], rows[:, 1]), Ratio(rows[:, 2], rows[:, 3])))
+
+    blocks = [mean(numbers[:5]), mean(numbers[5:])]
+    totals = add(blocks[0].totals(), blocks[1].totals(), {})
+    expected = (numbers[:, 0].sum() / numbers[:, 1].sum() + numbers[:, 2].sum() / numbers[:, 3].sum()) / 2
+    assert blocks[0].value(totals) == pytest.approx(expected)
+    influence = np.concatenate([block.influence(totals) for block in blocks])
+    np.testing.assert_allclose(influence, mean(numbers).influence())
 
 
 def test_no_value_no_influence() -> None:
