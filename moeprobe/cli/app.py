@@ -31,8 +31,7 @@ from moeprobe.cli.commands import (
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
 from moeprobe.cli.front.finished import print_finished
-from moeprobe.cli.front.groups import NamingGroup, TraceGroup
-from moeprobe.cli.front.help import EPILOG, Command
+from moeprobe.cli.front.groups import EPILOG, Command, NamingGroup, TraceGroup
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of

@@ -9,8 +9,7 @@ from moeprobe.runtime.catalog import ANALYSES, PROBES, unknown
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
-    from moeprobe.results.headlines.collected import HeadlineValues
-    from moeprobe.results.headlines.run_tables import RunTables
+    from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"

@@ -151,7 +151,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
 
     A lone number or name where the function takes several is one of them.
 
-    Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for ``help`` and the
+    Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for Python's help and the
     completion of a notebook.
 
     Args:

@@ -25,7 +25,7 @@ from moeprobe.probes.flips.forced import ForcedSets, forced_sets
 from moeprobe.probes.flips.price import CleanPass, price_flips
 from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
-from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.routing.capabilities import Replayable, Resumable
 from moeprobe.routing.record import LayerRouting, RoutingTrace

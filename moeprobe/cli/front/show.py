@@ -19,9 +19,8 @@ from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
 from moeprobe.probes.engine.work import Plan
-from moeprobe.results.headlines.collected import HeadlineValues
+from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.headlines.declared import Which
-from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.layouts.agreement import agreement_table
 from moeprobe.results.layouts.aligned import aligned_tables
 from moeprobe.results.layouts.by_view import by_view_table

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import conclusions_of, headlines_of
 from moeprobe.results.folder import Result
-from moeprobe.results.headlines.collected import HeadlineValues
+from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.headlines.declared import Which
-from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.headlines.sentences import sentences_of
 
 

@@ -7,8 +7,7 @@ distinguished" where it does. A router that has collapsed is called collapsed: i
 from collections.abc import Sequence
 
 from moeprobe.metrics import registry
-from moeprobe.results.headlines.collected import HeadlineValues, Row
-from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.collected import HeadlineValues, Row, RunTables
 from moeprobe.results.layouts.cells import counts, trials_of
 from moeprobe.results.numbers import decimals_of, interval, number, sentence_case
 

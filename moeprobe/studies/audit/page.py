@@ -10,7 +10,7 @@ from moeprobe.inputs.modality import Modality
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.base import AuditEntry, Property, audit_entry
 from moeprobe.probes.registry import conclusions_of, kinds
-from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.naming import names_in, rename_table

@@ -21,7 +21,7 @@ from moeprobe.probes.base import CLEAN
 from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
-from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar

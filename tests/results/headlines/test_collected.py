@@ -4,8 +4,7 @@ import pandas as pd
 
 from moeprobe.probes import base
 from moeprobe.results.headlines import declared
-from moeprobe.results.headlines.collected import collect_headlines
-from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.headlines.collected import RunTables, collect_headlines
 from moeprobe.results.tables import frame
 from tests.studies.report.making import Value, row, sidecar
 
