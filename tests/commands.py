@@ -20,6 +20,25 @@ Trained = dict[str, Path]
 PATIENCE = 1800
 # Typer's runner makes all commands again for every call, which takes longer than most refusals.
 COMMAND = get_command(app)
+# For many commands in one process that has nothing of the tests: ``ended(words)`` is exit code, output and errors.
+SCRIPT = """
+import gc, json, sys
+from typer.main import get_command
+from typer.testing import CliRunner
+from moeprobe.cli.app import app
+command = get_command(app)
+gc.freeze()
+gc.set_threshold(10_000)
+def ended(words):
+    with CliRunner().isolation() as (_, errors, output):
+        try:
+            command.main(words, prog_name="moeprobe")
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return code, output.getvalue().decode(), errors.getvalue().decode()
+"""
 
 
 def run(*arguments: object) -> Result:

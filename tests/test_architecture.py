@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moeprobe.runtime.catalog import PROBES
+from tests.sources import tree_of
 
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 # From the ground up. What lies on one layer does not meet, but for the pairs below.
@@ -52,17 +53,12 @@ def module_of(path: Path, root: Path = PACKAGE) -> str:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
 def imports(path: Path, *, typed: bool = True) -> set[str]:
     """Every module of moeprobe that a file imports anywhere in it, without the leading ``moeprobe.``.
 
     ``typed`` counts what is imported for the type checker alone.
     """
-    tree = parsed(path)
+    tree = tree_of(path)
     skipped = (
         set()
         if typed
@@ -166,7 +162,7 @@ def test_files_stay_readable() -> None:
         module_of(path): lines
         for path in FILES
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LINES
-        and REASON not in (ast.get_docstring(parsed(path)) or "")
+        and REASON not in (ast.get_docstring(tree_of(path)) or "")
     }
 
 
@@ -181,7 +177,7 @@ def test_a_wide_function_is_one_of_the_api(name: str) -> None:
     assert name in wide_functions(PACKAGE / f"{module.replace('.', '/')}.py")
     imports = [
         node
-        for node in ast.walk(parsed(PACKAGE / "api/__init__.py"))
+        for node in ast.walk(tree_of(PACKAGE / "api/__init__.py"))
         if isinstance(node, ast.ImportFrom) and node.module == f"moeprobe.{module}"
     ]
     assert function in {alias.name for node in imports for alias in node.names}
@@ -200,7 +196,7 @@ def test_few_modules_speak_to_other_processes() -> None:
 def wide_functions(path: Path) -> set[str]:
     """The functions of a file that take more than eight parameters, but for constructors."""
     wide = set()
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef) and node.name != "__init__":
             own = node.args
             every = [*own.posonlyargs, *own.args, *own.kwonlyargs, *filter(None, (own.vararg, own.kwarg))]
@@ -236,7 +232,7 @@ def test_no_assertion_guards_data() -> None:
     assert not {
         (module_of(path), ast.unparse(node))
         for path in FILES
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Assert) and not narrows(node.test)
     }
 

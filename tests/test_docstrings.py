@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import moeprobe
+from tests.sources import tree_of
 
 PACKAGE = Path(moeprobe.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -22,11 +23,6 @@ ELSEWHERE = {
     "routed_experts", "save_pretrained", "save_to_disk", "sgd", "sigmoid", "sofmax", "stat", "std", "test",
     "top1_match", "transformers", "umask", "val", "valid",
 }  # fmt: skip
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:

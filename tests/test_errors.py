@@ -17,6 +17,7 @@ from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.integrations import RoutingMonitor
 from moeprobe.probes import registry
 from moeprobe.probes.base import fields_of
+from tests.sources import tree_of
 
 _PACKAGE = Path(moeprobe.__file__).parent
 # A whole command is an example for a shell.
@@ -107,7 +108,7 @@ def test_every_named_option_exists_in_both_front_ends() -> None:
 def _files() -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(_PACKAGE.rglob("*.py")):
         if path.relative_to(_PACKAGE).parts[0] != "cli":
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+            yield path, tree_of(path)
 
 
 def _name(call: ast.Call) -> str:

@@ -4,6 +4,8 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from tests.sources import tree_of
+
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 # Participles, pronouns and the like, which say nothing when they are the whole name.
 EMPTY = frozenset(
@@ -77,10 +79,7 @@ LEFT = {"functions": 3, "parameters": 12, "variables": 87}
 
 
 def trees() -> dict[Path, ast.Module]:
-    return {
-        path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
+    return {path.relative_to(PACKAGE): tree_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def empty_names(tree: ast.Module) -> list[tuple[str, str, int]]:

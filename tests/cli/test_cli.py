@@ -214,7 +214,8 @@ def test_list_names_everything_with_a_description(kind: str) -> None:
     found = json.loads(run("list", kind, "--json").stdout)
     assert found
     assert all(len(description) > 10 for description in found.values()), found
-    assert all(name in run("list", kind).output for name in found)
+    listed = run("list", kind).output
+    assert all(name in listed for name in found)
 
 
 def test_inspect(trained: Trained) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from moeprobe.cli.commands import listing
 from moeprobe.cli.commands.compare import FAILED
 from moeprobe.results.folder import OutputFolder
-from tests.commands import Trained, refused, run
+from tests.commands import SCRIPT, Trained, refused, run
 from tests.docs.pages import COMMANDS
 
 # The command line -> what its sentence says.
@@ -107,13 +107,10 @@ LIGHT = (
     "import --help",
     "export --help",
 )
-_RUN = """
-import json, sys
-from typer.testing import CliRunner
-from moeprobe.cli.app import app
+_RUN = f"""{SCRIPT}
 for line in json.load(sys.stdin):
-    result = CliRunner().invoke(app, line.split())
-    print(json.dumps([line, result.exit_code, result.stderr, "torch" in sys.modules]), flush=True)
+    code, _, said = ended(line.split())
+    print(json.dumps([line, code, said, "torch" in sys.modules]), flush=True)
 """
 
 

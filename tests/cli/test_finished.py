@@ -19,13 +19,20 @@ def times_in(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "command", ["noise-sweep --sigmas 0,0.1", "match-ratio", "eval", "discontinuity", "routes"]
+    "command",
+    [
+        "noise-sweep --limit 24 --sigmas 0,0.1",
+        "match-ratio --limit 24",
+        "eval --limit 24",
+        "discontinuity --limit 3",
+        "routes --limit 24",
+    ],
 )
 def test_a_finished_probe_prints_its_table(
     trained: Trained, tmp_path: Path, unpictured: None, command: str
 ) -> None:
     out = tmp_path / "out"
-    arguments = (*command.split(), *trained.values(), "--limit", 24, "--out", out)
+    arguments = (*command.split(), *trained.values(), "--out", out)
     first = run(*arguments)
     assert first.exit_code == 0 and "is finished" not in first.stderr, first.output
     before = times_in(out)

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import moeprobe
+from tests.commands import SCRIPT
 
 DOCS = Path(__file__).parents[2] / "docs"
-_RUN = """
-import importlib, json, sys
-from typer.testing import CliRunner
-from moeprobe.cli.app import app
+_RUN = f"""{SCRIPT}
+import importlib
 for line in json.load(sys.stdin):
-    result = CliRunner().invoke(app, line)
-    print(json.dumps([result.exit_code, result.output]), flush=True)
+    print(json.dumps(ended(line)[:2]), flush=True)
 sys.path.insert(0, sys.argv[1])
-writer = importlib.import_module(f"writers.{sys.argv[2]}")
+writer = importlib.import_module(f"writers.{{sys.argv[2]}}")
 print(json.dumps([0, "".join(writer.pages().values())]))
 """
 

@@ -7,6 +7,7 @@ import pytest
 
 from moeprobe.errors import UserError, option
 from tests.docs.pages import ROOT, text
+from tests.sources import tree_of
 
 MESSAGES = re.findall(r"^\| `([^`]+)`", text("help/trouble.md"), flags=re.MULTILINE)
 
@@ -29,7 +30,7 @@ def strings() -> list[str]:
     """All strings of the package; what an f-string fills in is …."""
     found = []
     for path in (ROOT / "moeprobe").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.JoinedStr):
                 found.append("".join(map(spelled, node.values)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

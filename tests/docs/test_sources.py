@@ -10,6 +10,7 @@ import moeprobe
 from moeprobe.runtime import catalog
 from reports.scripts import sources
 from tests.docs.pages import COMMANDS, ROOT, text
+from tests.sources import tree_of
 
 ROWS = [*(f"P{n}" for n in range(1, 58)), *(f"W{n}" for n in range(1, 4)), *(f"C{n}" for n in range(1, 6))]
 ROWS += [*(f"R{n}" for n in range(1, 43)), *(f"T{n}" for n in range(1, 45))]
@@ -76,7 +77,7 @@ def test_papers_that_the_code_follows_are_named() -> None:
     named = " ".join(text("sources.md").split()).split(" * ")
     author = r"([A-Z][a-z]+)(?: et al\.|(?:, [A-Z][a-z]+)*(?:,| and) [A-Z][a-z]+)? ((?:19|20)\d\d)\b"
     for path in sorted((ROOT / "moeprobe").rglob("*.py")):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        docstring = ast.get_docstring(tree_of(path)) or ""
         for name, year in re.findall(author, " ".join(docstring.split())):
             assert any(one.startswith(name) and year in one for one in named), f"{path}: {name} {year}"
 

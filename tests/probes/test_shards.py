@@ -24,7 +24,7 @@ from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, 
 # Those that take long.
 LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism", "corruptions")
 # Those that are tried with one model; the others compare two.
-OF_ONE = ("sweep", "attack")
+OF_ONE = ("sweep", "attack", "margins", "flips", "experts")
 PROBES = {
     "noise-sweep": ["--sigmas", "0,0.1"],
     "sweep": ["--view", "affine", "--severities", "0,0.5"],
