@@ -54,6 +54,10 @@ class TokenBatch:
     def __getitem__(self, texts: slice) -> TokenBatch:
         return self._each(lambda tensor: tensor[texts])
 
+    def choose(self, texts: Tensor) -> TokenBatch:
+        """Return the batch of texts ``(N,)``, by their numbers; one may be there several times."""
+        return self._each(lambda tensor: tensor[texts])
+
     @property
     def last(self) -> Tensor:
         """``(B,)`` the last token of each text that is not padding."""

@@ -266,3 +266,26 @@ class Rerouted(Scored, Protocol):
         Raises:
             UserError: the routing is of another model, or choices cannot be forced.
         """
+
+
+@runtime_checkable
+class ResumableText(Rerouted, Protocol):
+    """A language model whose forward pass can be resumed at an MoE layer, so that earlier blocks run once."""
+
+    def text_trunks(self, texts: Any, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return what enters the block of each layer ``(B, T, D)`` in a pass of texts, a ``TokenBatch``.
+
+        Layers at which no pass can be taken up are left out.
+        """
+
+    def resumed_log_probabilities(
+        self, layer: str, hidden: Tensor, texts: Any, routing: RoutingTrace
+    ) -> Tensor:
+        """Return what ``replayed_log_probabilities`` does, of passes taken up at a layer.
+
+        Args:
+            layer: where.
+            hidden: of ``text_trunks``, with an entry for each text.
+            texts: a ``TokenBatch``.
+            routing: choices to be repeated from there on.
+        """

@@ -26,6 +26,7 @@ from moeprobe.metrics.analyses.rank_load import RankLoads
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.set_survival import Survivors
 from moeprobe.metrics.analyses.slot_match import SlotMatch
+from moeprobe.metrics.analyses.text_flips import ForcedTextFlips
 from moeprobe.metrics.analyses.touched import Differences
 from moeprobe.metrics.analyses.unshared import Reasons
 from moeprobe.metrics.base import (
@@ -65,7 +66,7 @@ EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
 Record = TypeVar("Record")
 # What is forced, by its name.
-Forced = dict[str, ForcedFlips | Outcome]
+Forced = dict[str, ForcedFlips | ForcedTextFlips | Outcome]
 Asked = (
     LayerPair
     | OutputPair
@@ -189,6 +190,15 @@ def _rank_loads() -> list[Asked]:
     return [RankLoads(loads, even, even, choices, window) for window in (_windows(), one)]
 
 
+def _text_flips() -> list[Asked]:
+    """Flips of texts, of tokens not flipped too."""
+    random = torch.Generator().manual_seed(0)
+    weight, next_fall, following = (torch.rand(SIZE, 4, generator=random).double() for _ in range(3))
+    return [
+        {forced: ForcedTextFlips(weight * (weight > 0.4), next_fall, following - 0.5) for forced in FORCED}
+    ]
+
+
 def _flips() -> list[Asked]:
     """Prices of flips: with the layer's output and without, of an image without a label, of tokens not flipped."""
     random = torch.Generator().manual_seed(0)
@@ -264,6 +274,7 @@ OF_TOKENS = {
     "unshared": _reasons,
     "mismatch": _mismatches,
     "flips": _flips,
+    "text_flips": _text_flips,
     "flip_costs": _flip_costs,
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,

@@ -29,9 +29,11 @@ from moeprobe.adapters.huggingface.outputs import (
 )
 from moeprobe.adapters.huggingface.replay import (
     check_replay,
+    entering,
     log_probabilities,
     noise_added,
     replayed_log_probabilities_of,
+    resuming,
     root_mean_square,
 )
 from moeprobe.errors import UserError
@@ -147,6 +149,27 @@ class HuggingfaceAdapter(Adapter):
     ) -> Tensor:
         """Return how probable each token is where the layers repeat a routing; see ``routing.Rerouted``."""
         return replayed_log_probabilities_of(self, self._layers, texts, routing, gates=gates)
+
+    def text_trunks(self, texts: TokenBatch, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return how far a pass has come at each layer; see ``routing.ResumableText``."""
+        names = wanted_layers(layers, self.layer_names)
+        batch = texts.to(self.device)
+        with (
+            torch.inference_mode(),
+            self._watching(names, stop=True),
+            noise_added(self._embedding, batch, unit=self._rms),
+            entering(self._body, {name: self._layers[name] for name in names}) as hidden,
+            suppress(Stop),
+        ):
+            self._forward(batch, with_scores=False)
+        return hidden
+
+    def resumed_log_probabilities(
+        self, layer: str, hidden: Tensor, texts: TokenBatch, routing: RoutingTrace
+    ) -> Tensor:
+        """Return how probable tokens are in passes taken up at a layer; see ``routing.ResumableText``."""
+        with resuming(self._body, self._layers[layer], hidden):
+            return self.replayed_log_probabilities(texts, routing)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""

@@ -124,6 +124,60 @@ def replayed_log_probabilities_of(
     return log_probs
 
 
+# Passes that are taken up at the block of a router: the blocks before it return their input, and the block gets what it
+# got in the pass that is resumed. Masks and positions are computed anew, which costs next to nothing.
+
+
+def blocks_until(body: nn.Module, layer: RouterLayer) -> list[nn.Module]:
+    """Return the blocks of a model up to the one that a router is in; empty where it is in no list of blocks."""
+    path = next(name for name, module in body.named_modules() if module is layer.module)
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        holder = body.get_submodule(".".join(parts[:depth]))
+        if isinstance(holder, nn.ModuleList):
+            return list(holder)[: int(part) + 1]
+    return []
+
+
+@contextmanager
+def entering(body: nn.Module, layers: Mapping[str, RouterLayer]) -> Iterator[dict[str, Tensor]]:
+    """Collect what enters the block of each layer ``(B, T, D)`` in a pass; layers in no list of blocks are left out."""
+    hidden: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden[name] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            blocks = blocks_until(body, layer)
+            if blocks:
+                stack.callback(blocks[-1].register_forward_pre_hook(keep(name), with_kwargs=True).remove)
+        yield hidden
+
+
+@contextmanager
+def resuming(body: nn.Module, layer: RouterLayer, hidden: Tensor) -> Iterator[None]:
+    """Let passes begin at the block that a router is in, with ``hidden`` ``(B, T, D)`` entering it."""
+    *before, block = blocks_until(body, layer)
+
+    def skip(*args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else kwargs["hidden_states"]
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
+
+    with ExitStack() as stack:
+        for earlier in before:
+            # On the object, where it hides the method of its class until it is taken off again.
+            earlier.forward = skip
+            stack.callback(earlier.__dict__.pop, "forward")
+        stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        yield
+
+
 # The size of a language model's embeddings, in which noise is measured, and noise added to them.
 
 

@@ -36,7 +36,7 @@ FORCED = {
     "view": "the set chosen under the perturbation",
 }
 # What follows in labels; of the leading set nothing.
-_LABELS = {
+LABELS = {
     "runner_up": "",
     "first": ", first replaced",
     "random": ", random set",
@@ -104,7 +104,7 @@ def flip_metric(measured: str, forced: str) -> Metric:
     return Metric(
         f"flip_{measured}_{forced}",
         about=f"{meaning}: {FORCED[forced]}",
-        label=f"{label}{_LABELS[forced]}",
+        label=f"{label}{LABELS[forced]}",
         **declared,
     )
 

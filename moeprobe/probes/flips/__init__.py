@@ -33,7 +33,7 @@ class Flips(Probe["Result"]):
 
     In one layer, one sampled token of the clean image gets another set; everything else stays. The set is with the
     runner-up in place of the last (or first) chosen expert, drawn at random, or the one chosen under a perturbation.
-    Its weights are recomputed.
+    Its weights are recomputed. Of texts, it prices the next token and all that follow; name a view of texts.
 
     Example: `moeprobe flips checkpoints/demo-baseline checkpoints/demo-prc --limit 100 --out reports/flips`
     """
@@ -41,11 +41,13 @@ class Flips(Probe["Result"]):
     name: ClassVar[str] = "flips"
     title: ClassVar[str] = "The price of a flip"
     work: ClassVar[str] = "moeprobe.probes.flips.measure:FlipsMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("flips", "flip_costs")
+    analyses: ClassVar[tuple[str, ...]] = ("flips", "text_flips", "flip_costs")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("flip_price_runner_up"),
         Headline("flip_size_runner_up"),
         Headline("flip_answer_runner_up", noun="share of flips that change the answer"),
+        Headline("flip_next_runner_up"),
+        Headline("flip_following_runner_up"),
     )
     panel: ClassVar[Panel] = Panel.STRESS
     views: ClassVar[Views] = Views.SEVERITIES

@@ -6,13 +6,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.flip_costs import COST, COST_CLEAN, PREDICTED, SLOPE, SLOPE_CLEAN
 from moeprobe.metrics.analyses.flips import FORCED, flip_metric
+from moeprobe.metrics.analyses.text_flips import text_flip_metric
 from moeprobe.probes.flips.sentences import is_unreachable
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import shifts
 from moeprobe.results.tables import first_and_last
 
+# What a flip of a text does that the figure shows.
+_OF_TEXTS = "following_size"
 # Layers that have panels; of more the first and the last.
 _MOST_LAYERS = 3
 _LABELS = dict(
@@ -35,7 +39,11 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     ]
     still = [name for name in panels.layers(margins) if name not in layers]
     panel_layers = first_and_last(layers, limit=_MOST_LAYERS)
-    names = {forced: flip_metric("size", forced).name for forced in FORCED}
+    is_of_texts = margins["metric"].eq(text_flip_metric(_OF_TEXTS, "runner_up").name).any()
+    names = {
+        forced: (text_flip_metric(_OF_TEXTS, forced) if is_of_texts else flip_metric("size", forced)).name
+        for forced in FORCED
+    }
     rows = margins[margins["metric"].isin(names.values()) & margins["layer"].isin(panel_layers)]
     rows = rows[rows["value"].notna()]
     kinds = [forced for forced, name in names.items() if (rows["metric"] == name).any()]
@@ -59,11 +67,16 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
             if row == len(panel_layers) - 1:
                 panel.set_xlabel("decile of the selection margin")
             if column == 0:
-                panel.set_ylabel(f"{layer}\n|Δ log-probability|")
+                panel.set_ylabel(
+                    f"{layer}\n{'|Δ of following tokens|' if is_of_texts else '|Δ log-probability|'}"
+                )
     notes = [f"Flips of patches in {' and '.join(still)} cannot reach the answer"] if still else []
     notes += panels.note_between(panel_layers, layers)
     title = "How far one flip of a patch moves the answer"
-    return {"flips": panels.finish(figure, rows, title=title, notes=notes)}
+    if is_of_texts:
+        title = "How far one flip of a token moves all following ones"
+    sampled = TEXT if is_of_texts else None
+    return {"flips": panels.finish(figure, rows, title=title, notes=notes, sampled=sampled)}
 
 
 def draw_costs(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:

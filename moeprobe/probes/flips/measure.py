@@ -18,9 +18,10 @@ from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
+from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.checks import check_images, check_some_layer, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
@@ -34,9 +35,10 @@ from moeprobe.probes.flips.held_out import (
     predicted_costs,
 )
 from moeprobe.probes.flips.price import CleanPass, price_flips
+from moeprobe.probes.flips.texts import price_text_flips, resumable_layers, run_clean, text_sets
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Replayable, Resumable, check_replayable
+from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, check_replayable
 from moeprobe.routing.record import LayerRouting
 
 # Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
@@ -54,8 +56,15 @@ class FlipsMeasurement(VariantsMeasurement):
 
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
-        check_images(self.models, "flips of patches cannot be forced")
         for model in self.models:
+            if isinstance(model.model, Rerouted):
+                model.model.check_replay(self.options.layers)
+                model.model.log_probabilities(model.framing.blank())  # raises where the model writes no texts
+                if self.probe.predict:
+                    raise UserError(
+                        f"{model.name} reads texts, and {option('predict')} adds up prices of images; leave it out."
+                    )
+                continue
             check_replayable(model.name, model.model, "flips cannot be forced")
             if not gives_scores(model):
                 raise UserError(f"{model.name} gives no class scores, so its flips have no price.")
@@ -98,7 +107,11 @@ class FlipsMeasurement(VariantsMeasurement):
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
-        return partial(_batch_sums, spec, model, self.probe, self._held_out, _decile_bounds(spec, model))
+        bounds = _decile_bounds(spec, model)
+        if isinstance(model.model, Rerouted):
+            resumable = resumable_layers(model, list(bounds))
+            return partial(_text_sums, spec, model, self.probe, resumable, bounds)
+        return partial(_batch_sums, spec, model, self.probe, self._held_out, bounds)
 
     @property
     def passes(self) -> int:
@@ -170,6 +183,47 @@ def _batch_sums(
     return by_view
 
 
+def _text_sums(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    probe: Flips,
+    resumable: Sequence[str],
+    bounds: _Bounds,
+    batch: Batch | TextBatch,
+) -> dict[str, Sums]:
+    """Return the sums of a batch of texts, of each layer and kind of tokens."""
+    assert isinstance(batch, TextBatch)
+    clean, perturbed = run_clean(checkpoint, batch, resumable)
+    analysis, (severity,) = TextFlipsAnalysis(), spec.severities
+    sums: Sums = {}
+    for name in _layers(spec, checkpoint, clean.routing.layers):
+        layer = clean.routing.layers[name]
+        sets = text_sets(
+            clean, perturbed.layers[name], batch.image_ids, name=name, patches=probe.patches, seed=spec.seed
+        )
+        priced = {
+            forced: price_text_flips(
+                checkpoint.model,
+                clean,
+                name,
+                other_sets,
+                batch_size=spec.batch_size,
+                is_later_fixed=probe.later == FIXED,
+            )
+            for forced, other_sets in sets.items()
+        }
+        cell = Cell(
+            spec.label_of(checkpoint.model, name),
+            layer.router,
+            layer.choices_per_token,
+            severity=float(severity),
+        )
+        for tokens, mask in _kinds(batch, layer, _decile(layer, bounds[name])).items():
+            of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
+            sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
+    return {spec.view_name: sums}
+
+
 def _cost_sums(
     spec: RunSpec,
     checkpoint: Checkpoint,
@@ -204,16 +258,16 @@ def _layers(spec: RunSpec, checkpoint: Checkpoint, layers: Mapping[str, LayerRou
     return [name for name in names if can_flip(layers[name])]
 
 
-def _kinds(batch: Batch, layer: LayerRouting, decile: Tensor) -> dict[str, Tensor]:
+def _kinds(batch: Batch | TextBatch, layer: LayerRouting, decile: Tensor) -> dict[str, Tensor]:
     """Return which tokens ``(B, T)`` are of each kind: patches, prefix, regions, and deciles of the margin."""
-    assert layer.grid is not None
     prefix, device = layer.num_prefix_tokens, layer.valid.device
     is_patch = torch.zeros_like(layer.valid)
     is_patch[:, prefix:] = True
-    kinds = {"patch": is_patch}
+    kinds = {layer.modality.token: is_patch}
     if prefix:
         kinds["prefix"] = ~is_patch
-    if batch.foreground is not None:
+    if isinstance(batch, Batch) and batch.foreground is not None:
+        assert layer.grid is not None
         region = torch.from_numpy(regions(batch.foreground[0], layer.grid)).to(device)
         for code, name in enumerate(REGIONS):
             kinds[name] = is_patch.clone()

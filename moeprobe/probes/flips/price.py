@@ -68,7 +68,7 @@ def price_flips(
     outputs: list[Tensor] = []
     for start in range(0, len(image), batch_size):
         rows, flipped = (index[start : start + batch_size] for index in (image, token))
-        routing = _routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
+        routing = flipped_routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
         if layer in clean.trunks:
             assert isinstance(model, Resumable)
             flipped_scores, output = model.resume(layer, clean.trunks[layer].hidden[rows], routing)
@@ -79,7 +79,7 @@ def price_flips(
     return _flips(model, clean, layer, forced.weight, (image, token), torch.cat(scores), outputs)
 
 
-def _routing(
+def flipped_routing(
     trace: RoutingTrace, layer: str, rows: Tensor, token: Tensor, forced: ForcedSets, *, is_later_fixed: bool
 ) -> RoutingTrace:
     """Return the routing of passes ``(N,)`` of images ``rows``, in each of which one token has its forced set."""
