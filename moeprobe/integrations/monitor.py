@@ -24,15 +24,7 @@ from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
-from moeprobe.integrations.measure import (
-    LayerAgreement,
-    RecordedChoices,
-    agreements,
-    digest,
-    mean_kappa,
-    of_one_pass,
-    trace_all,
-)
+from moeprobe.integrations import measure
 from moeprobe.integrations.probe_set import Data, make_probe_set
 from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
 from moeprobe.integrations.undisturbed import ProbedModel
@@ -106,8 +98,8 @@ class RoutingMonitor:
         self.every = every
         self.sinks = sinks_of(sinks)
         self._writes = process_rank() == 0
-        self._first: RecordedChoices | None = None
-        self._last: RecordedChoices | None = None
+        self._first: measure.RecordedChoices | None = None
+        self._last: measure.RecordedChoices | None = None
         self._clock, self._are_open = _Clock(), False
         if not self._writes:
             return
@@ -161,7 +153,7 @@ class RoutingMonitor:
         if self._first is None or self._last is None:
             return {}
         both_steps = {_FIRST: self._first, _LAST: self._last}
-        return {_INPUTS: digest(self._probe_set.batches[CLEAN])} | {
+        return {_INPUTS: measure.digest(self._probe_set.batches[CLEAN])} | {
             f"{prefix}{name}": value
             for prefix, choices in both_steps.items()
             for name, value in choices.tensors().items()
@@ -177,13 +169,13 @@ class RoutingMonitor:
             return
         if _INPUTS not in state:
             raise UserError("This is no state of a monitor; give what its state_dict returned.")
-        if not torch.equal(state[_INPUTS].cpu(), digest(self._probe_set.batches[CLEAN])):
+        if not torch.equal(state[_INPUTS].cpu(), measure.digest(self._probe_set.batches[CLEAN])):
             raise UserError(
                 "The state of the monitor is of another probe set; give the same data, split, limit, seed and "
                 "batch_size as before, or leave the state out."
             )
         first, last = (
-            RecordedChoices.from_tensors(
+            measure.RecordedChoices.from_tensors(
                 {name[len(prefix) :]: state[name].cpu() for name in state if name.startswith(prefix)}
             )
             for prefix in (_FIRST, _LAST)
@@ -219,18 +211,20 @@ class RoutingMonitor:
 
     def _measure(self, checkpoint: Checkpoint, step: int, started: float) -> RoutingRecord:
         probe_set = self._probe_set
-        clean = trace_all(checkpoint, probe_set, CLEAN)
-        of_views: dict[str, dict[str, LayerAgreement]] = {}
+        clean = measure.trace_all(checkpoint, probe_set, CLEAN)
+        of_views: dict[str, dict[str, measure.LayerAgreement]] = {}
         for name, spec in probe_set.views.items():
-            reference = trace_all(checkpoint, probe_set, name) if spec.is_pair else clean
-            view = trace_all(checkpoint, probe_set, name, view_index=1)
-            of_views[name] = agreements(checkpoint, spec, probe_set.batches[name], (reference, view))
-        choices = RecordedChoices.of(step, clean)
+            reference = measure.trace_all(checkpoint, probe_set, name) if spec.is_pair else clean
+            view = measure.trace_all(checkpoint, probe_set, name, view_index=1)
+            of_views[name] = measure.agreements(checkpoint, spec, probe_set.batches[name], (reference, view))
+        choices = measure.RecordedChoices.of(step, clean)
         for name, earlier in ((SINCE_FIRST, self._first), (SINCE_LAST, self._last)):
             if earlier is not None:
                 sides = earlier.traces(clean), choices.traces(clean)
-                of_views[name] = agreements(checkpoint, probe_set.clean, probe_set.batches[CLEAN], sides)
-        of_layers = of_one_pass(checkpoint, probe_set.clean, probe_set.batches[CLEAN], clean)
+                of_views[name] = measure.agreements(
+                    checkpoint, probe_set.clean, probe_set.batches[CLEAN], sides
+                )
+        of_layers = measure.of_one_pass(checkpoint, probe_set.clean, probe_set.batches[CLEAN], clean)
         self._first, self._last = self._first or choices, choices
         values, intervals = _summary(of_views, of_layers)
         layers = {
@@ -254,12 +248,12 @@ class RoutingMonitor:
 
 
 def _summary(
-    of_views: Mapping[str, Mapping[str, LayerAgreement]], of_layers: Mapping[str, Mapping[str, float]]
+    of_views: Mapping[str, Mapping[str, measure.LayerAgreement]], of_layers: Mapping[str, Mapping[str, float]]
 ) -> tuple[dict[str, float], dict[str, Estimate]]:
     """Return the few numbers of all layers together, and the intervals of those that have one."""
     values, intervals = {}, {}
     for view, of in of_views.items():
-        mean = mean_kappa(of.values())
+        mean = measure.mean_kappa(of.values())
         values[f"kappa/{view}"] = mean.value
         values[f"kappa_least/{view}"] = _least([agreement.kappa.point for agreement in of.values()])
         if np.isfinite(mean.low):

@@ -19,19 +19,9 @@ from moeprobe.results.folder import Result
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
+from moeprobe.runtime import files
 from moeprobe.runtime.catalog import VIEWS, check_plugins
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.files import (
-    FINISHED,
-    IMAGES,
-    REQUEST,
-    check_regular,
-    display_path,
-    is_file,
-    read_bytes,
-    sha256,
-    shortest_ends,
-)
 
 # Bytes of a table.
 _LARGEST_CSV = 2**30
@@ -71,12 +61,12 @@ class Measured:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of a probe, finished or not."""
-    return is_file(path / REQUEST) or is_finished(path)
+    return files.is_file(path / files.REQUEST) or is_finished(path)
 
 
 def is_finished(path: Path) -> bool:
     """Whether a folder is one of a finished probe, or a packed run had it (see ``packed``)."""
-    return is_file(path / FINISHED) or find_run(path) is not None
+    return files.is_file(path / files.FINISHED) or find_run(path) is not None
 
 
 def read(path: Path) -> Measured:
@@ -87,25 +77,25 @@ def read(path: Path) -> Measured:
     """
     sidecar = read_sidecar(path)
     request, checkpoints, packed = sidecar.request, sidecar.checkpoints, sidecar.packed
-    images = path / IMAGES
+    images = path / files.IMAGES
     if packed is not None:
         sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
-    elif is_file(images):
-        check_regular(images)
+    elif files.is_file(images):
+        files.check_regular(images)
         try:
-            sums, digest = of_file(images), sha256(images)
+            sums, digest = of_file(images), files.sha256(images)
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{images} cannot be read; run the probe again.") from error
     else:
         raise UserError(
-            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
-            "the file is gone; give the folder of a probe that has written one."
+            f"{path} holds no {files.IMAGES}, which differences are computed from: it is a run of "
+            f"{request.get('kind')}, or the file is gone; give the folder of a probe that has written one."
         )
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
-        raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
+        raise UserError(f"{path / files.FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
-    return Measured(sums, request, checkpoints, {str(display_path(path)): digest})
+    return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest})
 
 
 def read_result(path: Path) -> Result:
@@ -115,15 +105,15 @@ def read_result(path: Path) -> Result:
         UserError: its files cannot be read, or do not fit a run of values.
     """
     sidecar = read_sidecar(path)
-    has_comparison = is_file(path / "comparison.csv")
+    has_comparison = files.is_file(path / "comparison.csv")
     comparison = _read_values(path / "comparison.csv", sidecar) if has_comparison else None
-    sums = of_file(path / IMAGES) if is_file(path / IMAGES) else SumsStore(())
+    sums = of_file(path / files.IMAGES) if files.is_file(path / files.IMAGES) else SumsStore(())
     return Result(_read_values(path / "table.csv", sidecar), comparison, sums, sidecar)
 
 
 def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
     """Return a table of values: texts as they were, and numbers."""
-    text = read_bytes(path, limit=_LARGEST_CSV)
+    text = files.read_bytes(path, limit=_LARGEST_CSV)
     try:
         header = list(pd.read_csv(io.BytesIO(text), nrows=0))
         # A checkpoint may be called "nan" or "007".
@@ -152,7 +142,7 @@ def read_rows(path: Path) -> pd.DataFrame:
     Raises:
         UserError: it cannot be read.
     """
-    text = read_bytes(path, limit=_LARGEST_CSV)
+    text = files.read_bytes(path, limit=_LARGEST_CSV)
     try:
         header = list(pd.read_csv(io.BytesIO(text), nrows=0))
         numbers = [name for name in header if name not in _TEXTS]
@@ -229,5 +219,5 @@ def _names(runs: Sequence[Path], checkpoints: Sequence[Sequence[str]]) -> list[d
     number = Counter(name for names in checkpoints for name in names)
     return [
         {name: name if number[name] == 1 else f"{run}/{name}" for name in names}
-        for run, names in zip(shortest_ends(runs), checkpoints, strict=True)
+        for run, names in zip(files.shortest_ends(runs), checkpoints, strict=True)
     ]

@@ -23,29 +23,9 @@ from moeprobe.results.naming import with_names
 from moeprobe.results.precision_floor import precision_sentences
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore, of_file, write
+from moeprobe.runtime import files
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import (
-    CLASSES,
-    FINISHED,
-    IMAGES,
-    LAST,
-    PACK,
-    PACKED_IMAGES,
-    PARTS,
-    PATCHES,
-    PIXELS,
-    REQUEST,
-    SHARD,
-    SHARDS,
-    TOKENS,
-    absolute,
-    display_path,
-    is_there,
-    read_json,
-    remove,
-    write_json,
-)  # fmt: skip
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 
@@ -54,14 +34,14 @@ RUN = Family(
     "probe",
     is_ours=lambda path: read_request(path) is not None,  # others too may call a file run.json
     known=(
-        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
-        CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
-        PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "plan.json",
-        "verdicts.csv", "audit.html", "audit.md",
+        files.REQUEST, files.FINISHED, files.SHARD, files.IMAGES, "table.csv", "comparison.csv", "paths.csv",
+        "switches.csv", files.CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
+        files.PATCHES, files.TOKENS, files.PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md",
+        "plan.json", "verdicts.csv", "audit.html", "audit.md",
         "server.html", "responses/*.jsonl", "traces/*.parquet", "parts/*.parquet",
         "parts/*/*.parquet", "parts/*/*.json", "figures/*.png",
-        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",
-        "cells/*/*/", f"{SHARDS}/*/",
+        "figures/*.svg", "figures/*.gif", "probe/", files.PACK, files.PACKED_IMAGES, "cells/*/cell.json",
+        "cells/*/metrics.csv", "cells/*/*/", f"{files.SHARDS}/*/",
     ),
 )  # fmt: skip
 # Traces are called by their checkpoints and views.
@@ -80,10 +60,10 @@ def read_request(path: Path) -> Any:
     Raises:
         UserError: its file cannot be read, so that nobody knows.
     """
-    if not is_there(path / REQUEST):
+    if not files.is_there(path / files.REQUEST):
         return None
     try:
-        request = read_json(path / REQUEST)
+        request = files.read_json(path / files.REQUEST)
     except UserError as error:
         if isinstance(error.__cause__, OSError):  # the disk, and not what the file holds
             raise
@@ -181,7 +161,7 @@ class OutputFolder:
     def __init__(
         self, path: Path, request: dict[str, Any], *, overwrite: bool = False, shared: bool = False
     ) -> None:
-        self.path = path = absolute(path)
+        self.path = path = files.absolute(path)
         request = json.loads(json.dumps(request))
         # Named only where there are any, so that other runs are still of the same question.
         self._plugins = plugins_in(request)
@@ -190,13 +170,13 @@ class OutputFolder:
         _check_outside(path, request, overwrite=overwrite, shared=shared)
         self._own = RunFolder(path, family_of(path), shared=shared)
         try:
-            self._begun_here = overwrite or not is_there(path / REQUEST)
+            self._begun_here = overwrite or not files.is_there(path / files.REQUEST)
             check_folder(path, request, overwrite=overwrite, shared=shared)
             if overwrite:
                 self._own.clear()
             elif shared:
-                remove(path / FINISHED)
-            write_json(path / REQUEST, request)
+                files.remove(path / files.FINISHED)
+            files.write_json(path / files.REQUEST, request)
         except BaseException:
             self._own.close()
             raise
@@ -204,15 +184,15 @@ class OutputFolder:
     @property
     def parts(self) -> Path:
         """Where part files are kept."""
-        return self.path / PARTS
+        return self.path / files.PARTS
 
     def write(self, result: R) -> R:
         """Write the tables and the sums per image; returns the result with the sums as they are in their file."""
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:
             write_csv(self.path / "comparison.csv", result.comparison)
-        write(self.path / IMAGES, result.sums)
-        return dataclasses.replace(result, sums=of_file(self.path / IMAGES))
+        write(self.path / files.IMAGES, result.sums)
+        return dataclasses.replace(result, sums=of_file(self.path / files.IMAGES))
 
     def finish(self, sidecar: Mapping[str, Any]) -> None:
         """Write the sidecar, which marks the run as finished, and remove the part files.
@@ -220,11 +200,11 @@ class OutputFolder:
         Raises:
             UserError: something that was written is not there any more.
         """
-        self._own.check(ignored=PARTS)
-        write_json(self.path / FINISHED, self._with_plugins(sidecar))
+        self._own.check(ignored=files.PARTS)
+        files.write_json(self.path / files.FINISHED, self._with_plugins(sidecar))
         with contextlib.suppress(UserError, OSError):  # the run is finished; who finds it next completes it
-            self._own.remove(PARTS)
-            self._own.remove_runs(SHARDS)
+            self._own.remove(files.PARTS)
+            self._own.remove_runs(files.SHARDS)
 
     def finish_shard(self, description: Mapping[str, Any]) -> None:
         """Write what the shard of a run is, which marks it as finished; the part files are what it has.
@@ -233,7 +213,7 @@ class OutputFolder:
             UserError: something that was written is not there any more.
         """
         self._own.check()
-        write_json(self.path / SHARD, self._with_plugins(description))
+        files.write_json(self.path / files.SHARD, self._with_plugins(description))
 
     def _with_plugins(self, description: Mapping[str, Any]) -> dict[str, Any]:
         with_plugins = (
@@ -258,8 +238,8 @@ class OutputFolder:
         """Give the folder back; of a run that failed before it had anything, its question goes too."""
         # What cannot be looked at or removed stays; the folder is given back whatever happens.
         with contextlib.suppress(UserError, OSError):
-            if failed and self._begun_here and scan(self.path, RUN).own == (REQUEST,):
-                remove(self.path / REQUEST)
+            if failed and self._begun_here and scan(self.path, RUN).own == (files.REQUEST,):
+                files.remove(self.path / files.REQUEST)
         self._own.close()
 
     def __enter__(self) -> "OutputFolder":
@@ -295,8 +275,8 @@ def figures_as_asked(*, svg: bool) -> Iterator[None]:
     except FinishedError as error:
         if svg and any(error.folder.rglob("*.png")) and not any(error.folder.rglob("*.svg")):
             raise UserError(
-                f"{display_path(error.folder)} is finished without SVG figures; add {option('overwrite', True)} to "
-                "draw them."
+                f"{files.display_path(error.folder)} is finished without SVG figures; add "
+                f"{option('overwrite', True)} to draw them."
             ) from None
         raise
 
@@ -304,11 +284,13 @@ def figures_as_asked(*, svg: bool) -> Iterator[None]:
 def _complete(path: Path) -> None:
     """Remove the temporary files of a run that was killed after it was marked as finished."""
     # A finished shard is its parts.
-    if is_there(path / FINISHED) and any(is_there(path / name) for name in (PARTS, SHARDS, LOCK, NEW_RECORD)):
+    if files.is_there(path / files.FINISHED) and any(
+        files.is_there(path / name) for name in (files.PARTS, files.SHARDS, LOCK, NEW_RECORD)
+    ):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError, OSError), RunFolder(path, family_of(path)) as run_folder:
-            run_folder.remove(PARTS)
-            run_folder.remove_runs(SHARDS)
+            run_folder.remove(files.PARTS)
+            run_folder.remove_runs(files.SHARDS)
 
 
 def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
@@ -316,7 +298,7 @@ def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
 
     A run with another request is detected only once the request is known.
     """
-    path = absolute(path)
+    path = files.absolute(path)
     with contextlib.suppress(FinishedError):
         _check_outside(path, read_request(path) or {"kind": ""}, overwrite=overwrite, shared=False)
 
@@ -342,10 +324,10 @@ def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared
     if earlier is None and not contents.own:
         what = (
             "holds a checkpoint and no probe"
-            if is_there(path / LAST)
+            if files.is_there(path / files.LAST)
             else "is not empty and not a folder of moeprobe"
         )
-        raise UserError(f"{display_path(path)} {what}; choose another {option('out')}.")
+        raise UserError(f"{files.display_path(path)} {what}; choose another {option('out')}.")
     if overwrite:
         check_replaceable(path, contents, family)
     elif not (shared and earlier is not None and earlier["kind"] == request["kind"]):
@@ -354,14 +336,14 @@ def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared
 
 def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
     # A run that stopped before its first result leaves its question, which need not be kept.
-    begun = set(contents.own) - {REQUEST}
+    begun = set(contents.own) - {files.REQUEST}
     advice = f"add {option('overwrite', True)} to replace it, or choose another {option('out')}."
-    finished = not begun.isdisjoint((FINISHED, SHARD))
+    finished = not begun.isdisjoint((files.FINISHED, files.SHARD))
     if finished and earlier == request:
         raise FinishedError(
-            f"{display_path(path)} is finished; add {option('overwrite', True)} to repeat it.", path
+            f"{files.display_path(path)} is finished; add {option('overwrite', True)} to repeat it.", path
         )
     if finished:
-        raise UserError(f"{display_path(path)} holds a finished run of something else; {advice}")
+        raise UserError(f"{files.display_path(path)} holds a finished run of something else; {advice}")
     if begun and earlier != request:
-        raise UserError(f"{display_path(path)} holds an unfinished run of something else; {advice}")
+        raise UserError(f"{files.display_path(path)} holds an unfinished run of something else; {advice}")

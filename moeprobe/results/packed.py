@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError, option
-from moeprobe.runtime.files import (
-    CELLS,
-    PACK,
-    PACKED_IMAGES,
-    Version,
-    absolute,
-    check_parquet_size,
-    is_there,
-    read_json,
-    version_of,
-)
+from moeprobe.runtime import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +57,7 @@ class Place:
 
 
 # By the path of the JSON: read once per version of the file, since each of a sweep's runs is looked up in it.
-_PACKS: dict[Path, tuple[Version, dict[str, PackedCell]]] = {}
+_PACKS: dict[Path, tuple[files.Version, dict[str, PackedCell]]] = {}
 
 
 def read_pack(out: Path) -> dict[str, PackedCell]:
@@ -76,14 +66,14 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
     Raises:
         UserError: the JSON cannot be read, or is not as moeprobe wrote it.
     """
-    path = out / PACK
+    path = out / files.PACK
     try:
-        version = version_of(path)
+        version = files.version_of(path)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return {}
     if path not in _PACKS or _PACKS[path][0] != version:
         try:
-            _PACKS[path] = version, _Pack.model_validate(read_json(path, limit=_LIMIT)).cells
+            _PACKS[path] = version, _Pack.model_validate(files.read_json(path, limit=_LIMIT)).cells
         except ValidationError as error:
             location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
             raise UserError(
@@ -96,10 +86,10 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
 def find_cell(folder: Path) -> PackedCell | None:
     """Return the packed cell that a path ``OUT/cells/CELL`` means; None where there is none."""
     try:
-        folder = absolute(folder)
+        folder = files.absolute(folder)
     except OSError:  # the working directory is gone
         return None
-    return read_pack(folder.parents[1]).get(folder.name) if folder.parent.name == CELLS else None
+    return read_pack(folder.parents[1]).get(folder.name) if folder.parent.name == files.CELLS else None
 
 
 def find_run(path: Path) -> Place | None:
@@ -107,7 +97,7 @@ def find_run(path: Path) -> Place | None:
     cell = find_cell(path.parent)
     if cell is None or path.name not in cell.runs:
         return None
-    path = absolute(path)
+    path = files.absolute(path)
     return Place(path.parents[2], path.parent.name, path.name, cell.runs[path.name])
 
 
@@ -121,12 +111,12 @@ def read_packed_images(run: Place) -> "pa.Table":
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    path = run.out / PACKED_IMAGES
-    if not is_there(path):
-        raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
+    path = run.out / files.PACKED_IMAGES
+    if not files.is_there(path):
+        raise UserError(f"{path} is missing, which {files.PACK} next to it belongs to; restore the file.")
     of_run = (pc.field("run") == run.name) & (pc.field("cell") == run.cell)
     try:
-        check_parquet_size(path, pq.read_metadata(path), all_rows=False)
+        files.check_parquet_size(path, pq.read_metadata(path), all_rows=False)
         images = pq.read_table(path, columns=run.run.columns, filters=of_run)
     except (OSError, pa.ArrowException) as error:
         raise UserError(

@@ -8,20 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.runtime import files
+from moeprobe.runtime import files, records
 from moeprobe.runtime.files import display_path, status
 from moeprobe.runtime.locks import Lock, check_free
-from moeprobe.runtime.records import (
-    LOCK,
-    NEW_RECORD,
-    RECORD,
-    Contents,
-    Family,
-    Record,
-    list_names,
-    read_record,
-    scan,
-)
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
 _PATIENCE = 10.0
@@ -42,7 +31,7 @@ class RunFolder:
         UserError: another process has it, or it cannot be written to.
     """
 
-    def __init__(self, path: Path, family: Family, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, family: records.Family, *, shared: bool = False) -> None:
         self.path = path = files.absolute(path)
         self.family = family
         self._written: set[str] = set()
@@ -50,10 +39,10 @@ class RunFolder:
         self._descriptor = -1
         with contextlib.ExitStack() as undo:
             undo.callback(remove_empty, self._made)
-            self._lock = Lock(path / LOCK, shared=shared, patience=_PATIENCE if shared else 0)
+            self._lock = Lock(path / records.LOCK, shared=shared, patience=_PATIENCE if shared else 0)
             undo.callback(self._lock.release)
             self._alone = not shared or self._lock.make_exclusive()
-            contents = scan(path, family)
+            contents = records.scan(path, family)
             check_family(path, contents, family)
             if self._alone:
                 # Those of a run inside may be those of a process that is at it.
@@ -65,13 +54,13 @@ class RunFolder:
             if shared and self._alone:
                 self._lock.share()
             self._alone = not shared
-            outer = files.guard_of(self.path / RECORD)
+            outer = files.guard_of(self.path / records.RECORD)
             if isinstance(outer, RunFolder) and outer.family.name == family.name:
                 outer._add(f"{self.path.relative_to(outer.path).as_posix()}/")
             undo.pop_all()
         files.GUARDS[self.path] = self
 
-    def _give_up_record(self, contents: Contents) -> None:
+    def _give_up_record(self, contents: records.Contents) -> None:
         """Undo ``_open_record``, which may have failed at any point."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -79,11 +68,11 @@ class RunFolder:
             # One that was there before stays: without it nobody knows whose the files are.
             if self._alone and not (contents.recorded and contents.own):
                 with contextlib.suppress(OSError):
-                    (self.path / RECORD).unlink()
+                    (self.path / records.RECORD).unlink()
 
-    def _open_record(self, contents: Contents) -> None:
-        path = self.path / RECORD
-        record = read_record(self.path) or Record()
+    def _open_record(self, contents: records.Contents) -> None:
+        path = self.path / records.RECORD
+        record = records.read_record(self.path) or records.Record()
         self._names = set(record.names)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
@@ -108,7 +97,7 @@ class RunFolder:
                 self._append(name)
             except OSError as error:
                 raise UserError(
-                    f"Cannot write {display_path(self.path / RECORD)}: {error.strerror or error}."
+                    f"Cannot write {display_path(self.path / records.RECORD)}: {error.strerror or error}."
                 ) from error
             self._names.add(name)
 
@@ -146,14 +135,14 @@ class RunFolder:
         """Raise ``UserError`` if there is a file that is not on the record."""
         if name not in self._names and files.is_there(path):
             # Of those who share a folder each has written its own part of the record.
-            self._names |= set((read_record(self.path) or Record()).names)
+            self._names |= set((records.read_record(self.path) or records.Record()).names)
             if name not in self._names:
                 raise UserError(
                     f"{display_path(path)} was not written by moeprobe; move it away, or choose another folder."
                 )
 
     def _check_not_removed(self) -> None:
-        record = files.status(self.path / RECORD)
+        record = files.status(self.path / records.RECORD)
         if record is None or not os.path.samestat(record, os.fstat(self._descriptor)):
             raise UserError(
                 f"{display_path(self.path)} was removed or emptied while this run wrote to it; give its command again."
@@ -170,8 +159,8 @@ class RunFolder:
         gone = tuple(sorted(name for name in wanted if not files.is_there(self.path / name)))
         if gone:
             raise UserError(
-                f"{list_names(gone)} vanished from {display_path(self.path)} while this run wrote to it; give its "
-                f"command again with {option('overwrite')}."
+                f"{records.list_names(gone)} vanished from {display_path(self.path)} while this run wrote to it; give "
+                f"its command again with {option('overwrite')}."
             )
 
     def clear(self) -> None:
@@ -181,7 +170,7 @@ class RunFolder:
             UserError: there is something else, the folder is one that is never emptied, or another process uses it or
                 a run inside.
         """
-        contents = scan(self.path, self.family)
+        contents = records.scan(self.path, self.family)
         check_replaceable(self.path, contents, self.family)
         if not self._alone and not self._lock.make_exclusive():
             raise UserError(
@@ -189,9 +178,9 @@ class RunFolder:
             )
         with contextlib.ExitStack() as locks:
             for run in contents.runs:
-                locks.enter_context(Lock(self.path / run / LOCK))
+                locks.enter_context(Lock(self.path / run / records.LOCK))
             # Once more, when nobody else can add to it.
-            contents = scan(self.path, self.family)
+            contents = records.scan(self.path, self.family)
             check_replaceable(self.path, contents, self.family)
             remove_files(self.path, (*contents.own, *contents.temporary))
         self._names = set()
@@ -233,15 +222,15 @@ class RunFolder:
             UserError: a run inside is in use, or something cannot be removed.
         """
         wanted = tuple(paths)
-        contents = scan(self.path, self.family)
+        contents = records.scan(self.path, self.family)
         with contextlib.ExitStack() as locks:
             for run in contents.runs:
                 if run.startswith(wanted):
-                    locks.enter_context(Lock(self.path / run / LOCK))
+                    locks.enter_context(Lock(self.path / run / records.LOCK))
             names = [name for name in (*contents.own, *contents.temporary) if name.startswith(wanted)]
             remove_files(self.path, names)
         self._written.difference_update(names)
-        self._names |= set((read_record(self.path) or Record()).names)
+        self._names |= set((records.read_record(self.path) or records.Record()).names)
         self._compact()
 
     def _compact(self) -> None:
@@ -253,15 +242,15 @@ class RunFolder:
         remove_empty_around(self.path, self._names - set(existing))
         lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *existing)]
         content = "".join(f"{line}\n" for line in lines)
-        new, descriptor = self.path / NEW_RECORD, -1
+        new, descriptor = self.path / records.NEW_RECORD, -1
         try:
             new.unlink(missing_ok=True)  # one of an earlier run, or a link that would be written through
-            if (self.path / RECORD).read_text(encoding="ascii", errors="replace") == content:
+            if (self.path / records.RECORD).read_text(encoding="ascii", errors="replace") == content:
                 return
             # Opened once, before it takes the place of the record: what cannot be opened afterwards would be lost.
             descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
             _write_all(descriptor, content.encode("ascii"))
-            new.replace(self.path / RECORD)
+            new.replace(self.path / records.RECORD)
         except OSError:  # the record stays as it is, which is enough
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
@@ -281,10 +270,10 @@ class RunFolder:
         with contextlib.suppress(UserError, OSError):
             self._check_not_removed()
             if self._alone or self._lock.make_exclusive():
-                self._names |= set((read_record(self.path) or Record()).names)
+                self._names |= set((records.read_record(self.path) or records.Record()).names)
                 self._compact()
-                if not scan(self.path, self.family).own:
-                    (self.path / RECORD).unlink(missing_ok=True)
+                if not records.scan(self.path, self.family).own:
+                    (self.path / records.RECORD).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
         self._lock.release()
@@ -346,12 +335,12 @@ def remove_empty_around(path: Path, names: Iterable[str]) -> None:
     for folder in around:
         with contextlib.suppress(OSError):
             # A lock that nobody else holds is all that may be left of a run inside.
-            if os.listdir(folder) == [LOCK]:  # noqa: PTH208
-                (folder / LOCK).unlink(missing_ok=True)
+            if os.listdir(folder) == [records.LOCK]:  # noqa: PTH208
+                (folder / records.LOCK).unlink(missing_ok=True)
     remove_empty(sorted(around, key=lambda folder: len(folder.parts), reverse=True))
 
 
-def check_family(path: Path, contents: Contents, family: Family) -> None:
+def check_family(path: Path, contents: records.Contents, family: records.Family) -> None:
     """Raise ``UserError`` where a folder's record is one of another kind."""
     if contents.of not in ("", family.name):
         raise UserError(
@@ -359,14 +348,14 @@ def check_family(path: Path, contents: Contents, family: Family) -> None:
         )
 
 
-def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
+def check_replaceable(path: Path, contents: records.Contents, family: records.Family) -> None:
     """Raise ``UserError`` unless ``--overwrite`` may remove everything in a folder."""
     check_family(path, contents, family)
     if family.shares:
         return
     if contents.foreign:
         raise UserError(
-            f"{display_path(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
+            f"{display_path(path)} holds files that moeprobe did not write: {records.list_names(contents.foreign)}. "
             f"{option('overwrite')} leaves them alone; move them away, or choose another folder."
         )
     resolved = path.resolve()
@@ -395,5 +384,5 @@ def in_use_first(path: Path, *, shared: bool = False) -> Iterator[None]:
     try:
         yield
     except UserError:
-        check_free(path / LOCK, shared=shared)
+        check_free(path / records.LOCK, shared=shared)
         raise

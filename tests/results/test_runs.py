@@ -329,7 +329,7 @@ def test_a_folder_whose_request_cannot_be_looked_at_is_given_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "check_folder", lambda *_, **__: None)
-        patch.setattr(runs, "is_there", failing)
+        patch.setattr(runs.files, "is_there", failing)
         with pytest.raises(UserError, match="Interrupted"):
             OutputFolder(tmp_path / "out", {"kind": "sweep"})
     assert not GUARDS and not (tmp_path / "out").exists()

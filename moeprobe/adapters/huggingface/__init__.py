@@ -17,16 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
+from moeprobe.adapters.huggingface import outputs
 from moeprobe.adapters.huggingface.files import digest_of, load
-from moeprobe.adapters.huggingface.outputs import (
-    RouterLayer,
-    Stop,
-    blocks_without,
-    find_routers,
-    learn,
-    set_capacity,
-    watch,
-)
 from moeprobe.adapters.huggingface.replay import (
     check_replay,
     entering,
@@ -72,8 +64,8 @@ class HuggingfaceAdapter(Adapter):
         self._head = None if self._body is not model else model.get_output_embeddings()
         self._embedding: Any = self._body.get_input_embeddings()
         self.group_images = 1
-        self._limited = set_capacity(self._body, trained=trained_capacity)
-        routers = find_routers(self._body)
+        self._limited = outputs.set_capacity(self._body, trained=trained_capacity)
+        routers = outputs.find_routers(self._body)
         if not routers:
             raise UserError(
                 f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
@@ -81,7 +73,9 @@ class HuggingfaceAdapter(Adapter):
             )
         self._layers = self._learn(routers)
         self.layer_names = tuple(self._layers)
-        self.dense_layers = blocks_without(self._body, [layer.module for layer in self._layers.values()])
+        self.dense_layers = outputs.blocks_without(
+            self._body, [layer.module for layer in self._layers.values()]
+        )
         self.router_name = model.config.model_type
         self._rms = root_mean_square(self._embedding)
 
@@ -120,7 +114,7 @@ class HuggingfaceAdapter(Adapter):
             self._watching(selected_layers, stop=not with_scores),
             noise_added(self._embedding, texts, unit=self._rms),
         ):
-            with suppress(Stop):
+            with suppress(outputs.Stop):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
@@ -159,7 +153,7 @@ class HuggingfaceAdapter(Adapter):
             self._watching(names, stop=True),
             noise_added(self._embedding, batch, unit=self._rms),
             entering(self._body, {name: self._layers[name] for name in names}) as hidden,
-            suppress(Stop),
+            suppress(outputs.Stop),
         ):
             self._forward(batch, with_scores=False)
         return hidden
@@ -233,7 +227,7 @@ class HuggingfaceAdapter(Adapter):
                 layer = self._layers[name]
                 layer.fired.clear()
                 stack.callback(layer.fired.clear)
-                watch(layer, stack, stop=stop and name == names[-1])
+                outputs.watch(layer, stack, stop=stop and name == names[-1])
             yield
 
     def _routing(self, name: str, texts: TokenBatch) -> LayerRouting:
@@ -273,7 +267,7 @@ class HuggingfaceAdapter(Adapter):
             router=self.router_name,
         )
 
-    def _learn(self, routers: dict[str, RouterLayer]) -> dict[str, RouterLayer]:
+    def _learn(self, routers: dict[str, outputs.RouterLayer]) -> dict[str, outputs.RouterLayer]:
         """Return the routers in the order in which they fire, each with its reader."""
         self._layers = routers
         # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often represent them.
@@ -294,7 +288,7 @@ class HuggingfaceAdapter(Adapter):
                     for key, value in [*layer.module.named_parameters(), *layer.module.named_buffers()]
                     if key.rpartition(".")[2] not in ("weight", "bias")
                 ]
-                layer.reader = learn(layer.fired[0], logits_at=layer.logits_at, candidates=candidates)
+                layer.reader = outputs.learn(layer.fired[0], logits_at=layer.logits_at, candidates=candidates)
                 if layer.reader is None:
                     raise UserError(
                         f"The routers of a model of type {self.model.config.model_type!r} "

@@ -18,19 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moeprobe.metrics import token_experts
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.entries import Entries
 from moeprobe.metrics.stats.information import Association, InformationPart
-from moeprobe.metrics.token_experts import (
-    CHOICE,
-    color_bins,
-    entries,
-    experts,
-    knows_experts,
-    num_tokens,
-    of_classes,
-)
 from moeprobe.metrics.token_kinds import by_token_kind
 
 if TYPE_CHECKING:
@@ -81,18 +73,18 @@ class Information(LayerAnalysis):
 
     measures = tuple(metric for metrics in _METRICS.values() for metric in metrics.values())
     signature = "informed_tokens"
-    trial_lists = (f"informed_{CHOICE}", "informed_color")
+    trial_lists = (f"informed_{token_experts.CHOICE}", "informed_color")
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether there are several experts, and it is known which of them a token has."""
-        return knows_experts(layer)
+        return token_experts.knows_experts(layer)
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the experts of the view's tokens, of patches with the bins of their colors."""
         columns_by_kind = {}
-        colors = color_bins(pair)
+        colors = token_experts.color_bins(pair)
         for tokens, paired in by_token_kind(dataclasses.replace(pair, region=None)).items():
-            columns = experts(pair.view, paired, name="informed")
+            columns = token_experts.experts(pair.view, paired, name="informed")
             columns["informed_tokens"] = paired.present.sum(1)
             if colors is not None and tokens == pair.view.modality.token:
                 columns["informed_color"] = colors.gather(1, paired.view.cpu() - pair.view.num_prefix_tokens)
@@ -101,15 +93,15 @@ class Information(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the information on class, place and color; an unknown or constant one is left out."""
-        tokens, number = entries(columns, name="informed")
-        num_positions = num_tokens(columns, name="informed")
+        tokens, number = token_experts.entries(columns, name="informed")
+        num_positions = token_experts.num_tokens(columns, name="informed")
         images = len(columns["informed_tokens"])
         estimators: list[Estimator] = []
         if "label" in columns:
             # All tokens of an image have its class, so that the sums of the image are enough.
             association = Association(
                 _of_images(tokens, images, number),
-                of_classes(columns["label"]),
+                token_experts.of_classes(columns["label"]),
                 num_experts=number,
                 within=False,
             )

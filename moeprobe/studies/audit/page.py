@@ -14,21 +14,10 @@ from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.naming import names_in, rename_table
+from moeprobe.studies.audit import sentences
 from moeprobe.studies.audit.judge import property_numbers
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.audit.result import AuditContent
-from moeprobe.studies.audit.sentences import (
-    PropertyLine,
-    difference_text,
-    lines_of,
-    location,
-    modality_of_audit,
-    references,
-    sentence,
-    short_references,
-    summary,
-    value_text,
-)
 from moeprobe.studies.report.pictures import Picture, read_pictures
 from moeprobe.studies.report.render import (
     data_address,
@@ -78,7 +67,11 @@ def page_markdown(result: AuditContent) -> str:
 
 def _context(result: AuditContent) -> dict[str, object]:
     renamed = result.with_names()
-    lines, modality, models = lines_of(renamed.verdicts), modality_of_audit(result.sidecar), renamed.models
+    lines, modality, models = (
+        sentences.lines_of(renamed.verdicts),
+        sentences.modality_of_audit(result.sidecar),
+        renamed.models,
+    )
     figures, conclusions = _figures(result), _conclusions(result)
     seen_runs: set[str] = set()
     sections = []
@@ -90,10 +83,14 @@ def _context(result: AuditContent) -> dict[str, object]:
         sections.append(
             {
                 "line": line,
-                "sentences": [(row["checkpoint"], sentence(row, modality, trials)) for row in line.values],
-                "difference": "" if line.difference is None else sentence(line.difference, modality, trials),
-                "references": references(line),
-                "short_references": short_references(line),
+                "sentences": [
+                    (row["checkpoint"], sentences.sentence(row, modality, trials)) for row in line.values
+                ],
+                "difference": ""
+                if line.difference is None
+                else sentences.sentence(line.difference, modality, trials),
+                "references": sentences.references(line),
+                "short_references": sentences.short_references(line),
                 "table": _table(result, line, modality),
                 "conclusions": conclusions.get(line.run, []) if is_first else [],
                 "figures": figures.get(line.run, []) if is_first else [],
@@ -103,11 +100,11 @@ def _context(result: AuditContent) -> dict[str, object]:
         "title": f"Audit of {' and '.join(models)}",
         "models": models,
         "scope": scope(result),
-        "summary": summary(lines, models),
+        "summary": sentences.summary(lines, models),
         "sections": sections,
-        "value_text": value_text,
-        "difference_text": difference_text,
-        "location": location,
+        "value_text": sentences.value_text,
+        "difference_text": sentences.difference_text,
+        "location": sentences.location,
         "other_figures": [figure for name in figures if name not in seen_runs for figure in figures[name]],
         "left_out": sorted(result.left_out.items()),
         "sidecar": result.sidecar,
@@ -118,7 +115,7 @@ def _context(result: AuditContent) -> dict[str, object]:
 
 def scope(result: AuditContent) -> str:
     """Return the runs and the amount of data of each."""
-    modality = modality_of_audit(result.sidecar)
+    modality = sentences.modality_of_audit(result.sidecar)
     request, images = result.sidecar["request"], result.sidecar["images"]
     sizes = sorted(set(images.values()))
     size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
@@ -167,13 +164,13 @@ def _entries() -> dict[str, AuditEntry | None]:
     return {kind.name: audit_entry(kind) for kind in kinds()} | {RECORDED: audit_entry(AnalyzeTrace)}
 
 
-def _property(line: PropertyLine) -> Property | None:
+def _property(line: sentences.PropertyLine) -> Property | None:
     """Return the property as its kind of run declares it; None where none does."""
     entry = _entries().get(line.run)
     return next((item for item in entry.properties if item.name == line.name), None) if entry else None
 
 
-def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Table | None:
+def _table(result: AuditContent, line: sentences.PropertyLine, modality: Modality) -> Table | None:
     """Return the numbers of a property in every layer; None where there is one number alone."""
     run = result.runs.get(line.run)
     declared = _property(line)
@@ -196,7 +193,7 @@ def _table(result: AuditContent, line: PropertyLine, modality: Modality) -> Tabl
     return Table("All numbers", [*columns, modality.plural, declared.trials or "tokens"], body, folded=True)
 
 
-def next_steps(lines: Sequence[PropertyLine]) -> list[str]:
+def next_steps(lines: Sequence[sentences.PropertyLine]) -> list[str]:
     """Return what to do next, the worst properties first, each with its command."""
     order = {"poor": 0, "fair": 1}
     ranked = sorted(

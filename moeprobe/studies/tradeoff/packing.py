@@ -19,16 +19,7 @@ from moeprobe.results.packed import PackedCell, PackedRun, Place, read_pack, rea
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import SumsStore, of_file
 from moeprobe.results.tables import FLOORS, open_writer
-from moeprobe.runtime.files import (
-    CELLS,
-    IMAGES,
-    PACK,
-    PACKED_IMAGES,
-    atomic_file,
-    is_file,
-    is_folder,
-    write_json,
-)
+from moeprobe.runtime import files
 from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Training
 
 # Rows of a row group, about: what is decoded at least to read one run.
@@ -53,8 +44,9 @@ def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
         if merged != packed_cells:
             if not _same_runs(merged, packed_cells) and not _write_images(folder.path, merged, packed_cells):
                 return
-            write_json(
-                folder.path / PACK, {"cells": {name: cell.model_dump() for name, cell in merged.items()}}
+            files.write_json(
+                folder.path / files.PACK,
+                {"cells": {name: cell.model_dump() for name, cell in merged.items()}},
             )
         if leftovers := [path for cell in cells for path in _leftovers(cell, merged[cell.name])]:
             folder.discard(leftovers)
@@ -87,9 +79,9 @@ def _merged(cell: Training, packed: PackedCell | None) -> PackedCell:
 
 def _leftovers(cell: Training, packed: PackedCell) -> Iterator[str]:
     """Yield the remaining files of a packed cell's folder, relative to the output folder."""
-    prefix = f"{CELLS}/{cell.name}"
-    yield from (f"{prefix}/{name}/" for name in packed.runs if is_folder(cell.folder / name))
-    yield from (f"{prefix}/{name}" for name in (ABOUT, METRICS) if is_file(cell.folder / name))
+    prefix = f"{files.CELLS}/{cell.name}"
+    yield from (f"{prefix}/{name}/" for name in packed.runs if files.is_folder(cell.folder / name))
+    yield from (f"{prefix}/{name}" for name in (ABOUT, METRICS) if files.is_file(cell.folder / name))
 
 
 def _same_runs(cells: Mapping[str, PackedCell], other_cells: Mapping[str, PackedCell]) -> bool:
@@ -112,7 +104,7 @@ def _write_images(out: Path, cells: Mapping[str, PackedCell], packed_cells: Mapp
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     schema = pa.schema([("run", pa.string()), ("cell", pa.string()), *schema])
-    with atomic_file(out / PACKED_IMAGES) as temporary, open_writer(temporary, schema) as writer:
+    with files.atomic_file(out / files.PACKED_IMAGES) as temporary, open_writer(temporary, schema) as writer:
         waiting: list[pa.Table] = []
         for number, run in enumerate(runs, 1):
             waiting.append(sums.read(*run))
@@ -132,20 +124,20 @@ class _Sums:
         self._kept = {
             (cell, name): run for cell, packed in packed_cells.items() for name, run in packed.runs.items()
         }
-        self._packed = pq.read_schema(out / PACKED_IMAGES) if self._kept else None
+        self._packed = pq.read_schema(out / files.PACKED_IMAGES) if self._kept else None
 
     def schema(self, cell: str, name: str) -> pa.Schema:
         """Return the columns of a run."""
         if self._packed is not None and (cell, name) in self._kept:
             return pa.schema([self._packed.field(column) for column in self._kept[cell, name].columns])
-        return of_table(of_file(self._out / CELLS / cell / name / IMAGES)).table().schema
+        return of_table(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table().schema
 
     def read(self, cell: str, name: str) -> pa.Table:
         """Return the sums of a run, with the columns ``run`` and ``cell`` before them."""
         if (cell, name) in self._kept:
             images = read_packed_images(Place(self._out, cell, name, self._kept[cell, name]))
         else:
-            images = of_table(of_file(self._out / CELLS / cell / name / IMAGES)).table()
+            images = of_table(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table()
         for column, value in (("cell", cell), ("run", name)):
             images = images.add_column(0, column, pa.repeat(pa.scalar(value, pa.string()), images.num_rows))
         return images
