@@ -188,4 +188,6 @@ def test_what_is_drawn_and_refused(folder: Path, model: Checkpoint) -> None:
     assert "texts" in " ".join(text.get_text() for text in figure.texts)
     options = ("flips", f"hf:{folder}", "--data", f"text:{folder / 'texts.txt'}")
     assert "leave it out" in refused(*options, "--view", VIEW, "--predict", "typos")
+    moved = refused(*options, "--view", "typos")
+    assert "moves tokens" in moved and f"--view {VIEW}" in moved
     assert VIEW in refused(*options), "its usual view is one of images"

@@ -68,7 +68,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
                 panel.set_xlabel("decile of the selection margin")
             if column == 0:
                 panel.set_ylabel(
-                    f"{layer}\n{'|Δ of following tokens|' if is_of_texts else '|Δ log-probability|'}"
+                    f"{layer}\n{'|Δ Σ log-probability|' if is_of_texts else '|Δ log-probability|'}"
                 )
     notes = [f"Flips of patches in {' and '.join(still)} cannot reach the answer"] if still else []
     notes += panels.note_between(panel_layers, layers)

@@ -14,6 +14,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import REGIONS, regions
+from moeprobe.inputs.modality import TEXT
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
@@ -86,9 +87,10 @@ class FlipsMeasurement(VariantsMeasurement):
         """Return the run specification, with the one severity of the perturbation."""
         spec = super().make_spec()
         if not spec.aligned:
+            example = "embedding_noise" if spec.dataset.modality is TEXT else "gaussian_noise"
             raise UserError(
-                f"The view {spec.view_name!r} moves patches, so their sets are about other places; name one that does "
-                f"not, e.g. {option('view', 'gaussian_noise')}."
+                f"The view {spec.view_name!r} moves {spec.dataset.modality.tokens}, so their sets are about other "
+                f"places; name one that does not, e.g. {option('view', example)}."
             )
         self._held_out = open_held_out(self.probe.predict, spec)
         return dataclasses.replace(spec, severities=spec.severities[-1:])
