@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.declaration import Estimator, Metric, MetricFamily
+from moeprobe.metrics.stats.statistic import ImageCache
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,11 +34,17 @@ Computed = TypeVar("Computed")
 
 
 class SharedColumns(dict[str, NDArray[np.generic]]):
-    """Columns of some images, with what several analyses compute from them."""
+    """Columns of some images, with what several analyses compute from them.
 
-    def __init__(self, columns: Columns) -> None:
+    Args:
+        columns: of the images.
+        image_caches: numbers of each image from when the columns were read before, by what they are of.
+    """
+
+    def __init__(self, columns: Columns, image_caches: dict[Hashable, ImageCache] | None = None) -> None:
         super().__init__(columns)
         self.computed: dict[Hashable, Any] = {}
+        self.image_caches = {} if image_caches is None else image_caches
 
 
 def compute_once(columns: Columns, key: Hashable, compute: Callable[[], Computed]) -> Computed:
@@ -48,6 +55,15 @@ def compute_once(columns: Columns, key: Hashable, compute: Callable[[], Computed
         columns.computed[key] = compute()
     computed: Computed = columns.computed[key]
     return computed
+
+
+def image_cache(columns: Columns, key: Hashable) -> ImageCache:
+    """Return where numbers of each image are kept; of ``SharedColumns`` until these are read again."""
+    return (
+        columns.image_caches.setdefault(key, ImageCache())
+        if isinstance(columns, SharedColumns)
+        else ImageCache()
+    )
 
 
 @dataclass(frozen=True)

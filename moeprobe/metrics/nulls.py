@@ -4,12 +4,13 @@ Axes: M trials (pairs of tokens), n images of a whole run.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Columns, compute_once
+from moeprobe.metrics.base import Columns, compute_once, image_cache
 from moeprobe.metrics.declaration import Estimator, Metric
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance, Matched
@@ -92,7 +93,7 @@ def levels(trials: Trials, nulls: dict[str, Strata], *, tokens: Tokens | None) -
         chance = Chance(trials, divided)
         of_nulls.append(Level(null, chance, Matched(chance), None))
     if tokens is not None:
-        inside = within_image(trials, tokens)
+        inside = trials.cache.once("inside", lambda: within_image(trials, tokens))
         several = inside.denominator > 0
         number = trials.number * several
         match = Share(trials.hits_of_image * several, number.astype(np.float64))
@@ -107,6 +108,23 @@ def against_chance(metric: Metric, of_nulls: list[Level]) -> list[Estimator]:
         for level in of_nulls
         for estimator in metric.chance_and_kappa(level.null, level.chance, level.match, level.trials)
     ]
+
+
+def places_of(present: NDArray[np.bool_]) -> tuple[Integers, Integers]:
+    """Return image and position of the pairs of tokens ``(n, J)`` that are there; they are not to be changed."""
+    if not present.all():
+        image, position = np.nonzero(present)
+        return image, position
+    return _all_places(*present.shape)
+
+
+# Two, since the last block of a file is shorter than the others.
+@lru_cache(maxsize=2)
+def _all_places(num_images: int, num_places: int) -> tuple[Integers, Integers]:
+    image, position = np.divmod(np.arange(num_images * num_places), num_places)
+    for numbers in (image, position):
+        numbers.flags.writeable = False
+    return image, position
 
 
 @dataclass(frozen=True)
@@ -136,12 +154,10 @@ class ChosenPairs:
         reference, view = choices
         num_images, num_places, top_k = reference.shape
         present = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
+        image, position = places_of(present)
         if present.all():
-            image = np.repeat(np.arange(num_images), num_places)
-            position = np.tile(np.arange(num_places), num_images)
             sides = reference.reshape(-1, top_k), view.reshape(-1, top_k)
         else:
-            image, position = np.nonzero(present)
             sides = reference[present], view[present]
         label = columns["label"] if class_null else None
         nulls = strata(
@@ -184,7 +200,12 @@ def first_choices(columns: Columns, *, aligned: bool, class_null: bool) -> tuple
     def compute() -> tuple[Trials, list[Level]]:
         pairs = choices_of(columns, aligned=aligned, class_null=class_null)
         codes = [side[:, 0].astype(np.int64) for side in pairs.sides]
-        trials = Trials(pairs.image, same(*codes, size=num_experts(columns)), num_images=pairs.num_images)
+        trials = Trials(
+            pairs.image,
+            same(*codes, size=num_experts(columns)),
+            num_images=pairs.num_images,
+            cache=image_cache(columns, ("first", aligned, class_null)),
+        )
         return trials, levels(trials, pairs.nulls, tokens=pairs.tokens)
 
     return compute_once(columns, ("first", aligned, class_null), compute)

@@ -5,7 +5,7 @@ block, and intervals are linearized. What cannot be added up block by block is t
 images, the same for all checkpoints; its denominators say so.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from moeprobe.metrics.base import Analysis, Columns, SharedColumns
 from moeprobe.metrics.declaration import Estimator, NumberName
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
-from moeprobe.metrics.stats.statistic import is_linear
+from moeprobe.metrics.stats.statistic import ImageCache, is_linear
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
 from moeprobe.results.sums import Cell
@@ -126,13 +126,15 @@ class Evaluator:
         order = in_order(names)
         flags: dict[str, bool | int | None] = {"left out": False, "experts": None}
         sample = _Sample(order, self._largest, seed=self._seed)
+        # By the first row of each block, since blocks are read twice.
+        image_caches: dict[int, dict[Hashable, ImageCache]] = {}
 
-        def blocks() -> Iterator[tuple[slice, Arrays]]:
+        def blocks() -> Iterator[tuple[slice, Columns]]:
             for rows, columns in stored.blocks():
                 sample.gather(rows, columns)
                 flags["left out"] = flags["left out"] or not_finite(columns)
                 flags["experts"] = flags["experts"] or _num_experts(columns)
-                yield rows, columns
+                yield rows, SharedColumns(columns, image_caches.setdefault(rows.start, {}))
 
         additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
         numbers = {
@@ -218,7 +220,8 @@ class _Sample:
 
 def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:
     """Return all that the analyses say of the columns of one cell."""
-    columns = SharedColumns(columns)
+    if not isinstance(columns, SharedColumns):
+        columns = SharedColumns(columns)
     return [
         metric
         for analysis in analyses

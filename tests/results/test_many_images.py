@@ -1,5 +1,6 @@
 """More images than are held at once: the same table however they are cut, and what it says of them."""
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 
 from benchmarks.speed.made_up import ABOUT, ANALYSES, Size, write
 from moeprobe.errors import UserError
+from moeprobe.metrics import nulls
 from moeprobe.metrics.analyses.set_match import SetMatch
+from moeprobe.metrics.stats.chance.trials import Tokens, Trials, within_image
+from moeprobe.metrics.stats.statistic import ImageCache, Share
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import differences, stored, stored_cell
 from moeprobe.results.stored import SumsStore, of_file, of_table, spill
@@ -119,6 +123,36 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
     ):
         cell.load_all()
     assert next(iter(of_file(path))).num_images == 40
+
+
+def test_numbers_of_an_image_are_computed_once_and_blocks_read_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = next(iter(of_file(path)))
+    computed: list[str] = []
+
+    def once(cache: ImageCache, name: str, compute: Callable[[], object]) -> object:
+        computed.append(name)
+        return compute()
+
+    def counted(trials: Trials, tokens: Tokens) -> Share:
+        computed.append("inside")
+        return within_image(trials, tokens)
+
+    evaluate = Evaluator(make_analyses(ANALYSES), aligned=True, seed=0, largest=0)
+    numbers = evaluate(cell).numbers
+    with monkeypatch.context() as context:
+        context.setattr(ImageCache, "once", once)
+        expected = evaluate(cell).numbers
+    assert numbers.keys() == expected.keys()
+    for name, one in numbers.items():
+        np.testing.assert_equal(astuple(one), astuple(expected[name]))
+    # In each block of either pass, and of no images that are resampled.
+    both_passes = computed.count("inside")
+    computed.clear()
+    monkeypatch.setattr(nulls, "within_image", counted)
+    evaluate(cell)
+    assert len(computed) == both_passes // 2 >= 3
 
 
 def test_values_are_those_of_all_images_at_once_and_their_intervals_about_those_of_resamples(

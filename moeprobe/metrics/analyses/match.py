@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis, image_cache
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import (
     ChosenPairs,
@@ -126,7 +126,12 @@ class Match(LayerAnalysis):
                 similarity = same(*codes, size=min(base**depth, CODES))
             else:
                 similarity = _equal_sets(columns, pairs)
-            of_metric = Trials(pairs.image, similarity, num_images=pairs.num_images)
+            of_metric = Trials(
+                pairs.image,
+                similarity,
+                num_images=pairs.num_images,
+                cache=image_cache(columns, (metric.name, aligned)),
+            )
             metrics += against_chance(metric, levels(of_metric, pairs.nulls, tokens=pairs.tokens))
         return metrics
 

@@ -19,12 +19,13 @@ W words.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis, image_cache
 from moeprobe.metrics.declaration import CHANCE, Metric
 from moeprobe.metrics.nulls import (
     against_chance,
@@ -32,6 +33,7 @@ from moeprobe.metrics.nulls import (
     first_choices,
     has_another_image,
     levels,
+    places_of,
     strata,
     tokens_of,
 )
@@ -40,7 +42,7 @@ from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, set_chance_within_image
 from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, per_image
-from moeprobe.metrics.stats.statistic import Array, Share
+from moeprobe.metrics.stats.statistic import Array, ImageCache, Share
 from moeprobe.metrics.token_kinds import (
     NO_PAIR,
     TOKEN_ID,
@@ -94,9 +96,17 @@ class Sides:
 
     def match(self, which: NDArray[np.bool_] | None = None) -> tuple[Share, NDArray[np.int64]]:
         """Return the mean index of some of the pairs, None = all, and how many of these each image has ``(n,)``."""
-        trial, index, image = self.trial, self.index, self.image
-        if which is not None and not which.all():
-            trial, index, image = trial[which], index[which], image[which]
+        if which is None or which.all():
+            return self._match_of_all
+        return self._match(self.trial[which], self.index[which], self.image[which])
+
+    @cached_property
+    def _match_of_all(self) -> tuple[Share, NDArray[np.int64]]:
+        return self._match(self.trial, self.index, self.image)
+
+    def _match(
+        self, trial: NDArray[np.bool_], index: Array, image: NDArray[np.int64]
+    ) -> tuple[Share, NDArray[np.int64]]:
         count = np.bincount(image if trial.all() else image[trial], minlength=self.num_images)
         return Share(per_image(index, image, self.num_images), count.astype(np.float64)), count
 
@@ -104,7 +114,7 @@ class Sides:
 def of_choices(columns: Columns) -> Sides:
     """Return the sets of what tokens chose."""
     all_choices: list[NDArray[Any]] = [columns[f"{side}_selected"] for side in ("reference", "view")]
-    image, position = np.nonzero(all_choices[0][..., 0] != NO_PAIR)
+    image, position = places_of(all_choices[0][..., 0] != NO_PAIR)
     num_images, num_places, size = all_choices[0].shape
     every = len(image) == num_images * num_places
     reference, view = (side.reshape(-1, size) if every else side[image, position] for side in all_choices)
@@ -123,7 +133,7 @@ def of_choices(columns: Columns) -> Sides:
 def of_words(columns: Columns) -> Sides:
     """Return the sets that are kept as bits."""
     first: NDArray[Any] = columns["reference_set_0"]
-    image, position = np.nonzero(first >= 0)
+    image, position = places_of(first >= 0)
     words = sum(name.startswith("view_set_") for name in columns)
     sides = [
         sampled.of_words(
@@ -229,6 +239,7 @@ class SetMatch(LayerAnalysis):
         sides = of_choices(columns) if "reference_set_0" not in columns else of_words(columns)
         num_images, num_places = sides.num_images, sides.num_places
         metrics = [SET_JACCARD.raw(*sides.match())]
+        cache = image_cache(columns, (SET_JACCARD.name, aligned))
         nulls = strata(
             sides.image,
             sides.position,
@@ -241,10 +252,10 @@ class SetMatch(LayerAnalysis):
         tokens = tokens_of(columns, sides.image, sides.position, aligned=aligned) if num_places > 1 else None
         if sides.choices is not None:
             similarity = jaccard(*sides.choices, num_experts=num_experts(columns))
-            of_sets = Trials(sides.image, similarity, num_images=num_images)
+            of_sets = Trials(sides.image, similarity, num_images=num_images, cache=cache)
             metrics += against_chance(SET_JACCARD, levels(of_sets, nulls, tokens=tokens))
         else:
-            metrics += _against_chance(sides, nulls, tokens)
+            metrics += _against_chance(sides, nulls, tokens, cache)
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
@@ -256,7 +267,9 @@ def _has_one_choice(columns: Columns) -> bool:
     return "reference_set_0" not in columns and columns["reference_selected"].shape[-1] == 1
 
 
-def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None) -> list[Estimator]:
+def _against_chance(
+    sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None, cache: ImageCache
+) -> list[Estimator]:
     """Return chance and kappa of sets, for each null and within images."""
     assert sides.sets is not None
 
@@ -265,12 +278,16 @@ def _against_chance(sides: Sides, nulls: dict[str, Strata], tokens: Tokens | Non
         several = has_another_image(divided, sides.image)
         metrics += SET_JACCARD.chance_and_kappa(null, _chance(sides, several, divided), *sides.match(several))
     if tokens is not None:
-        inside, present = set_chance_within_image(
-            image=sides.image,
-            reference=sides.sets[0],
-            view=sides.sets[1],
-            tokens=tokens,
-            num_images=sides.num_images,
+        reference, view = sides.sets
+        inside, present = cache.once(
+            "inside",
+            lambda: set_chance_within_image(
+                image=sides.image,
+                reference=reference,
+                view=view,
+                tokens=tokens,
+                num_images=sides.num_images,
+            ),
         )
         metrics += SET_JACCARD.chance_and_kappa("image", inside, *sides.match(present[sides.image]))
     return metrics

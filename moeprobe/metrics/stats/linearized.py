@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # Images up to which intervals are those of resamples.
 LARGEST = 2000
+# Largest piece that glibc's allocator learns from, but for its header.
+_HELD_BYTES = 2**25 - 2**16
 # Images whose multipliers are drawn at a time.
 _DRAWN = 1000
 
@@ -69,6 +71,7 @@ def linearize(
         estimators: what the columns of a block allow to be said.
         keep: whether each image's influence is kept, for a difference between checkpoints.
     """
+    _hold_memory()
     sums, not_additive = _add_up(blocks, estimators)
     points = {name: _value(number_sum) for name, number_sum in sums.items()}
     influences = {name: np.zeros(num_images) for name in sums if keep and name.expert is None}
@@ -77,9 +80,9 @@ def linearize(
     for rows, columns in blocks():
         for estimator in estimators(columns):
             name, statistic = estimator.key, estimator.statistic
-            if name not in sums:
+            # The first pass kept those alone that are additive in every block.
+            if name not in sums or not is_additive(statistic):
                 continue
-            assert isinstance(statistic, Additive)
             influence = statistic.influence(sums[name].totals)
             squares[name] += float(np.square(influence).sum())
             if name in influences:
@@ -108,6 +111,13 @@ def linearize(
             binary=number_sum.binary,
         )
     return numbers, not_additive
+
+
+def _hold_memory() -> None:
+    """Let what one block frees be used by the next."""
+    # Glibc returns pieces of memory to the system, which takes as long as the statistics themselves, unless a larger
+    # piece was freed before. This one is never written to, so it takes no memory.
+    np.empty(_HELD_BYTES, dtype=np.uint8)
 
 
 def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> Replicates:

@@ -48,6 +48,20 @@ def remembered(method: Callable[[Self, Argument], Returned]) -> Callable[[Self, 
     return once
 
 
+class ImageCache:
+    """Numbers of each image of a block, which are kept while its columns are read once more."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, Any] = {}
+
+    def once(self, name: str, compute: Callable[[], Returned]) -> Returned:
+        """Return numbers by their name, computed the first time."""
+        if name not in self._numbers:
+            self._numbers[name] = compute()
+        numbers: Returned = self._numbers[name]
+        return numbers
+
+
 # An array, a table of counts or a tuple of totals: what ``add`` adds up.
 Totals = Any
 

@@ -74,10 +74,10 @@ class Counts:
         """Return the key of each entry."""
         return np.arange(len(self.values)) if self.keys is None else self.keys
 
-    def take(self, entries: NDArray[Any]) -> Array:
-        """Return the sums of some entries."""
+    def take(self, entries: NDArray[Any]) -> NDArray[Any]:
+        """Return the sums of some entries, in as few bytes as they are kept."""
         self._merge()
-        return self._values[entries].astype(np.float64)
+        return self._values[entries]
 
     def at(self, keys: Integers, values: Array | None = None) -> Array:
         """Return the entries at ``keys``, of ``values`` in the place of the sums where given; 0 where there is none."""
@@ -101,7 +101,7 @@ class Counts:
         if buffer is None or size > len(buffer.keys) or buffer.size != self._waiting:
             self._merge()
             assert self._keys is not None
-            buffer = _Buffer(np.empty(max(_WAITING, len(self._keys), len(keys)), dtype=np.int64), 0)
+            buffer = _Buffer(np.empty(max(_WAITING, len(self._keys) // 2, len(keys)), dtype=np.int64), 0)
             size = len(keys)
         buffer.keys[buffer.size : size] = keys
         buffer.size = size
@@ -160,23 +160,27 @@ class Pairs:
         keys: which they are of, all different; None = number i is of key i.
     """
 
-    def __init__(self, reference: Array, view: Array, keys: Integers | None) -> None:
+    def __init__(self, reference: NDArray[Any], view: NDArray[Any], keys: Integers | None) -> None:
         self._sides, self._buckets = (reference, view), None
         if keys is not None:
             self._buckets, order = _Buckets.of(keys)
             # The last entry is that of keys that there are not.
-            self._sides = np.append(reference[order], 0.0), np.append(view[order], 0.0)
+            self._sides = _with_none(reference[order]), _with_none(view[order])
 
     def sum_at(self, reference: Integers, view: Integers) -> Array:
         """Return the sum of what either side has at its keys, both of the same shape."""
         if self._buckets is None:
-            return self._sides[0].take(reference) + self._sides[1].take(view)
+            return np.add(self._sides[0].take(reference), self._sides[1].take(view), dtype=np.float64)
         index = self._buckets.find(reference)
         sums = self._sides[0].take(index)
         # Most tokens have the same key on both sides, which is looked up once.
         moved = reference != view
         index[moved] = self._buckets.find(view[moved])
-        return sums + self._sides[1].take(index)
+        return np.add(sums, self._sides[1].take(index), dtype=np.float64)
+
+
+def _with_none(values: NDArray[Any]) -> NDArray[Any]:
+    return np.append(values, values.dtype.type(0))
 
 
 class _Buckets:

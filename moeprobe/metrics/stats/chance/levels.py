@@ -293,11 +293,17 @@ class Chance:
         if self.strata.single:
             # The only pair of a trial with one of its own image and stratum is that with itself.
             of_trial = of_trial + 2 * of_own_pair
-        of_each = totals.trials.at(stratum, of_trial)
+        similarity = np.zeros(len(stratum))
         for codes, slopes in zip(trials.alike, of_codes, strict=True):
-            of_each += _summed(slopes.sum_at(*self._keys(codes)))
+            similarity += codes.weight * _summed(slopes.sum_at(*self._keys(codes)))
         if self.strata.single:
-            of_each -= 2 * totals.trials.at(stratum, totals.draws.share) * trials.hits
+            similarity -= 2 * trials.hits
+        share = totals.draws.share
+        if self.strata.size > 1:
+            share, of_trial = totals.trials.at(stratum, share), totals.trials.at(stratum, of_trial)
+        of_each = share * similarity
+        of_each += of_trial
+        if self.strata.single:
             return divide(trials.by_image(of_each), totals.draws.num_trials)
         image, stratum, number, hits = self._slots
         pairs_of_slot = (

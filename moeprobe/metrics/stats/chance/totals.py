@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.chance.counts import Counts, Pairs
 from moeprobe.metrics.stats.statistic import Array, Integers, divide
@@ -103,15 +105,18 @@ class ChanceTotals:
 
     @cached_property
     def slopes(self) -> tuple[Array, Array, list[Pairs]]:
-        """Derivatives of c · Σ N by a trial, by a pair of trials of one image, and by a code on either side."""
+        """Derivatives of c · Σ N by a trial, by a pair of trials of one image, and by a code on either side.
+
+        The last are still to be multiplied by the share of the stratum and the weight of the codes.
+        """
         return *self.draws.slopes(self._of_codes[0]), self._of_codes[1]
 
     @cached_property
     def _of_codes(self) -> tuple[Array, list[Pairs]]:
         """How alike the pairs of each stratum are, and the slopes of the codes."""
         similarity, slopes = -self.own_hits.values, []
-        trials, share = self.trials, self.draws.share
-        index = np.arange(len(share), dtype=np.float64)
+        trials = self.trials
+        index = np.arange(len(similarity), dtype=np.float64)
         codes, self.codes = list(self.codes), ()
         while codes:
             # Millions of codes are not held beside what follows from them.
@@ -119,17 +124,16 @@ class ChanceTotals:
             strata = (np.arange(len(reference)) if keys is None else keys) // size
             number = strata if trials.keys is None else trials.at(strata, index).astype(np.int64)
             similarity = similarity + weight * np.bincount(
-                number, weights=reference * view, minlength=len(similarity)
+                number, weights=np.multiply(reference, view, dtype=np.float64), minlength=len(similarity)
             )
-            rate = weight * share.take(number)
             del strata, number
-            slopes.append(Pairs(rate * view, rate * reference, keys))
+            slopes.append(Pairs(view, reference, keys))
         return similarity, slopes
 
 
 def _common(
     weight: float, size: int, reference: Counts, view: Counts
-) -> tuple[float, int, Integers | None, Array, Array]:
+) -> tuple[float, int, Integers | None, NDArray[Any], NDArray[Any]]:
     """Return weight, number of codes, the keys that both sides have, None = all, and how often each side has them."""
     if reference.keys is None or view.keys is None:
         return weight, size, None, reference.values, view.values

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.alike import Alike, Codes, of_pairs, within
 from moeprobe.metrics.stats.bootstrap import MAX_UNDEFINED, MIN_IMAGES
 from moeprobe.metrics.stats.chance.counts import count
-from moeprobe.metrics.stats.statistic import Array, Integers, Share
+from moeprobe.metrics.stats.statistic import Array, ImageCache, Integers, Share
 
 # How often the reference and the view have each code, by image ``(n, codes)``.
 Histograms = tuple[Array, Array]
@@ -32,10 +32,14 @@ class Trials:
         image: ``(M,)`` image of each, ascending.
         similarity: the criterion by which a trial's two tokens agree.
         num_images: n.
+        cache: where numbers of each image are kept.
     """
 
-    def __init__(self, image: Integers, similarity: Alike, *, num_images: int) -> None:
+    def __init__(
+        self, image: Integers, similarity: Alike, *, num_images: int, cache: ImageCache | None = None
+    ) -> None:
         self.image, self.alike, self.num_images = image, similarity, num_images
+        self.cache = ImageCache() if cache is None else cache
 
     @cached_property
     def number(self) -> Integers:
@@ -48,14 +52,17 @@ class Trials:
         """How alike the two tokens of each are ``(M,)``."""
         return of_pairs(self.alike)
 
-    @cached_property
+    @property
     def hits_of_image(self) -> Array:
         """The same, summed over an image ``(n,)``."""
-        return self.by_image(self.hits)
+        return self.cache.once("hits", lambda: self.by_image(self.hits))
 
-    @cached_property
+    @property
     def within(self) -> Array:
         """How alike all references and all views of an image are ``(n,)``, each with each, itself too."""
+        return self.cache.once("within", self._sum_within)
+
+    def _sum_within(self) -> Array:
         sums = np.zeros(self.num_images)
         for codes, histograms in zip(self.alike, self.histograms, strict=True):
             if histograms is None:
