@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from moeprobe.probes.routes.tables import class_table, tables_of
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from tests.commands import Trained, refused, run, shell
+from tests.commands import Trained, refused, run
 
 PLANTED = """
 import torch
@@ -88,17 +87,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probed(planted: Path, *arguments: object) -> pd.DataFrame:
-    """The table of a run in a process of its own."""
+    """The table of a run on the command line."""
     names = [f"py:planted:{name}" for name in ("place", "color", "hashed")]
-    result = shell(
-        "routes", *names, *arguments, "--json", cwd=planted, env=os.environ | {"PYTHONPATH": _path()}
-    )
-    assert result.returncode == 0, result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(planted)
+        result = run("routes", *names, *arguments, "--json")
+    assert result.exit_code == 0, result.output
     return pd.DataFrame(json.loads(result.stdout)["table"])
-
-
-def _path() -> str:
-    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
 
 
 def one(table: pd.DataFrame, **wanted: str) -> pd.Series:
