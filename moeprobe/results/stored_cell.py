@@ -18,6 +18,8 @@ Arrays = dict[str, NDArray[np.generic]]
 
 # Images of a block that statistics are computed from.
 BLOCK_IMAGES = 1024
+# Images that are decoded at a time.
+_BATCH_IMAGES = 256
 # What says of which cell a row is.
 KEYS = ("checkpoint", *CELL_COLUMNS)
 # Sums of how often experts are chosen.
@@ -101,9 +103,12 @@ class RowGroup:
 
     def _read(self, columns: list[str]) -> pa.Table:
         file = open_parquet(self.path, self.version)
-        return file.read_row_group(self.number, columns=columns, use_threads=False).replace_schema_metadata(
-            None
+        # A few rows at a time use the same memory again, which a whole group would get from the system.
+        batches = file.iter_batches(
+            _BATCH_IMAGES, row_groups=[self.number], columns=columns, use_threads=False
         )
+        schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
+        return pa.Table.from_batches(batches, schema=schema)
 
 
 @dataclass(frozen=True)
