@@ -92,6 +92,7 @@ def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
     found = table(Fickle(tiny(), mean=(0.5,) * 3, std=(0.5,) * 3), floor_images=30)
     assert (floor(found).loc["clean_again", "value"] < 1).all()
     request = {
+        "kind": "noise-sweep",
         "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
         "view": {"name": "noise"},
     }  # fmt: skip
