@@ -150,6 +150,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     unit, scale = _SCALES.get(row["unit"], (row["unit"], 1.0))
     low, median, high = (row[name] * scale for name in ("quartile_low", "median", "quartile_high"))
     taken = f"{median:.4g} {unit} [{low:.4g}, {high:.4g}]"
+    if row["unit"] == "s":
+        taken += f", CPU {row['cpu_seconds'] * scale:.4g}"
     if row["items_per_second"] == row["items_per_second"]:
         taken += f", {row['items_per_second']:,.0f}/s"
     if not row["against"]:

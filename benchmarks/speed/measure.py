@@ -13,7 +13,7 @@ from benchmarks.speed.race import Contestant, Race
 from benchmarks.speed.values import check_values
 from moeprobe.runtime.progress import Progress
 
-Measured = dict[str, NDArray[np.float64]]
+ByContestant = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
 # Seconds from which work needs no warming up: the call whose values are compared is its first round.
 WARM_SECONDS = 5.0
@@ -34,6 +34,19 @@ class Clock:
     now: Callable[[], float] = time.perf_counter
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What one call of each contestant took, round by round ``(rounds,)``.
+
+    Attributes:
+        taken: by the clock that was asked for, or by the race's meter.
+        cpu: seconds of all threads and finished children together, whatever the clock.
+    """
+
+    taken: ByContestant
+    cpu: ByContestant
+
+
 def cpu_seconds() -> float:
     """Return what this process, all threads of it, and its finished children have computed."""
     children = os.times()
@@ -41,7 +54,7 @@ def cpu_seconds() -> float:
 
 
 def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
-    """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
+    """Return what one call of the work of each contestant takes, in the race's unit, and its CPU time.
 
     Everyone's values are compared first, and one more round warms up; for work that takes long, the first call is the
     first round. The order of contestants is another one in every round, since it alone moves ratios.
@@ -57,33 +70,33 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     """
     watcher.start(race.name, rounds + 2)
     returned: dict[str, object] = {}
-    long: dict[str, float] = {}
+    long: dict[str, tuple[float, float]] = {}
     for one in race.contestants:
         begun = time.perf_counter()
-        taken, returned[one.name] = _call(race, one, clock)
+        taken, cpu, returned[one.name] = _call(race, one, clock)
         if time.perf_counter() - begun > WARM_SECONDS:
-            long[one.name] = one.scale * taken
+            long[one.name] = one.scale * taken, one.scale * cpu
     check_values(race, returned)
     returned.clear()
     watcher.advance(1)
     repeats = {one.name: 1 if one.name in long else _repeats(race, one, clock) for one in race.contestants}
     watcher.advance(1)
-    measured: Measured = {one.name: np.empty(rounds) for one in race.contestants}
+    taken_by, cpu_by = ({one.name: np.empty(rounds) for one in race.contestants} for _ in range(2))
     rng = np.random.default_rng(0)
     for number in range(rounds):
         for index in rng.permutation(len(race.contestants)):
             one = race.contestants[index]
             first = long.get(one.name) if number == 0 else None
-            measured[one.name][number] = (
+            taken_by[one.name][number], cpu_by[one.name][number] = (
                 _measure_one(race, one, repeats[one.name], clock) if first is None else first
             )
         watcher.advance(1)
-    return measured
+    return Measured(taken_by, cpu_by)
 
 
-def ratios(measured: Mapping[str, NDArray[np.float64]], of: str, against: str) -> NDArray[np.float64]:
+def ratios(taken: Mapping[str, NDArray[np.float64]], of: str, against: str) -> NDArray[np.float64]:
     """Return, round by round, the time of one contestant over that of another."""
-    return measured[of] / measured[against]
+    return taken[of] / taken[against]
 
 
 def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
@@ -94,16 +107,19 @@ def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
     return min(_MOST_REPEATS, math.ceil(clock.shortest / max(taken, 1e-9)))
 
 
-def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> float:
-    return one.scale * sum(_call(race, one, clock)[0] for _ in range(repeats)) / repeats
+def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> tuple[float, float]:
+    """Return what a call takes, and its CPU time, on average."""
+    taken, cpu, _ = zip(*(_call(race, one, clock) for _ in range(repeats)), strict=True)
+    return one.scale * sum(taken) / repeats, one.scale * sum(cpu) / repeats
 
 
-def _call(race: Race, one: Contestant, clock: Clock) -> tuple[float, object]:
-    """Return what was measured of one call, and what it returned."""
+def _call(race: Race, one: Contestant, clock: Clock) -> tuple[float, float, object]:
+    """Return what was measured of one call, its CPU time, and what it returned."""
     if one.before is not None:
         one.before()
     clock.wait()
-    start = clock.now()
+    start, cpu = clock.now(), cpu_seconds()
     returned = one.work()
     clock.wait()
-    return clock.now() - start if race.meter is None else race.meter(returned), returned
+    taken, cpu = clock.now() - start, cpu_seconds() - cpu
+    return taken if race.meter is None else race.meter(returned), cpu, returned

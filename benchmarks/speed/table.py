@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.speed.measure import Measured, ratios
+from benchmarks.speed.measure import ByContestant, Measured, ratios
 from benchmarks.speed.race import BEST, Contestant, Race, Ratio, Target
 
 # What the table has.
@@ -20,6 +20,7 @@ BENCH_COLUMNS: dict[str, str] = {
     "quartile_low": "a quarter of the rounds were below",
     "quartile_high": "a quarter of the rounds were above",
     "unit": "unit of these three: s for seconds, or what the race counts",
+    "cpu_seconds": "median of the CPU time of one call, of all threads and finished child processes together",
     "rounds": "interleaved rounds that were measured",
     "items_per_second": "items per second at the median; empty where nothing is counted",
     "against": "contestant that the ratio compares with; best: the fastest of the others, not counting limits",
@@ -44,9 +45,7 @@ def rows(race: Race, measured: Measured, *, part: str, judge: bool) -> Iterator[
     for one in race.contestants:
         targets: list[Target | None] = [target for target in race.targets if target.of == one.name]
         for target in targets or [None]:
-            yield _identity(part, race, one, measured[one.name]) | _against(
-                race, one, target, measured, judge
-            )
+            yield _identity(part, race, one, measured) | _against(race, one, target, measured.taken, judge)
 
 
 def frame(found: list[dict[str, Any]]) -> pd.DataFrame:
@@ -54,8 +53,8 @@ def frame(found: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=list(BENCH_COLUMNS))
 
 
-def _identity(part: str, race: Race, one: Contestant, times: NDArray[np.float64]) -> dict[str, Any]:
-    low, median, high = _quartiles(times)
+def _identity(part: str, race: Race, one: Contestant, measured: Measured) -> dict[str, Any]:
+    low, median, high = _quartiles(measured.taken[one.name])
     return {
         "part": part,
         "race": race.name,
@@ -65,22 +64,23 @@ def _identity(part: str, race: Race, one: Contestant, times: NDArray[np.float64]
         "quartile_low": low,
         "quartile_high": high,
         "unit": race.unit,
-        "rounds": len(times),
+        "cpu_seconds": float(np.median(measured.cpu[one.name])),
+        "rounds": len(measured.taken[one.name]),
         "items_per_second": race.items / median if race.items else np.nan,
     }
 
 
 def _against(
-    race: Race, one: Contestant, target: Target | None, measured: Measured, judge: bool
+    race: Race, one: Contestant, target: Target | None, taken: ByContestant, judge: bool
 ) -> dict[str, Any]:
     wanted: str = race.opponent(one.name) if target is None else target.against
     kind: Ratio = race.ratio if target is None else target.ratio
-    other = _quickest_other(race, one, measured) if wanted == BEST else wanted
+    other = _quickest_other(race, one, taken) if wanted == BEST else wanted
     empty = {"against": "", "ratio_of": "", "target": "", "reached": ""}
     if other is None or (target is None and other == one.name):
         return empty | dict.fromkeys(("ratio", "ratio_quartile_low", "ratio_quartile_high"), np.nan)
     of, to = (one.name, other) if kind == "time" else (other, one.name)
-    low, median, high = _quartiles(ratios(measured, of, to))
+    low, median, high = _quartiles(ratios(taken, of, to))
     reached = "" if target is None or not judge else "yes" if target.reached(median) else "no"
     return {
         "against": f"{BEST}: {other}" if wanted == BEST else other,
@@ -93,14 +93,14 @@ def _against(
     }
 
 
-def _quickest_other(race: Race, one: Contestant, measured: Measured) -> str | None:
+def _quickest_other(race: Race, one: Contestant, taken: ByContestant) -> str | None:
     """Return who has the least median among those that ours, or any other, is to be compared with."""
     others = [
         other.name
         for other in race.contestants
         if other.name != one.name and other.role != "limit" and not other.role == one.role == "ours"
     ]
-    return min(others, key=lambda name: float(np.median(measured[name])), default=None)
+    return min(others, key=lambda name: float(np.median(taken[name])), default=None)
 
 
 def _quartiles(values: NDArray[np.float64]) -> tuple[float, float, float]:

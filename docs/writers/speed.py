@@ -14,6 +14,7 @@ from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
 _UNITS = {"s": ("ms", 1e3)}
+ON_GPU = " on a GPU"
 # The table of a run, and what its sidecar says.
 Run = tuple[pd.DataFrame, dict[str, Any]]
 
@@ -31,14 +32,16 @@ def pages() -> dict[str, str]:
     text = page(
         f"On a CPU moeprobe reaches {_reached(on_cpu)} targets of speed, on a GPU {_reached(on_gpu)}",
         "reports/bench",
+        _summary(on_cpu, on_gpu),
         "`python -m benchmarks.speed` runs moeprobe against other ways to do the same work, and against limits that "
         "nothing "
         "can beat. It first checks that these ways compute the same values, then measures all in interleaved "
         "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
         "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
         "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
-        "how long a training waits for images is always wall time. The columns of `table.csv`:",
-        table(["column", "meaning"], ([code(name), meaning] for name, meaning in BENCH_COLUMNS.items())),
+        "how long a training waits for images is always wall time.",
+        "Columns of `table.csv`. "
+        + " ".join(f"{code(name)}: {text}." for name, text in BENCH_COLUMNS.items()),
         "```bash\npython -m benchmarks.speed layer startup --out reports/bench/mine\n```",
         *_sections(on_cpu),
         full_size.section(),
@@ -46,7 +49,7 @@ def pages() -> dict[str, str]:
         "the steps around it take to start, so what does fewer steps is quicker. The matrices of one MoE layer of "
         "V-MoE-S/32 with 16 images are meant to fill a CPU. Other processes used this machine at the same time. Shown "
         "is the quickest of the others; limits are in the table of the report.",
-        *_sections(_against_others(on_gpu), suffix=" on a GPU"),
+        *_sections(_against_others(on_gpu), suffix=ON_GPU),
     )
     return {"results/speed.md": text}
 
@@ -54,6 +57,32 @@ def pages() -> dict[str, str]:
 def _reached(runs: list[Run]) -> str:
     reached = pd.concat([table["reached"] for table, _ in runs])
     return f"{(reached == 'yes').sum()} of {reached.isin(['yes', 'no']).sum()}"
+
+
+def _summary(on_cpu: list[Run], on_gpu: list[Run]) -> str:
+    """Return a table of the parts: the targets reached, and the one that is missed by most."""
+    lines = [
+        [_heading(str(part), suffix), _reached([(rows, sidecar)]), _furthest(rows)]
+        for runs, suffix in ((on_cpu, ""), (on_gpu, ON_GPU))
+        for found, sidecar in runs
+        for part, rows in found.groupby("part", sort=False)
+    ]
+    return table(["part", "targets reached", "missed by most"], lines)
+
+
+def _furthest(rows: pd.DataFrame) -> str:
+    missed = rows[rows["reached"] == "no"]
+    if missed.empty:
+        return "–"
+    wanted = missed["target"].str.split().str[1].astype(float)
+    ratio = missed["ratio"].astype(float)
+    share = (ratio / wanted).where(missed["target"].str.startswith("≥"), wanted / ratio)
+    row = missed.loc[share.idxmin()].to_dict()
+    return f"{inline(row['race'])}: {_ratio(row)}, {row['target']}"
+
+
+def _heading(part: str, suffix: str) -> str:
+    return part.replace("_", " ").capitalize() + suffix
 
 
 def _against_others(runs: list[Run]) -> list[Run]:
@@ -85,6 +114,7 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any], *, suffix: 
                 "" if row["race"] == before[0] else inline(row["race"]),
                 "" if same else code(row["contestant"]),
                 "" if same else _median(row, with_unit=len(units) > 1),
+                *([] if "cpu_seconds" not in rows else [""] if same else [_cpu(row)]),
                 _ratio(row),
                 f"{row['target']} {'reached' if row['reached'] == 'yes' else 'missed'}"
                 if row["target"]
@@ -92,11 +122,12 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any], *, suffix: 
             ]
         )
         before = (row["race"], row["contestant"])
-    heading = f"## {part.replace('_', ' ').capitalize()}{suffix}"
+    heading = f"## {_heading(part, suffix)}"
     clock = CLOCKS[sidecar["request"].get("clock", "wall")]
     rounds = int(rows["rounds"].max())
     on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rounds} round{'s' if rounds > 1 else ''}."
     head = ["race", "contestant", f"median, {units[0]}" if len(units) == 1 else "median"]
+    head += ["CPU, ms"] if "cpu_seconds" in rows else []
     return "\n\n".join([heading, on, table([*head, "ratio", "target"], lines), *_most(rows)])
 
 
@@ -127,6 +158,10 @@ def _median(row: dict[str, Any], *, with_unit: bool) -> str:
     quartiles = f" [{low:,.4g}, {high:,.4g}]" if int(row["rounds"]) > 1 else ""
     text = f"{median:,.4g}{quartiles}" + (f" {unit}" if with_unit else "")
     return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text
+
+
+def _cpu(row: dict[str, Any]) -> str:
+    return f"{float(row['cpu_seconds']) * 1e3:,.4g}" if row["unit"] == "s" else ""
 
 
 def _ratio(row: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """The harness of the benchmark, on work whose time is known."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.speed import parts
-from benchmarks.speed.measure import Clock, cpu_seconds, measure
+from benchmarks.speed.measure import Clock, Measured, cpu_seconds, measure
 from benchmarks.speed.parts.base import Part, Settings
 from benchmarks.speed.race import BEST, Contestant, DisagreementError, Race, Target
 from benchmarks.speed.table import BENCH_COLUMNS, rows
@@ -21,7 +23,7 @@ from moeprobe.runtime.progress import Progress
 from tests.benchmarks.commands import bench_command
 
 
-def run_race(race: Race, *, rounds: int = 3) -> dict[str, np.ndarray]:
+def run_race(race: Race, *, rounds: int = 3) -> Measured:
     return measure(race, rounds=rounds, clock=Clock(0, lambda: None), watcher=Progress())
 
 
@@ -51,14 +53,25 @@ def test_rounds_are_interleaved_in_a_shuffled_order() -> None:
     # The values first, then one round that warms up.
     assert rounds[:2] == ["abc", "abc"] and len(set(rounds[2:])) > 1
     assert all(first == f"<{second}" for first, second in zip(calls[::2], calls[1::2], strict=True))
-    assert {name: times.shape for name, times in measured.items()} == dict.fromkeys("abc", (3,))
+    assert {name: times.shape for name, times in measured.taken.items()} == dict.fromkeys("abc", (3,))
 
 
 def test_the_clock_of_the_cpu_does_not_count_waiting() -> None:
     race = Race("race", [Contestant("sleeper", lambda: time.sleep(0.2))], tolerance=None)
     clocks = (Clock(0, lambda: None), Clock(0, lambda: None, cpu_seconds))
-    wall, cpu = (measure(race, rounds=1, clock=clock, watcher=Progress())["sleeper"][0] for clock in clocks)
-    assert wall >= 0.2 > 2 * cpu
+    wall, cpu = (measure(race, rounds=1, clock=clock, watcher=Progress()) for clock in clocks)
+    assert wall.taken["sleeper"][0] >= 0.2 > 2 * cpu.taken["sleeper"][0]
+    # Either way the CPU time stands beside.
+    assert max(one.cpu["sleeper"][0] for one in (wall, cpu)) < 0.1
+
+
+def test_the_time_of_child_processes_is_counted() -> None:
+    busy = [sys.executable, "-c", "while __import__('time').process_time() < 0.2: pass"]
+    race = Race("race", [Contestant("child", lambda: subprocess.run(busy, check=True))], tolerance=None)
+    measured = run_race(race, rounds=1)
+    assert measured.cpu["child"][0] >= 0.2
+    [row] = rows(race, measured, part="toy", judge=True)
+    assert row["cpu_seconds"] == measured.cpu["child"][0]
 
 
 def test_short_work_is_repeated() -> None:
@@ -75,7 +88,7 @@ def test_how_often_does_not_depend_on_what_a_call_counts_for(scale: float) -> No
     race = Race("race", [Contestant("work", lambda: calls.append(1), scale=scale)], tolerance=None)
     measured = measure(race, rounds=1, clock=clock, watcher=Progress())
     assert len(calls) == 1 + 1 + 3
-    assert measured["work"] == pytest.approx(0.004 * scale)
+    assert measured.taken["work"] == pytest.approx(0.004 * scale)
 
 
 def test_the_first_call_of_long_work_is_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +107,10 @@ def test_the_first_call_of_long_work_is_its_first_round(monkeypatch: pytest.Monk
     measured = run_race(Race("race", contestants, tolerance=None, meter=float))  # type: ignore[arg-type]
     # Once for the values, which is the first round, and once in each of the other two.
     assert [sorted(calls[start : start + 2]) for start in (0, 2, 4)] == [["a", "b"]] * 3
-    assert {name: found.tolist() for name, found in measured.items()} == {"a": [5, 6, 7], "b": [10, 20, 30]}
+    assert {name: found.tolist() for name, found in measured.taken.items()} == {
+        "a": [5, 6, 7],
+        "b": [10, 20, 30],
+    }
 
 
 def test_ratios_are_those_within_a_round() -> None:
@@ -124,7 +140,8 @@ def test_a_target_of_time_is_the_reverse() -> None:
     assert (ours["ratio"], ours["ratio_of"], ours["reached"], ours["unit"]) == (0.2, "time", "yes", "MB")
     assert ours["items_per_second"] == pytest.approx(8 / 3)
     assert (torch_row["ratio_of"], torch_row["ratio"]) == ("speed", 0.2)
-    (hasty, _) = rows(race, {"ours": np.ones(2), "torch": np.ones(2)}, part="toy", judge=False)
+    ones = {"ours": np.ones(2), "torch": np.ones(2)}
+    (hasty, _) = rows(race, Measured(ones, ones), part="toy", judge=False)
     assert hasty["reached"] == ""
 
 

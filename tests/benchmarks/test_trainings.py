@@ -92,5 +92,5 @@ def test_what_does_less_counts_more() -> None:
     """Made-up times of 2 and 2: the one with a scale of 1.5 is shown with 3."""
     contestants = [Contestant("whole", lambda: 2.0), Contestant("part", lambda: 2.0, "limit", scale=1.5)]
     race = Race("race", contestants, tolerance=None, meter=float)  # type: ignore[arg-type]
-    found = measure(race, rounds=2, clock=Clock(0, lambda: None), watcher=Progress())
+    found = measure(race, rounds=2, clock=Clock(0, lambda: None), watcher=Progress()).taken
     assert found["whole"].tolist() == [2.0, 2.0] and found["part"].tolist() == [3.0, 3.0]
