@@ -103,8 +103,9 @@ def test_folders_stay_while_others_share_the_output_folder(copy: Path) -> None:
 
 KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the Parquet file": f"packing.atomic_file = {KILL}",
-    "between the files": f"packing.write_json = {KILL}",
+    # What packing knows by these names, and nobody else.
+    "before the Parquet file": f"packing.files = SimpleNamespace(**vars(packing.files) | {{'atomic_file': {KILL}}})",
+    "between the files": f"packing.files = SimpleNamespace(**vars(packing.files) | {{'write_json': {KILL}}})",
     "before the folders go": f"packing.OutputFolder.discard = {KILL}",
     "amid the folders": "gone = []\n"
     "unlink = Path.unlink\n"
@@ -122,7 +123,7 @@ def test_killed_while_packing(copy: Path, when: str) -> None:
     before = content(copy)
     unpack(copy)
     code = (
-        "import os, signal\nfrom pathlib import Path\nfrom moeprobe import api\n"
+        "import os, signal\nfrom pathlib import Path\nfrom types import SimpleNamespace\nfrom moeprobe import api\n"
         "from moeprobe.studies.tradeoff import packing, run\nrun.draw_figures = lambda *_: None\n"
         f"{KILLED[when]}\napi.tradeoff([], out={str(copy)!r})"
     )
