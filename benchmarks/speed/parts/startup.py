@@ -1,4 +1,4 @@
-"""How long commands take that compute nothing, against importing torch."""
+"""How long commands take that compute little or nothing, against importing torch."""
 
 import subprocess
 import sys
@@ -6,8 +6,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from benchmarks.speed.parts.base import Part, Settings
 from benchmarks.speed.race import Contestant, DisagreementError, Race, Target
+from moeprobe import api
 from moeprobe.models.checkpoints.checkpoint import save
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
@@ -17,7 +20,9 @@ _WRONG = 2
 
 
 class Startup(Part):
-    """Help, lists, `inspect` and a mistyped view, each in a process of its own, against `import torch`."""
+    """Help, `inspect`, small files and finished runs, each in a process of its own, against `import torch`."""
+
+    rounds = 7
 
     def races(self, settings: Settings) -> Iterator[Race]:
         """Yield one race of all of them."""
@@ -27,19 +32,52 @@ class Startup(Part):
             config = ModelConfig(name=name, num_classes=10)
             classes = tuple(f"class {number}" for number in range(10))
             save(checkpoint, build_model(config), config=config, training={}, class_names=classes)
+            run, trace = _small_files(Path(folder))
+            moeprobe = [sys.executable, "-m", "moeprobe"]
             commands = {
-                "moeprobe --help": (["--help"], 0, 0.25),
-                "moeprobe list": (["list", "views"], 0, 0.3),
-                "moeprobe inspect": (["inspect", str(checkpoint)], 0, 1.3),
-                "a mistyped view": (["match-ratio", str(checkpoint), "--view", "random_crp"], _WRONG, 0.3),
+                "moeprobe --help": ([*moeprobe, "--help"], 0, 0.2),
+                "moeprobe list": ([*moeprobe, "list", "views"], 0, 0.3),
+                "moeprobe inspect": ([*moeprobe, "inspect", str(checkpoint)], 0, 1.3),
+                "a mistyped view": (
+                    [*moeprobe, "match-ratio", str(checkpoint), "--view", "random_crp"],
+                    _WRONG,
+                    0.2,
+                ),
+                "import moeprobe.api": ([sys.executable, "-c", "import moeprobe.api"], 0, 1.2),
+                "trace analyze, a small file": ([*moeprobe, "trace", "analyze", str(trace)], 0, 1.0),
+                "compare, a finished run": ([*moeprobe, "compare", str(run)], 0, 0.5),
+                "report, a finished run": (
+                    [*moeprobe, "report", str(run), "--out", f"{folder}/report", "--overwrite"],
+                    0,
+                    0.95,
+                ),
             }
             contestants = [Contestant(TORCH, _command([sys.executable, "-c", TORCH], 0))]
             targets = []
-            for called, (arguments, code, most) in commands.items():
-                line = [sys.executable, "-m", "moeprobe", *arguments]
+            for called, (line, code, most) in commands.items():
                 contestants.append(Contestant(called, _command(line, code), "ours"))
                 targets.append(Target(called, TORCH, at_most=most))
             yield Race("a process of its own", contestants, None, targets, against=TORCH, ratio="time")
+
+
+def _small_files(folder: Path) -> tuple[Path, Path]:
+    """Return a finished run of two models, and recorded routing."""
+    models = []
+    for seed, name in enumerate(("a", "b")):
+        torch.manual_seed(seed)
+        config = ModelConfig(name="vmoe_tiny_patch8_32", num_classes=10)
+        classes = tuple(f"class {number}" for number in range(10))
+        save(
+            folder / f"{name}.safetensors",
+            build_model(config),
+            config=config,
+            training={},
+            class_names=classes,
+        )
+        models.append(folder / f"{name}.safetensors")
+    api.match_ratio(models, data="digits", limit=60, out=folder / "run")
+    api.record(models[0], data="digits", limit=60, out=folder / "trace")
+    return folder / "run", next((folder / "trace").rglob("*.parquet"))
 
 
 def _command(line: list[str], code: int) -> Callable[[], object]:
