@@ -1,5 +1,6 @@
 """The command line of the benchmark, with the options, screen and exit codes of ``moeprobe``."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,7 +72,6 @@ def bench(
     from benchmarks.speed.parts.base import Settings
     from benchmarks.speed.race import DisagreementError
     from benchmarks.speed.run import bench as run
-    from moeprobe.cli.front.options import command_line
     from moeprobe.cli.front.screen import Bar
 
     settings = Settings(
@@ -85,7 +85,7 @@ def bench(
                 settings=settings,
                 out=out,
                 overwrite=overwrite,
-                command=command_line(),
+                command=shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]]),
                 watcher=bar,
             )
     except DisagreementError as error:

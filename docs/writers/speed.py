@@ -33,16 +33,15 @@ def pages() -> dict[str, str]:
         f"On a CPU moeprobe reaches {_reached(on_cpu)} targets of speed, on a GPU {_reached(on_gpu)}",
         "reports/bench",
         _summary(on_cpu, on_gpu),
-        "`python -m benchmarks.speed` runs moeprobe against other ways to do the same work, and against limits that "
-        "nothing "
-        "can beat. It first checks that these ways compute the same values, then measures all in interleaved "
-        "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
-        "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
-        "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
-        "how long a training waits for images is always wall time.",
+        "`python -m benchmarks.speed layer startup --out reports/bench/mine` runs moeprobe against other ways to "
+        "do the same work, and against limits that nothing can beat. It first checks that these ways compute the "
+        "same values, then measures all in interleaved rounds of one run. *Speed 0.95 of X*: in the same time it "
+        "does 0.95 times as much as X. *Time 0.25 of X*: it takes a quarter of the time of X. Brackets hold the "
+        "quartiles over the rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, but "
+        "does not show threads that wait for each other; how long a training waits for images is always wall "
+        "time.",
         "Columns of `table.csv`. "
         + " ".join(f"{code(name)}: {text}." for name, text in BENCH_COLUMNS.items()),
-        "```bash\npython -m benchmarks.speed layer startup --out reports/bench/mine\n```",
         *_sections(on_cpu),
         full_size.section(),
         "## On a GPU\n\nThe targets are those of a CPU. On a GPU these sizes are small: a product takes less time than "
@@ -78,7 +77,7 @@ def _furthest(rows: pd.DataFrame) -> str:
     ratio = missed["ratio"].astype(float)
     share = (ratio / wanted).where(missed["target"].str.startswith("≥"), wanted / ratio)
     row = missed.loc[share.idxmin()].to_dict()
-    return f"{inline(row['race'])}: {_ratio(row)}, {row['target']}"
+    return f"{inline(row['race'])}, {code(row['contestant'])}: {_ratio(row)}, {row['target']}"
 
 
 def _heading(part: str, suffix: str) -> str:
@@ -86,12 +85,8 @@ def _heading(part: str, suffix: str) -> str:
 
 
 def _against_others(runs: list[Run]) -> list[Run]:
-    """Return the runs without what is compared with limits, in work that there are others for."""
-    shown = []
-    for rows, sidecar in runs:
-        is_best = rows["against"].str.startswith("best")
-        shown.append((rows[is_best | ~rows["race"].isin(rows.loc[is_best, "race"])], sidecar))
-    return shown
+    """Return the runs without what is compared with limits, or with itself."""
+    return [(rows[rows["against"].str.startswith("best")], sidecar) for rows, sidecar in runs]
 
 
 def _sections(runs: list[Run], *, suffix: str = "") -> list[str]:

@@ -119,12 +119,16 @@ def test_routers_get_as_many_places() -> None:
 
 @pytest.mark.slow
 def test_startup() -> None:
-    """Six processes a round."""
+    """Nine processes a round."""
     table = bench(["startup"], settings=Settings(quick=True)).table
     assert set(table.loc[table["target"] != "", "contestant"]) == {
         "moeprobe --help",
         "moeprobe list",
         "moeprobe inspect",
         "a mistyped view",
+        "import moeprobe.api",
+        "trace analyze, a small file",
+        "compare, a finished run",
+        "report, a finished run",
     }
     assert (table["median"] > 0).all()
