@@ -76,9 +76,9 @@ class Curves:
 
     def plot(self) -> Any:
         """Return the figure; nothing is written."""
-        from moeprobe.results.figures.curves import draw
+        from moeprobe.results.figures.curves import draw_curves
 
-        return draw(self.table, by=self.by, x=self.x)
+        return draw_curves(self.table, by=self.by, x=self.x)
 
     def __repr__(self) -> str:
         return f"Curves(runs={self.table['run'].nunique()}, metric={self.table['metric'].iloc[0]!r})"

@@ -152,7 +152,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     """Draw the values of ``metrics.csv``, not the computed ones, which have more digits."""
     from moeprobe.results.figures import save
-    from moeprobe.results.figures.training import draw
+    from moeprobe.results.figures.curves import draw_training
 
     path = folder / training_files.CURVE
     try:
@@ -160,7 +160,7 @@ def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read; add {option('overwrite', True)} to train again.") from error
     metrics = training_files.read_curve(text, folder)
-    save(draw(metrics, name=config.name), folder / "training", svg=svg)
+    save(draw_training(metrics, name=config.name), folder / "training", svg=svg)
 
 
 def make_trainer(config: TrainConfig, *, folder: Path, device: str, ranks: Ranks | None = None) -> Trainer:

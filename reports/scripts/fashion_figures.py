@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.results.figures import save
-from moeprobe.results.figures.direct import Named, beside
+from moeprobe.results.figures.panels import Named, write_beside
 from moeprobe.results.palette import COLORS
 from reports.scripts.fashion_tables import FIRST, limited
 from reports.scripts.regenerate_fashion import PRIORITIES, REPORT
@@ -38,7 +38,7 @@ def capacity(folder: Path) -> Figure:
         ax.axhline(0, color="black", linewidth=0.8)
         ax.set(title=model, xlabel="capacity: room, as a multiple of an expert's even share")
         ax.grid(alpha=0.3)
-        beside(ax, ends, height=_HEIGHT - 0.6)
+        write_beside(ax, ends, height=_HEIGHT - 0.6)
     figure.axes[0].set_ylabel("accuracy change against unlimited capacity")
     figure.supxlabel("Bars: 95 % intervals over 4,000 test images, paired; one training seed.", fontsize=9)
     return figure

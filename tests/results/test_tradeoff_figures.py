@@ -9,8 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.results.figures.direct import Named, beside, spread
-from moeprobe.results.figures.panels import panels
+from moeprobe.results.figures.panels import Named, panels, spread, write_beside
 from moeprobe.results.figures.tradeoff import draw, setting
 from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of
 
@@ -174,7 +173,7 @@ def test_names_keep_their_order_and_leave_out_what_is_not_there() -> None:
     _, axes = panels(1, 1)
     axes[0, 0].plot([0, 1], [0, 1])
     points = [Named(1, 0.51, "b", "k"), Named(1, 0.5, "a", "k"), Named(1, np.nan, "c", "k")]
-    beside(axes[0, 0], points, height=2.0)
+    write_beside(axes[0, 0], points, height=2.0)
     names = {text.get_text(): text.xyann[1] for text in axes[0, 0].texts}
     assert set(names) == {"a", "b"} and names["a"] < names["b"]
 

@@ -14,8 +14,6 @@ from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.palette import colors as make_palette
 from moeprobe.results.tables import first_and_last
 
@@ -57,7 +55,7 @@ def _maps(entries: pd.DataFrame) -> Figure:
             panel.set_title(layer)
             panel.set_ylabel(f"expert of {first}")
             panel.set_xlabel(f"expert of {second}")
-    color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7, above=False)
+    panels.color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7, above=False)
     notes = ["Columns in the order of the alignment on all inputs", *panels.note_between(layers, every)]
     if len(pairs_in_maps) < len(pairs):
         notes.append(f"In the table only: {len(pairs) - len(pairs_in_maps)} more pairs")
@@ -78,9 +76,9 @@ def _map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     rows_in_order = [*first[order], *(row for row in range(values.shape[0]) if row not in first)]
     columns = [*second[order], *(column for column in range(values.shape[1]) if column not in second)]
     values = values[np.ix_(rows_in_order, columns)]
-    axes.imshow(values, cmap=MAP, norm=scale, interpolation="nearest")
+    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
     if max(values.shape) <= _MOST_NUMBERED:
-        write_numbers(axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0"))
+        panels.write_numbers(axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0"))
     for axis, names in ((axes.yaxis, rows_in_order), (axes.xaxis, columns)):
         step = -(-len(names) // _MOST_NUMBERED)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
@@ -102,19 +100,19 @@ def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:
     labels = groups if groups.nunique() > 1 else pd.Series(pairs, index=pairs)
     palette = colors if groups.nunique() == 1 else make_palette(list(dict.fromkeys(groups)))
     # The more pairs, the more of the room of a layer.
-    offsets = shifts(len(pairs)) * (1.6 if len(pairs) > _FEW_PAIRS else 1.0)
+    offsets = panels.shifts(len(pairs)) * (1.6 if len(pairs) > _FEW_PAIRS else 1.0)
     for pair, shift in zip(pairs, offsets, strict=True):
-        draw_line(
+        panels.draw_over_layers(
             panel, panels.select(kappas, checkpoint=pair), layers, color=palette[labels[pair]], label=labels[pair],
             shift=shift, style="o",
         )  # fmt: skip
     # After all pairs, for the order of the legend.
     for pair, shift in zip(pairs, offsets, strict=True):
-        draw_line(
+        panels.draw_over_layers(
             panel, panels.select(unrelated, checkpoint=pair), layers, color=_UNRELATED,
             label="best alignment of unrelated inputs (range: 95 % of orders)", shift=shift, style="_",
         )  # fmt: skip
     panel.axhline(0, color=_UNRELATED, linewidth=0.8)
     panel.set_ylabel("κ (0 = chance)")
-    label_axis(panel, layers)
+    panels.label_layers(panel, layers)
     return panels.finish(figure, kappas, title="Agreement of aligned experts on held-out inputs")

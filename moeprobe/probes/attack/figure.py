@@ -13,7 +13,6 @@ from moeprobe.metrics.analyses.output import ACCURACY, PREDICTION_AGREEMENT
 from moeprobe.metrics.registry import find
 from moeprobe.probes.sweep.figure import draw as draw_sweep
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.tables import agreement_of, first_and_last
 
 # A matrix of more checkpoints has no numbers in its cells.
@@ -63,7 +62,7 @@ def _transfer(table: pd.DataFrame, view: str, unit: str) -> Figure:
     for column, (title, rows) in enumerate(maps.items()):
         _matrix(axes[0, column], rows, names, view, scale, with_labels=column == 0)
         axes[0, column].set_title(title)
-    color_bar(figure, axes, scale, "share", largest=0.7, above=False)
+    panels.color_bar(figure, axes, scale, "share", largest=0.7, above=False)
     return panels.finish(
         figure,
         pd.concat(maps.values()),
@@ -83,9 +82,9 @@ def _matrix(
         for j, judged_on in enumerate(names):
             key = (view if i == j else _crafted_on(view, crafted_on), judged_on)
             values[i, j] = by_place.get(key, np.nan)
-    axes.imshow(values, cmap=MAP, norm=scale, interpolation="nearest")
+    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
     if len(names) <= _MOST_NUMBERED:
-        write_numbers(axes, values, scale, size=9, written=lambda value: f"{value:.2f}")
+        panels.write_numbers(axes, values, scale, size=9, written=lambda value: f"{value:.2f}")
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set_yticks(range(len(names)), names if with_labels else [""] * len(names))
     axes.tick_params(length=0, labelsize=8)

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.tables import SHOWN_LAYERS
 
 _LABELS = {
@@ -65,11 +64,13 @@ def _over_layers(
         empty.remove()
     lowest = axes.flat[max(len(labels) - 2, 0) : len(labels)]
     for panel, (metric, label) in zip(axes.flat, labels.items(), strict=False):
-        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
             rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, rows, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
+            panels.draw_over_layers(
+                panel, rows, layers, color=colors[checkpoint], label=checkpoint, shift=shift
+            )
         panel.set(title=label, ylim=(0, 1))
-        label_axis(panel, layers, with_label=panel in lowest)
+        panels.label_layers(panel, layers, with_label=panel in lowest)
     for first in axes[:, 0]:
         first.set_ylabel(_MEAN)
     return figure

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from moeprobe.probes.contagion.sentences import EXCHANGES, sentence_on, unchanged
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import label_axis, shifts
 
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
@@ -33,12 +32,12 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     for row, kind in enumerate(kinds):
         for column, name in enumerate(numbers):
             panel = axes[row, column]
-            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
                 rows = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
                 rows = rows.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift
                 panels.points(panel, x, rows, color=colors[checkpoint], label=checkpoint)
-            label_axis(panel, layers, with_label=row == len(kinds) - 1)
+            panels.label_layers(panel, layers, with_label=row == len(kinds) - 1)
             panel.set(
                 title=EXCHANGES[name].measures[0].short if row == 0 else "",
                 ylabel=_ROWS[kind] if column == 0 else "",

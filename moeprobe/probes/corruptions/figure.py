@@ -10,7 +10,6 @@ from moeprobe.inputs.corruptions import EXTRA, FAMILIES, MEAN
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.means import agreement_rows
 from moeprobe.results.tables import first_and_last
 
@@ -53,7 +52,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 def _curves(axes: Axes, rows: pd.DataFrame, name: str, colors: Mapping[str, str]) -> None:
     """Draw a family, or the mean over all corruptions; of a single severity points, which have no line or band."""
     checkpoints = panels.checkpoints(rows)
-    for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+    for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
         of_checkpoint, color = panels.select(rows, checkpoint=checkpoint), colors[checkpoint]
         mean = of_checkpoint[of_checkpoint["view"].isin([name, CLEAN])].sort_values("severity")
         is_single = len(mean) == 1

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import Modality
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import shifts
 from moeprobe.results.layouts.by_view import flips
 from moeprobe.results.tables import first_and_last
 
@@ -34,7 +33,7 @@ def draw(
     figure, axes = panels.panels(1, len(layers), width=4.2, height=height)
     for across, layer in enumerate(layers):
         panel = axes[0, across]
-        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
             of_one = panels.select(rows, layer=layer, checkpoint=checkpoint)
             of_one = of_one.set_index("view").reindex(views).reset_index()
             y, value = np.arange(len(views)) + shift, of_one["value"].to_numpy(float)

@@ -12,8 +12,6 @@ from moeprobe.metrics.analyses.expert_outputs import EXPERT_DISTANCE, EXPERT_DIS
 from moeprobe.metrics.analyses.experts import BANNED, DISPENSABLE, PER_EXPERT, intervention_metric
 from moeprobe.probes.experts.redundancy import dispensable
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
-from moeprobe.results.figures.layers import shifts
 from moeprobe.results.tables import first_and_last
 
 # More experts than this, and numbers in the cells would be too small to read.
@@ -51,7 +49,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
     for across, (kind, metric) in enumerate(names.items()):
         for down, layer in enumerate(layers):
             panel = axes[down, across]
-            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
                 of_one = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=metric)
                 x = of_one["expert"].to_numpy(float) + shift
                 panels.points(panel, x, of_one, color=colors[checkpoint], label=checkpoint, size=4)
@@ -110,7 +108,7 @@ def _distances(table: pd.DataFrame) -> dict[str, Figure]:
                 panel.set_axis_off()  # this checkpoint has no such layer
                 continue
             matrix = _symmetric(of_one)
-            panel.imshow(matrix, cmap=MAP, norm=scale, interpolation="nearest")
+            panel.imshow(matrix, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
             panel.set_title(f"{checkpoint}, {layer}", fontsize=9)
             panel.set(xlabel="expert", ylabel="expert" if across == 0 else "")
             panel.tick_params(length=0, labelsize=8)
@@ -118,8 +116,8 @@ def _distances(table: pd.DataFrame) -> dict[str, Figure]:
             if len(matrix) <= _MOST_NUMBERED:
                 panel.set_xticks(range(len(matrix)))
                 panel.set_yticks(range(len(matrix)))
-                write_numbers(panel, matrix, scale, size=7.5, written="{:.2f}".format)
-    color_bar(figure, axes, scale, "distance, over permuted patches", largest=0.7, above=False)
+                panels.write_numbers(panel, matrix, scale, size=7.5, written="{:.2f}".format)
+    panels.color_bar(figure, axes, scale, "distance, over permuted patches", largest=0.7, above=False)
     title = "Distance of the outputs of two experts on the same patches"
     notes = ["0: the same outputs; 1: the distance on different patches", *notes]
     rows_of_panels = rows[rows["layer"].isin(layers)]

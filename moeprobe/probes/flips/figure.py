@@ -12,7 +12,6 @@ from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.metrics.analyses.text_flips import text_flip_metric
 from moeprobe.probes.flips.sentences import is_unreachable
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import shifts
 from moeprobe.results.tables import first_and_last
 
 # What a flip of a text does that the figure shows.
@@ -55,7 +54,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     for row, layer in enumerate(panel_layers):
         for column, forced in enumerate(kinds):
             panel = axes[row, column]
-            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
                 line = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=names[forced])
                 line = line.set_index("tokens").reindex(deciles).reset_index()
                 x = np.arange(1, len(deciles) + 1) + shift

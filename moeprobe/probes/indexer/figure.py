@@ -9,7 +9,6 @@ from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.token_kinds import POSITION
 from moeprobe.probes.indexer.sentences import KEY_KAPPA, by_position, rows_of
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
 
@@ -34,11 +33,15 @@ def draw(result: Result) -> dict[str, Figure]:
 def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw κ of each layer, a line for each chance level."""
     layers = panels.layers(rows)
-    for (null, label), color, shift in zip(_LEVELS.items(), COLORS, shifts(len(_LEVELS)), strict=False):
+    for (null, label), color, shift in zip(
+        _LEVELS.items(), COLORS, panels.shifts(len(_LEVELS)), strict=False
+    ):
         of_null = rows_of(rows, KEY_KAPPA, null)
         if len(of_null):
-            draw_line(axes, of_null, layers, color=color, label=f"κ, chance: {label}", shift=shift)
-    label_axis(axes, layers)
+            panels.draw_over_layers(
+                axes, of_null, layers, color=color, label=f"κ, chance: {label}", shift=shift
+            )
+    panels.label_layers(axes, layers)
     axes.set_xlabel(axes.get_xlabel().replace("MoE layer", "layer with sparse attention"))
     axes.set_ylabel("κ (0 = chance)")
 

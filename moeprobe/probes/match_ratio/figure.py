@@ -14,7 +14,6 @@ from moeprobe.metrics.analyses.weights import WEIGHT_COSINE
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import covers, find
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.tables import SHOWN_LAYERS, agreement_of
 
 # What the raw values are where they are not shares of patches alone.
@@ -98,7 +97,7 @@ def _over_layers(
     """Draw a panel per match, with the layers along the x axis."""
     figure, axes = panels.panels(2, len(names), width=5.0)
     checkpoints = panels.checkpoints(patches)
-    shift_of = dict(zip(checkpoints, shifts(len(checkpoints)), strict=True))
+    shift_of = dict(zip(checkpoints, panels.shifts(len(checkpoints)), strict=True))
     for column, name in enumerate(names):
         raw, kappa = axes[:, column]
         raw.set_title(_label(name).replace("\n", " "))
@@ -117,9 +116,11 @@ def _over_layers(
                 (kappa, f"{name}{KAPPA}", "image", "D:"),
             ):
                 rows = panels.select(values, metric=metric, null=null)
-                draw_line(panel, rows, layers, color=color, label=checkpoint, shift=shift, style=style)
-        label_axis(raw, layers, with_label=False)
-        label_axis(kappa, layers)
+                panels.draw_over_layers(
+                    panel, rows, layers, color=color, label=checkpoint, shift=shift, style=style
+                )
+        panels.label_layers(raw, layers, with_label=False)
+        panels.label_layers(kappa, layers)
     return figure, axes
 
 

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from moeprobe.probes.precision.sentences import by_part
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import shifts
 from moeprobe.results.tables import first_and_last
 
 
@@ -24,7 +23,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[st
     for down, layer in enumerate(layers):
         for across, part in enumerate(parts):
             panel = axes[down, across]
-            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
                 of_one = panels.select(rows, layer=layer, part=part, checkpoint=checkpoint)
                 of_one = of_one.set_index("format").reindex(list(formats)).reset_index()
                 x = np.arange(len(formats)) + shift

@@ -25,8 +25,6 @@ from moeprobe.metrics.registry import find
 from moeprobe.probes.routes.key_routes import KeyRoutes
 from moeprobe.probes.routes.tables import Tables
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.numbers import number
 
 if TYPE_CHECKING:
@@ -54,11 +52,13 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     figure, axes = panels.panels(1, len(kinds), width=3.6)
     for panel, metric in zip(axes[0], kinds, strict=True):
         panel.axhline(0, color="#808080", linewidth=1)
-        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
             of_kind = panels.select(rows, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, of_kind, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
+            panels.draw_over_layers(
+                panel, of_kind, layers, color=colors[checkpoint], label=checkpoint, shift=shift
+            )
         panel.set_title(find(metric).label())
-        label_axis(panel, layers)
+        panels.label_layers(panel, layers)
     axes[0, 0].set_ylabel("normalized mutual information, chance-corrected")
     title = "What a token's expert says of its image's class, its place, its color"
     return {"information": panels.finish(figure, rows, title=title)}
@@ -140,7 +140,7 @@ def position_maps(
 
 
 def _map(panel: Axes, values: np.ndarray, scale: Normalize, *, first: bool, expert: int) -> None:
-    panel.imshow(values, cmap=MAP, norm=scale, interpolation="nearest")
+    panel.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
     panel.set_xticks([])
     panel.set_yticks([])
     if first:
@@ -305,7 +305,7 @@ def heat_map(
     axes: Axes, values: np.ndarray, scale: Normalize, *, rows: Sequence[str], columns: Sequence[str]
 ) -> None:
     """Draw ``values`` ``(rows, columns)`` with the names of both."""
-    axes.imshow(values, cmap=MAP, norm=scale, interpolation="nearest", aspect="auto")
+    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest", aspect="auto")
     for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
         step = -(-len(names) // _MOST_NAMED)
         axis.set_ticks(range(0, len(names), step), list(names)[::step])
@@ -313,7 +313,7 @@ def heat_map(
     axes.spines[:].set_visible(False)
     if max(values.shape[1], 1) > _MOST_NUMBERED or values.shape[0] > _MOST_NAMED:
         return
-    write_numbers(axes, values, scale, size=7, written=partial(number, decimals=2))
+    panels.write_numbers(axes, values, scale, size=7, written=partial(number, decimals=2))
 
 
 def outline(axes: Axes, cells: Sequence[tuple[int, int]]) -> None:
@@ -336,7 +336,7 @@ def bar(
     above: bool = False,
 ) -> None:
     """Add the color bar of all axes, with marked values by what they are called; ``above``: some are off its end."""
-    added = color_bar(figure, axes, scale, label, largest=1.0, above=above)
+    added = panels.color_bar(figure, axes, scale, label, largest=1.0, above=above)
     for name, value in mark.items():
         added.ax.axhline(value, color="#D55E00", linewidth=2)
         added.ax.annotate(

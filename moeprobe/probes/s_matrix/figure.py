@@ -18,8 +18,6 @@ from moeprobe.inputs.modality import TEXT, modality_of
 from moeprobe.metrics.analyses.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.tables import SHOWN_LAYERS
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dic
 
 
 def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> None:
-    color_bar(figure, axes, scale, "$S_{ij}$ (ideal: the identity)", largest=0.7, above=many)
+    panels.color_bar(figure, axes, scale, "$S_{ij}$ (ideal: the identity)", largest=0.7, above=many)
 
 
 def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
@@ -106,7 +104,7 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
             if rows.empty:
                 continue
             panel = axes[number * rows_each + index // columns, index % columns]
-            panel.imshow(_matrix(rows), cmap=MAP, norm=scale, interpolation="nearest")
+            panel.imshow(_matrix(rows), cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
             name = f"{checkpoint}\n{layer}" if index == 0 else layer
             panel.set_title(name, fontsize=8, loc="left")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
@@ -119,11 +117,13 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]
     checkpoints = panels.checkpoints(rows)
     figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
-        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
             of_mean = panels.select(rows, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, of_mean, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
+            panels.draw_over_layers(
+                panel, of_mean, layers, color=colors[checkpoint], label=checkpoint, shift=shift
+            )
         panel.set_title(name)
-        label_axis(panel, layers)
+        panels.label_layers(panel, layers)
     return figure
 
 
@@ -134,7 +134,7 @@ def _matrix(rows: pd.DataFrame) -> np.ndarray:
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     matrix = _matrix(rows[rows["metric"] == S.name])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
-    axes.imshow(matrix, cmap=MAP, norm=scale, interpolation="nearest", aspect="auto")
+    axes.imshow(matrix, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest", aspect="auto")
     first = "" if modality_of(rows["tokens"]) is TEXT else " (covers less)"
     axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
     step = int(np.ceil(len(matrix) / 10))
@@ -144,7 +144,7 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     axes.spines[:].set_visible(False)
     if len(matrix) > _MOST_NUMBERED:
         return
-    write_numbers(axes, matrix, scale, size=7.5, written="{:.2f}".format)
+    panels.write_numbers(axes, matrix, scale, size=7.5, written="{:.2f}".format)
 
 
 def _summary(rows: pd.DataFrame) -> str:
@@ -220,7 +220,7 @@ def _bars(axes: Axes, gates: tuple[np.ndarray, np.ndarray]) -> None:
 
 
 def _matrix_of_step(figure: Figure, axes: Axes, matrix: np.ndarray) -> None:
-    picture = axes.imshow(matrix, cmap=MAP, vmin=0, interpolation="nearest")
+    picture = axes.imshow(matrix, cmap=panels.COLOR_MAP, vmin=0, interpolation="nearest")
     axes.set(xlabel="expert, view 2", ylabel="expert, view 1")
     step = -(-len(matrix) // 10)
     axes.set_xticks(range(0, len(matrix), step))

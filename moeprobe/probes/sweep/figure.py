@@ -19,7 +19,6 @@ from moeprobe.metrics.analyses.unserved import UNSERVED
 from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, MetricFamily
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import draw_line, label_axis
 from moeprobe.results.tables import FLOORS, SHOWN_LAYERS, agreement_of
 
 _COMPANIONS, _OUTPUT = (GATE_HIGHEST, UNSERVED), (ACCURACY, PREDICTION_AGREEMENT)
@@ -148,7 +147,7 @@ def _over_layers(
             panel = axes[row, column]
             of_metric = _rows(routing, checkpoint, metric, nulls=("", "pooled"))
             for severity, shade in zip(severities, shades, strict=True):
-                draw_line(
+                panels.draw_over_layers(
                     panel,
                     of_metric[of_metric["severity"] == severity],
                     layers,
@@ -156,7 +155,7 @@ def _over_layers(
                     label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",
                 )
             panel.set_ylabel(label if column == 0 else "")
-            label_axis(panel, layers, with_label=row == len(rows) - 1)
+            panels.label_layers(panel, layers, with_label=row == len(rows) - 1)
         axes[0, column].set_title(checkpoint, color=colors[checkpoint])
     _shares_axis(axes[[metric != UNSERVED.name for metric, _ in rows]])
     return figure

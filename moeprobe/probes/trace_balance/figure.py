@@ -12,7 +12,6 @@ from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_IMBALANCE_E
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.probes.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.palette import COLORS
@@ -52,9 +51,9 @@ def _draw_lines(
     axes: Axes, lines: Mapping[str, pd.DataFrame], layers: list[str], palette: tuple[str, ...] | list[str]
 ) -> None:
     """Draw a line for each number over the layers."""
-    for (label, rows), color, shift in zip(lines.items(), palette, shifts(len(lines)), strict=False):
-        draw_line(axes, rows, layers, color=color, label=label, shift=shift)
-    label_axis(axes, layers)
+    for (label, rows), color, shift in zip(lines.items(), palette, panels.shifts(len(lines)), strict=False):
+        panels.draw_over_layers(axes, rows, layers, color=color, label=label, shift=shift)
+    panels.label_layers(axes, layers)
 
 
 def _draw_windows(axes: Axes, table: pd.DataFrame, color: str) -> None:

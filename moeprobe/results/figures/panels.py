@@ -1,7 +1,9 @@
-"""What several figures share: panels, points with intervals, and one legend below."""
+"""What several figures share: panels, points with intervals, layers as an axis, heat maps, names beside lines."""
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -9,6 +11,9 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
@@ -184,3 +189,145 @@ def layers(table: pd.DataFrame) -> list[str]:
 def checkpoints(table: pd.DataFrame) -> list[str]:
     """Return the checkpoints of a table in their order."""
     return list(dict.fromkeys(table["checkpoint"]))
+
+
+# MoE layers as an axis: for models with more layers than panels fit on a page.
+
+# Labels that fit side by side under one panel.
+_MOST_LABELS = 12
+_NUMBER = re.compile(r"\d+")
+
+
+def draw_over_layers(
+    axes: Axes,
+    rows: pd.DataFrame,
+    layers: Sequence[str],
+    *,
+    color: str,
+    label: str,
+    shift: float = 0.0,
+    style: str = "o-",
+) -> None:
+    """Draw values with their bars over the layers; ``shift`` offsets one line from another, in layers."""
+    by_layer = rows.drop_duplicates("layer").set_index("layer").reindex(list(layers))
+    x = np.arange(len(layers)) + shift
+    points(axes, x, by_layer, color=color, label=label, fmt=style, size=3.5, width=1.0)
+    name_collapsed(axes, x, by_layer, color=color)
+
+
+def shifts(count: int) -> np.ndarray:
+    """Return the offsets of so many lines."""
+    return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
+
+
+def label_layers(axes: Axes, layers: Sequence[str], *, with_label: bool = True) -> None:
+    """Let x be the layers, by their numbers where nothing else distinguishes them; ``with_label``: and say so."""
+    numbers = [_NUMBER.findall(name) for name in layers]
+    numbered = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
+        len(digits) == 1 for digits in numbers
+    )
+    labels = [digits[0] for digits in numbers] if numbered else list(layers)
+    step = -(-len(layers) // _MOST_LABELS) if numbered else -(-len(layers) // (2 * _MOST_LABELS))
+    ticks = range(0, len(layers), step)
+    axes.set_xticks(list(ticks), [labels[tick] for tick in ticks], rotation=0 if numbered else 90)
+    axes.set_xlim(-0.6, len(layers) - 0.4)
+    if with_label:
+        axes.set_xlabel(f"MoE layer ({_NUMBER.sub('N', layers[0])})" if numbered else "MoE layer")
+
+
+# Heat maps: the color map, its bar, and the numbers in the cells.
+
+# Perceptually even, and made to look the same with the common color deficiencies.
+COLOR_MAP = "cividis"
+
+
+def color_bar(
+    figure: Figure, axes: np.ndarray, scale: Normalize, label: str, *, largest: float, above: bool
+) -> Colorbar:
+    """Add the color bar of all axes, at most ``largest`` of their height; ``above``: some values are off its end."""
+    bar = figure.colorbar(
+        ScalarMappable(scale, COLOR_MAP),
+        ax=axes,
+        shrink=min(largest, 3.2 / figure.get_figheight()),
+        aspect=20,
+        extend="max" if above else "neither",
+    )
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def write_numbers(
+    axes: Axes, values: np.ndarray, scale: Normalize, *, size: float, written: Callable[[float], str]
+) -> None:
+    """Write each known value ``(rows, columns)`` into its cell, dark on bright cells and bright on dark ones."""
+    color = mpl.colormaps[COLOR_MAP]
+    for i, j in np.ndindex(values.shape):
+        if np.isfinite(values[i, j]):
+            bright = np.dot(color(scale(values[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
+            axes.text(
+                j, i, written(float(values[i, j])), ha="center", va="center", fontsize=size,
+                color="black" if bright else "white",
+            )  # fmt: skip
+
+
+# Names written next to what they name, in its color: no legend has to be matched by eye.
+
+# The height of a line of text, of its size.
+_LINE = 1.25
+
+
+class Named(NamedTuple):
+    """A point in data coordinates, what it is called, and the look of its line."""
+
+    x: float
+    y: float
+    text: str
+    color: str
+    style: str = "-"
+
+
+def write_beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 8) -> None:
+    """Write names right of a panel, each as near to the height of its point as the others let it, with a thin line.
+
+    Call it when all else is drawn and both scales are set: the limits stay as they are then.
+
+    Args:
+        axes: the panel.
+        points: labeled points; points that are not finite are left out.
+        height: of the panel, about, in inches.
+        size: of the text, in points.
+    """
+    points = [point for point in points if np.isfinite([point.x, point.y]).all()]
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    to_panel = axes.transData + axes.transAxes.inverted()
+    heights = np.array([to_panel.transform((point.x, point.y))[1] for point in points])
+    for point, y in zip(points, spread(heights, _LINE * size / 72 / height), strict=True):
+        axes.annotate(
+            point.text, (point.x, point.y), xytext=(1.04, y), textcoords="axes fraction", color=point.color,
+            fontsize=size, va="center", ha="left", annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-", "color": point.color, "linestyle": point.style, "linewidth": 0.6, "alpha": 0.6,
+                "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5),
+            },
+        )  # fmt: skip
+
+
+def spread(heights: np.ndarray, gap: float) -> np.ndarray:
+    """Return places ``(n,)`` at least ``gap`` apart, in the order of the wanted ones and nearest to them (squares).
+
+    Between 0 and 1 where that fits.
+    """
+    if not len(heights):
+        return heights
+    # Here, since most figures name nothing beside a line, and scipy takes a while to load.
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(heights, kind="stable")
+    steps = gap * np.arange(len(heights))
+    room = max(1.0 - steps[-1], 0.0)
+    # Apart by the gap is the same as not descending, once each has its number of gaps taken off.
+    fitted = isotonic_regression(heights[order] - steps).x.clip(0.0, room) + steps
+    positions = np.empty(len(heights))
+    positions[order] = fitted
+    return positions

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from moeprobe.cli.front.training_progress import Live
 from moeprobe.models.training.reporting import Report
-from moeprobe.results.figures.training import draw
+from moeprobe.results.figures.curves import draw_training
 from tests.models.training.tiny import trainer
 
 VALUES = {
@@ -78,12 +78,12 @@ def test_every_panel_of_the_picture_shows_its_curves() -> None:
             "val_loss": [2.2, 2.0, 1.7],
         }
     )
-    figure = draw(metrics, name="run")
+    figure = draw_training(metrics, name="run")
     for axis in figure.axes:
         low, high = axis.get_ylim()
         drawn = [float(value) for line in axis.lines for value in np.asarray(line.get_ydata())]
         assert len(drawn) >= len(steps)
         assert all(low <= value <= high for value in drawn), axis.get_title()
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "linear", "log"]
-    alone = draw(metrics.drop(columns="train_prc_diagonal"), name="run")
+    alone = draw_training(metrics.drop(columns="train_prc_diagonal"), name="run")
     assert len(alone.axes) == 2, "no empty panel where there is no auxiliary loss"

@@ -29,7 +29,6 @@ from moeprobe.metrics.costs import (
 )
 from moeprobe.metrics.registry import find
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.direct import Named, beside
 from moeprobe.results.palette import COLORS
 
 # Trainings that differ in their seed alone: what a figure calls them, and what is drawn of them.
@@ -334,11 +333,13 @@ def draw_experts(numbers: dict[str, pd.DataFrame], groups: Sequence[Group]) -> F
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set(xlabel="experts", ylabel=title)
         panel.margins(x=0.05, y=0.08)
-        beside(panel, ends, height=_HEIGHT - 0.6)
+        panels.write_beside(panel, ends, height=_HEIGHT - 0.6)
     return figure
 
 
-def _line(axes: Axes, name: str, groups: Sequence[Group], rows: pd.DataFrame, *, color: str) -> Named | None:
+def _line(
+    axes: Axes, name: str, groups: Sequence[Group], rows: pd.DataFrame, *, color: str
+) -> panels.Named | None:
     """Draw the means with the ranges of the seeds; returns where the line ends, None where there is no point."""
     points = []
     for group in sorted(groups, key=lambda one: one.experts):
@@ -349,4 +350,4 @@ def _line(axes: Axes, name: str, groups: Sequence[Group], rows: pd.DataFrame, *,
     if not points:
         return None
     axes.plot(*np.transpose(points), "o-", color=color, markersize=5, linewidth=1.2)
-    return Named(*points[-1], name, color)
+    return panels.Named(*points[-1], name, color)
