@@ -53,17 +53,19 @@ def cpu_seconds() -> float:
     return time.process_time() + children.children_user + children.children_system
 
 
-def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
+def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress, warm_up: bool = True) -> Measured:
     """Return what one call of the work of each contestant takes, in the race's unit, and its CPU time.
 
-    Everyone's values are compared first, and one more round warms up; for work that takes long, the first call is the
-    first round. The order of contestants is another one in every round, since it alone moves ratios.
+    Everyone's values are compared first, and one more round warms up; for work that takes long, and for all without
+    ``warm_up``, the first call is the first round. The order of contestants is another one in every round, since it
+    alone moves ratios.
 
     Args:
         race: what is run.
         rounds: measured rounds.
         clock: how time is taken.
         watcher: receives the progress, round by round.
+        warm_up: run what is short once more before it is measured.
 
     Raises:
         DisagreementError: contestants compute different values.
@@ -74,7 +76,7 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     for one in race.contestants:
         begun = time.perf_counter()
         taken, cpu, returned[one.name] = _call(race, one, clock)
-        if time.perf_counter() - begun > WARM_SECONDS:
+        if not warm_up or time.perf_counter() - begun > WARM_SECONDS:
             long[one.name] = one.scale * taken, one.scale * cpu
     check_values(race, returned)
     returned.clear()

@@ -71,7 +71,13 @@ def bench(
             part = parts.part(name)
             for race in part.races(settings):
                 rounds = settings.rounds or (_QUICK_ROUNDS if settings.quick else race.rounds or part.rounds)
-                measured = measure(race, rounds=rounds, clock=clock, watcher=watcher or Progress())
+                measured = measure(
+                    race,
+                    rounds=rounds,
+                    clock=clock,
+                    watcher=watcher or Progress(),
+                    warm_up=not settings.quick,
+                )
                 found += rows(race, measured, part=name, judge=not settings.quick)
         about["load_at_end"] = facts.load_average()
         result = BenchResult(frame(found), {"request": request, "command": command, **about})
