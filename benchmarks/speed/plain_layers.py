@@ -1,8 +1,8 @@
 """The MoE layer as others write it, in a few lines each: what ours is measured against.
 
 All take the same choices (top-k of a softmax, first choices served before second ones where room is limited) and run
-the same experts. Two limits route nothing: the dense MLP has as many FLOPs as the chosen experts, and the experts alone
-take tokens that lie in order.
+the same experts. Three limits route nothing: the dense MLP has as many FLOPs as the chosen experts, its products leave
+out the rest of it, and the experts alone take tokens that lie in order.
 
 Axes: N tokens, K choices per token, E experts, C places of an expert (of all groups together), G groups, D width, M
 hidden width.
@@ -145,6 +145,11 @@ def dense(tokens: Tensor, weights: Weights) -> Tensor:
     """Return ``(N, D)`` of the first expert of ``weights`` on all tokens."""
     hidden = F.gelu(torch.addmm(weights.b1[0], tokens, weights.w1[0]), approximate="tanh")
     return torch.addmm(weights.b2[0], hidden, weights.w2[0])
+
+
+def products(tokens: Tensor, weights: Weights) -> Tensor:
+    """Return ``(N, D)`` of the two matrix products of ``dense`` without biases and GELU: the machine at its best."""
+    return (tokens @ weights.w1[0]) @ weights.w2[0]
 
 
 def experts_alone(tokens: Tensor, weights: Weights, top_k: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""The MoE layer against other ways to write it, and against two limits.
+"""The MoE layer against other ways to write it, and against three limits.
 
-The dense MLP has as many FLOPs. The experts alone do their products on tokens that lie in order already: no router, and
-no moves but to repeat tokens and add their k results; yet the parameters of all experts to be read, and their gradients
-to be written.
+The dense MLP has as many FLOPs, and its two matrix products alone show what the machine can do. The experts alone do
+their products on tokens that lie in order already: no router, and no moves but to repeat tokens and add their k
+results; yet the parameters of all experts to be read, and their gradients to be written.
 
 Tokens are made so that the router sends them where the race says: every expert as many, or the most loaded so many
 times the mean. Small experts, of digits and of a width of 192, are measured beside those of S/32, since what surrounds
@@ -29,6 +29,7 @@ from benchmarks.speed.plain_layers import (
     loop,
     one_hot,
     padded,
+    products,
 )
 from benchmarks.speed.race import BEST, Contestant, Race, Target
 from moeprobe.models.nn.experts import MlpExperts
@@ -37,7 +38,8 @@ from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 
 OURS, DENSE, HUGGING_FACE = "moeprobe", "dense MLP", "Hugging Face, grouped_mm"
-ALONE = "experts alone"
+ALONE, PRODUCTS = "experts alone", "matrix products"
+_LIMITS = (DENSE, PRODUCTS, ALONE)
 _TRAINED = 1.05
 _TOLERANCE = 1e-4
 # One-hot tensors of more experts take longer than all the rest together.
@@ -94,6 +96,8 @@ CASES = (
     *(Case(8, k, skew, layout) for layout in ("D 192", "digits") for k in (1, 2) for skew in (1.0, 1.3)),
 )  # fmt: skip
 QUICK = Sizes(images=4, tokens=17, group_images=2, width=64, hidden=64)
+# Large experts, as many tokens for each: little but the products is left to do.
+_NEAR_PRODUCTS = (Case(8, 2), Case(8, 1))
 # Both ends of how the cost grows with the number of experts.
 _FEW, _MANY = Case(8, 1), Case(64, 1)
 
@@ -156,15 +160,16 @@ class _Work:
         for name, other in others.items():
             ways[name] = lambda tokens, other=other: other(tokens, self.weights, self.rule)  # type: ignore[misc]
         limits = {DENSE: lambda tokens: dense(tokens, self.dense)}
+        limits[PRODUCTS] = lambda tokens: products(tokens, self.dense)
         if not self.case.skewed:
             limits[ALONE] = lambda tokens: experts_alone(tokens, self.weights, self.case.top_k)
         return ways | limits
 
     def contestant(self, name: str, way: Callable[[Tensor], Tensor], *, backward: bool) -> Contestant:
         """Return a way as one who takes part."""
-        own = self.dense if name == DENSE else self.weights
+        own = self.dense if name in (DENSE, PRODUCTS) else self.weights
         leaves = {key: getattr(own, key) for key in ("w1", "b1", "w2", "b2")}
-        if name not in (DENSE, ALONE):
+        if name not in _LIMITS:
             leaves["gate"] = own.gate
         tokens = self.tokens.clone().requires_grad_(backward)
 
@@ -185,7 +190,7 @@ class _Work:
             for leaf in (tokens, *leaves.values()):
                 leaf.grad = None
 
-        role: Any = {OURS: "ours", DENSE: "limit", ALONE: "limit"}.get(name, "other")
+        role: Any = "ours" if name == OURS else "limit" if name in _LIMITS else "other"
         return Contestant(name, both if backward else forward, role=role, before=clear if backward else None)
 
 
@@ -230,6 +235,8 @@ def _race(work: _Work, *, backward: bool) -> Race:
     targets = [Target(OURS, BEST, at_least=0.95)]
     if not work.case.skewed:
         targets += [Target(OURS, DENSE, at_least=0.8), Target(OURS, ALONE, at_least=0.9)]
+    if work.case in _NEAR_PRODUCTS and not backward:
+        targets.append(Target(OURS, PRODUCTS, at_least=0.85))
     return Race(
         f"{work.name}, {_direction(backward)}",
         [work.contestant(name, way, backward=backward) for name, way in work.ways().items()],
