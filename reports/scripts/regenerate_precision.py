@@ -18,8 +18,7 @@ import torch
 
 import moeprobe.models.timm  # noqa: F401  # before transformers: it does without a torchvision that does not fit
 from moeprobe import api
-from moeprobe.probes.precision import FORMATS
-from moeprobe.probes.precision.sentences import by_part
+from moeprobe.probes.precision import FORMATS, by_part
 from moeprobe.results.folder import Result
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import write_text

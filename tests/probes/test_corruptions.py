@@ -13,7 +13,7 @@ from moeprobe.inputs.corruptions import FAMILIES, MOVING, NAMES, STANDARD
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, average
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.corruptions.figure import draw
-from moeprobe.probes.corruptions.means import means_of
+from moeprobe.probes.corruptions.measure import means_of
 from moeprobe.results.folder import Result
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.values import CellValues, Evaluator

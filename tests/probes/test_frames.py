@@ -16,7 +16,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.cli.front.screen import footing
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import to_tensor
-from moeprobe.probes.frame_flips.comparisons import BEFORE, FIRST, OTHER
+from moeprobe.probes.frame_flips import BEFORE, FIRST, OTHER
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import DATA

@@ -118,9 +118,29 @@ class Corruptions(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return under which corruption routing changes most and least, and what the controls explain."""
-        from moeprobe.probes.corruptions.sentences import sentences
+        from moeprobe.results.layouts.means import agreement_rows
+        from moeprobe.results.numbers import interval
 
-        return sentences(table)
+        rows = agreement_rows(table)
+        lines = []
+        for checkpoint, of_checkpoint in rows[rows["value"].notna()].groupby("checkpoint", sort=False):
+            layer = of_checkpoint["layer"].iloc[0]
+            of_layer = of_checkpoint[of_checkpoint["layer"] == layer]
+            by_view = {row["view"]: row for row in of_layer.to_dict("records")}
+            kinds = sorted(
+                (view for view in by_view if view in NAMES), key=lambda view: by_view[view]["value"]
+            )
+            if len(kinds) > 1:
+                low, high = (f"{kind} {interval(by_view[kind])}" for kind in (kinds[0], kinds[-1]))
+                lines.append(f"{checkpoint}, κ in {layer}: lowest under {low}, highest under {high}.")
+            controls = [
+                f"{kind} {interval(by_view[kind])}, control {interval(by_view[kind + CONTROL])}"
+                for kind in MOVING
+                if kind in by_view and kind + CONTROL in by_view
+            ]
+            if controls:
+                lines.append(f"{checkpoint}, κ with and without movement: {'; '.join(controls)}.")
+        return lines
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return accuracy and κ along the severity, a panel per family and one for the mean."""

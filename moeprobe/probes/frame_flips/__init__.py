@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from moeprobe.results.folder import Result
 
+# What a frame is compared with, in the column ``view``.
+BEFORE, FIRST, OTHER = "frame before", "first frame", "other clip"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrameFlips(Probe["Result"]):
@@ -44,9 +47,22 @@ class FrameFlips(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return the flip rates of the first layer beside the chance line."""
-        from moeprobe.probes.frame_flips.comparisons import sentences
+        from moeprobe.results.layouts.by_view import flips
+        from moeprobe.results.numbers import interval
+        from moeprobe.results.tables import set_match_of
 
-        return sentences(table)
+        lines = []
+        for checkpoint, of_checkpoint in flips(table, set_match_of(table)).groupby("checkpoint", sort=False):
+            layer = of_checkpoint["layer"].iloc[0]
+            of_layer = of_checkpoint[of_checkpoint["layer"] == layer]
+            by_view = {row["view"]: row for row in of_layer.to_dict("records")}
+            rates = [
+                f"{interval(by_view[view])} against the {view}" for view in (BEFORE, FIRST) if view in by_view
+            ]
+            if OTHER in by_view:
+                rates.append(f"{interval(by_view[OTHER])} against frames of another clip")
+            lines.append(f"{checkpoint}, flip rate in {layer}: {', '.join(rates)}.")
+        return lines
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return flip rates, layer by layer."""

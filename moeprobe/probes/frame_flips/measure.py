@@ -23,8 +23,7 @@ from moeprobe.probes.engine.loop import RunBlock
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
 from moeprobe.probes.engine.shard import BlockSizes
-from moeprobe.probes.frame_flips import FrameFlips
-from moeprobe.probes.frame_flips.comparisons import BEFORE, FIRST, OTHER
+from moeprobe.probes.frame_flips import BEFORE, FIRST, OTHER, FrameFlips
 from moeprobe.results.folder import Result
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.correspondence import settle

@@ -111,13 +111,34 @@ class Precision(Probe["Result"]):
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return for each checkpoint and format which part moves most choices."""
-        from moeprobe.probes.precision.sentences import sentences
-
-        return sentences(table, formats=FORMATS, whole=WHOLE)
+        """Return for each format which part moves most choices: means over layers and checkpoints."""
+        rows = by_part(table)
+        means = rows.groupby(["format", "part"], sort=False)["value"].mean()
+        lines = []
+        for name in [name for name in FORMATS if name in set(rows["format"])]:
+            single = means[name].drop(WHOLE, errors="ignore").sort_values(ascending=False, kind="stable")
+            parts = ", ".join(f"{part} {_share(value)}" for part, value in single.items())
+            together = f"; all of it {_share(means[name][WHOLE])}" if WHOLE in means[name] else ""
+            lines.append(
+                f"{name}, tokens that choose other experts where one part is rounded: {parts}{together}."
+            )
+        return lines
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the share of choices that differ, for each part along the formats."""
         from moeprobe.probes.precision.figure import draw
 
-        return draw(result.table, colors=result.sidecar.colors, formats=self.formats)
+        return draw(by_part(result.table), colors=result.sidecar.colors, formats=self.formats)
+
+
+def by_part(table: "DataFrame") -> "DataFrame":
+    """Return the rows about tokens that choose otherwise, with ``part`` and ``format``."""
+    from moeprobe.results.layouts.by_view import flips
+
+    rows = flips(table)
+    words = rows["view"].str.split(" ", n=1)
+    return rows.assign(part=words.str[0], format=words.str[1])
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.2f} %"

@@ -6,14 +6,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.probes.precision.sentences import by_part
 from moeprobe.results.figures import panels
 from moeprobe.results.tables import first_and_last
 
 
-def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str]) -> dict[str, Figure]:
-    """Return the figure: a row per layer, a column per part; of many layers the first and the last."""
-    rows = by_part(table)
+def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str]) -> dict[str, Figure]:
+    """Return the figure: a row per layer, a column per part; of many layers the first and the last.
+
+    Args:
+        rows: as ``by_part`` gives them.
+        colors: of checkpoints.
+        formats: those along the axis.
+    """
     if rows.empty:
         return {}
     every = panels.layers(rows)
