@@ -92,7 +92,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def without_pictures() -> Iterator[None]:
     """Figures of tables are not made, those of images not written: that takes longer than many a probe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.probes.engine.work.TableWork.draw", lambda *_: None)
+        patch.setattr("moeprobe.probes.engine.run.TableWork.draw", lambda *_: None)
         patch.setattr("moeprobe.results.figures.save", lambda *_, **__: [])
         yield
 

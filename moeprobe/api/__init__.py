@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from moeprobe.probes.drift.measure import drift
     from moeprobe.probes.engine.merging import MeasuredShard
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Plan
+    from moeprobe.probes.engine.run import Plan
     from moeprobe.probes.indexer.measure import indexer
     from moeprobe.probes.mismatch.measure import mismatch
     from moeprobe.probes.overlay.measure import OverlayResult

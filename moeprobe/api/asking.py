@@ -19,8 +19,8 @@ from moeprobe.probes.engine import merging
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.merging import MeasuredShard
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.run import Plan
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.trace import Trace

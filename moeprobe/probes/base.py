@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import ProbeWork
+    from moeprobe.probes.engine.run import ProbeWork
     from moeprobe.results.folder import Result
 
 R = TypeVar("R")

@@ -1,7 +1,7 @@
 """Compare checkpoints by their finished runs, or by probing them: paired differences with verdicts.
 
 In the order in which it happens: runs or checkpoints are resolved, the request is made of them, they are measured,
-their differences are judged, and the gate says which fail. A folder works as for any run (``probes.engine.work``).
+their differences are judged, and the gate says which fail. A folder works as for any run (``probes.engine.run``).
 """
 
 import dataclasses
@@ -22,8 +22,7 @@ from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.run import plan, prepare, run, run_once
-from moeprobe.probes.engine.work import Plan, Work
+from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
 from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
 from moeprobe.results import differences, finished, verdicts
 from moeprobe.results.finished import Measured

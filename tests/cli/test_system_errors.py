@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import moeprobe
 from moeprobe.cli.front.environment import system_error
-from moeprobe.probes.engine.work import Work
+from moeprobe.probes.engine.run import Work
 from tests.commands import Trained, refused
 
 NUMBERS = ("EIO", "ESTALE", "EACCES", "EROFS", "EMFILE", "ENODEV", "EINTR")

@@ -19,8 +19,8 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.probes import registry
+from moeprobe.probes.engine.checks import preflight
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.preflight import preflight
 from tests.commands import refused, run
 
 

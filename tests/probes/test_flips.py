@@ -21,8 +21,7 @@ from moeprobe.metrics.analyses.flips import FORCED, FlipsAnalysis, ForcedFlips
 from moeprobe.models.nn.capture import moe_layers, switch_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.probes.flips import Flips
-from moeprobe.probes.flips.forced import ForcedSets, forced_sets
-from moeprobe.probes.flips.price import CleanPass, price_flips
+from moeprobe.probes.flips.price import CleanPass, ForcedSets, forced_sets, price_flips
 from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
 from moeprobe.results.headlines.collected import RunTables

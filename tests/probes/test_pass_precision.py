@@ -17,8 +17,7 @@ from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.open import load_model
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.probes.engine.floor_passes import measure_floor
-from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.engine.models import load_models, measure_floor
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import Result
 from moeprobe.results.precision_floor import KEY, changed_share, precision_sentences

@@ -8,7 +8,7 @@ import pytest
 
 from moeprobe.errors import FinishedError
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.work import Work
+from moeprobe.probes.engine.run import Work
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.runtime.files import write_text

@@ -39,7 +39,7 @@ def paper(
 
     Example: `moeprobe paper checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/my-paper`
     """
-    from moeprobe.probes.engine.preflight import preflight
+    from moeprobe.probes.engine.checks import preflight
     from moeprobe.probes.match_ratio import MatchRatio
 
     options = common.options()

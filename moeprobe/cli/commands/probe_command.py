@@ -110,7 +110,7 @@ def _run_together(
 ) -> None:
     """Run a probe as one of several processes, of which the first prints."""
     from moeprobe.cli.front.screen import Bar
-    from moeprobe.probes.engine.ranks import run_together
+    from moeprobe.probes.engine.merging import run_together
     from moeprobe.runtime.progress import Progress
 
     options = common.options()

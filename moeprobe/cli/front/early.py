@@ -63,8 +63,8 @@ def check_comparison(sources: Sequence[str], asked: Mapping[str, Any], changes: 
         asked: probe, data, view and severities; None = the usual.
         changes: common options by name.
     """
+    from moeprobe.probes.engine.checks import preflight
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.preflight import preflight
     from moeprobe.probes.registry import to_compare
 
     try:

@@ -18,7 +18,7 @@ from moeprobe.metrics import registry
 from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
-from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.engine.run import Plan
 from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.headlines.declared import Which
 from moeprobe.results.layouts.agreement import agreement_table

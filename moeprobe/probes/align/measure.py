@@ -26,8 +26,8 @@ from moeprobe.probes.engine.checks import check_choices, make_analyses, make_spe
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.work import Plan, ProbeWork, TableWork, Work, time_sample
+from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, Work, time_sample
+from moeprobe.probes.engine.run_spec import make_request
 from moeprobe.probes.trace import recording
 from moeprobe.recordings.pairs import NamedTrace, clusters_of, common_ids, common_layers
 from moeprobe.recordings.reading import TraceFile

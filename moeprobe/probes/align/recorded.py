@@ -9,7 +9,7 @@ from moeprobe.probes.align import Align
 from moeprobe.probes.align.measure import AlignedTrainings, RecordedTraining, align_trainings
 from moeprobe.probes.analyze_trace.describe import facts_of, request_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile

@@ -28,7 +28,7 @@ from moeprobe.probes.analyze_trace.figure import figures_of, leading_sentences_o
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
 from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import (

@@ -26,8 +26,8 @@ from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
+from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
-from moeprobe.probes.engine.work import Work
 from moeprobe.probes.overlay.record import shown_experts
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.showing import Figures, one_line

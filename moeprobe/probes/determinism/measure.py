@@ -19,8 +19,8 @@ from moeprobe.inputs.texts import TokenBatch
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
+from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.routing.record import RoutingTrace, joined

@@ -18,7 +18,7 @@ from moeprobe.probes.drift.sentences import FIRST, LAST, kappas, steps_of, view_
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries

@@ -1,28 +1,281 @@
-"""Checks of checkpoints, their routing, images and a perturbation, before anything is run."""
+"""Checks of a run before it begins: of names, declarations and headers of files, then of the loaded models.
+
+``preflight`` refuses a mistyped argument without importing torch, which takes seconds. ``make_spec`` makes the same
+checks where models are loaded already, or are another program's, and those that need their routing.
+"""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
+from moeprobe.inputs.data.readers import naming
 from moeprobe.inputs.data.readers.images import Masked
-from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 from moeprobe.inputs.open import open_view, parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
+from moeprobe.models.checkpoints.header import ServingSettings, read_info
 from moeprobe.probes import registry
-from moeprobe.probes.base import CLEAN, Probe
-from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import origin_of
-from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
+from moeprobe.probes.base import CLEAN, Probe, Views
+from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
+from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.run_spec import RunSpec, check_layers, choose_images, chosen_layers
 from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.catalog import ANALYSES
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
+from moeprobe.runtime.device import FLOAT32
+from moeprobe.runtime.files import shortest_ends
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A checkpoint, loaded or not: its name in tables, MoE layers, classes, what it reads, and where it is from."""
+
+    name: str
+    layers: Sequence[str]
+    class_names: tuple[str, ...]
+    modality: Modality
+    provenance: Mapping[str, Any]
+
+
+def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, options: Options) -> None:
+    """Check a probe's arguments before any weights are read.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    subjects = [subject for subject in map(_subject, sources) if subject is not None]
+    _check_routing(probe, subjects)
+    names = distinct_names([(subject.name, subject.provenance) for subject in subjects])
+    origins = [
+        make_origin(name, subject.provenance, modality=subject.modality)
+        for name, subject in zip(names, subjects, strict=True)
+    ]
+    if options.max_length is not None:
+        for origin in origins:
+            check_cut(origin.name, origin.modality)
+    view_name: str = getattr(probe, "view", CLEAN)
+    view = None if view_name == CLEAN else open_view(view_name)
+    view_name = parse_view(view_name).name
+    if len(subjects) < len(sources):
+        # Of a model that must be loaded first nothing is known, so that of all together little is.
+        if data is not None:
+            naming.check_data(data, split=options.split)
+        return
+    if getattr(probe, "tokens", None) is not None:
+        return  # sequences that take the place of data
+    data = data_of(origins, data, files=getattr(probe, "files", ()))
+    naming.check_data(data, split=options.split)
+    modality = naming.resolve_name(data)[0].modality
+    check_modality(probe, origins, modality, data, view, view_name)
+    steps_of(probe, view, view_name)
+    check_layers(
+        {name: subject.layers for name, subject in zip(names, subjects, strict=True)}, options.layers
+    )
+    if probe.analyses:
+        check_options(probe, options)
+    if probe.labels_required:
+        classes = {name: subject.class_names for name, subject in zip(names, subjects, strict=True)}
+        check_classes(classes, modality, data)
+
+
+def _subject(model: Model) -> _Subject | None:
+    """Return the facts about a checkpoint; None where that takes loading it."""
+    if isinstance(model, Checkpoint):
+        return _Subject(
+            model.name,
+            model.model.layer_names,
+            model.class_names,
+            model.framing.modality,
+            model.provenance,
+        )
+    if not isinstance(model, str | Path) or is_foreign(model):
+        return None
+    info, header = read_info(model)
+    info.check_router()
+    provenance = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
+    return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, provenance)
+
+
+def _check_routing(probe: Probe[Any], subjects: Sequence[_Subject]) -> None:
+    """Raise ``UserError`` where routing is asked for and a model has none."""
+    dense = [subject.name for subject in subjects if not subject.layers]
+    if dense and probe.needs_routing:
+        alternatives = _listed([kind.name for kind in registry.probes() if not kind.needs_routing])
+        raise UserError(
+            f"{dense[0]} is dense: it has no MoE layer, so there is no routing for {probe.name}; {alternatives} can "
+            "measure it."
+        )
+
+
+def check_some(models: Models) -> list[Model]:
+    """Return the models as a list.
+
+    Raises:
+        UserError: there is none.
+    """
+    sources: list[Model] = several(models)
+    if not sources:
+        raise UserError("Name at least one checkpoint.")
+    return sources
+
+
+def check_folder(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` where nothing is done without an output folder, and none is named."""
+    if probe.needs_folder and options.out is None:
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. {option('out', f'{probe.kind}s')}.")
+
+
+def distinct_names(models: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Return names that distinguish models: their own, or the ends of the paths that they are from.
+
+    Args:
+        models: the name and the provenance of each.
+
+    Raises:
+        UserError: one is given twice.
+    """
+    names = [name for name, _ in models]
+    if len(set(names)) == len(names):
+        return names
+    paths = [_source_path(name, provenance) for name, provenance in models]
+    if len(set(paths)) < len(paths):
+        raise UserError("The same checkpoint was named twice.")
+    return shortest_ends(paths, least=2)
+
+
+def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
+    """Return where a model is from, without its suffix.
+
+    The files of one folder (best and last) differ in their own names, folders in their parents' names, and modules
+    with the same settings in their constructor.
+    """
+    path = Path(provenance.get("path", name)).resolve().with_suffix("")
+    settings = ServingSettings(**provenance.get("served", {})).suffix
+    path = path.with_name(f"{path.name}{settings}")
+    return path / provenance.get("factory", "").replace(":", ".")
+
+
+def check_cut(name: str, modality: Modality) -> None:
+    """Raise ``UserError`` where texts are to be cut off, and a model reads none."""
+    if modality is not TEXT:
+        raise UserError(f"{option('max_length')} is for texts, and {name} reads {modality.plural}.")
+
+
+def check_precision(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` where a probe has no passes in another precision than float32, or no noise floor."""
+    if options.precision != FLOAT32 and probe.refuses_precision:
+        raise UserError(f"{probe.name} {probe.refuses_precision}; leave {option('precision')} out.")
+    has_floor = probe.noise_floor or options.precision != FLOAT32
+    if options.floor_images != FLOOR_IMAGES and not has_floor:
+        raise UserError(
+            f"{probe.name} measures a noise floor only with {option('precision')}; leave {option('floor_images')} out."
+        )
+
+
+def check_options(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` if a common option has no effect in this probe."""
+    for name, is_set in (("class_null", options.class_null), ("masks", options.masks is not None)):
+        if is_set and "match" not in probe.analyses:
+            suitable = [kind.name for kind in registry.probes() if "match" in kind.analyses]
+            raise UserError(f"{option(name)} is about matches: use it with {_listed(suitable)}.")
+    if options.allow_not_finite and not probe.leaves_out:
+        suitable = [kind.name for kind in registry.probes() if kind.leaves_out and kind.compares]
+        raise UserError(
+            f"{probe.name} needs finite gates and scores of all inputs; omit {option('allow_not_finite')}, or use "
+            f"it with {_listed(suitable)}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def check_modality(
+    probe: Probe[Any],
+    origins: Sequence[Origin],
+    modality: Modality,
+    data: str,
+    view: PairView | SeverityView | None,
+    view_name: str,
+) -> None:
+    """Raise ``UserError`` unless data, view and models are all about images, or all about texts."""
+    for origin in origins:
+        if origin.modality is not modality:
+            reads = origin.modality
+            example = "text:PATH" if reads is TEXT else "folder:PATH"
+            raise UserError(
+                f"{origin.name} reads {reads.plural}, and {data} holds {modality.plural}; name {reads.plural}, e.g. "
+                f"{option('data', example)}."
+            )
+    if view is not None and view.modality is not modality:
+        suited = PairView if probe.views is Views.PAIRS else SeverityView
+        fitting = [
+            name
+            for name in VIEWS.names()
+            if VIEWS.get(name).modality is modality and issubclass(VIEWS.get(name), suited)
+        ]
+        raise UserError(
+            f"The view {view_name!r} perturbs {view.modality.plural}, and {data} holds {modality.plural}; use one of "
+            f"{', '.join(fitting)}, e.g. {option('view', fitting[0])}."
+        )
+
+
+def check_classes(class_names: Mapping[str, tuple[str, ...]], modality: Modality, data: str) -> None:
+    """Raise ``UserError`` unless it is known of every model what its scores are about."""
+    unknown = [name for name, classes in class_names.items() if not classes]
+    if unknown:
+        raise UserError(
+            f"The classes of {unknown[0]} are unknown, so there is nothing to evaluate"
+            + (
+                f"; if it was imported, import it again with {option('classes', data)}; if it is a module of your own, "
+                f"set the key classes: {data}."
+                if modality is IMAGE
+                else ": they belong to the next token."
+            )
+        )
+
+
+def steps_of(probe: Probe[Any], view: PairView | SeverityView | None, view_name: str) -> tuple[float, ...]:
+    """Return the severities of a probe, none where it has none; with any view, if requested or if nothing else fits.
+
+    Raises:
+        UserError: the view makes no pairs where those are compared, or has no severity where that grows.
+    """
+    severities: Sequence[float] | None = getattr(probe, "severities", None)
+    if probe.views is Views.PAIRS and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
+        )
+    any_view = probe.views is Views.ANY
+    either = any_view and (severities is not None or (view is not None and not isinstance(view, PairView)))
+    if probe.views is not Views.SEVERITIES and not either:
+        return ()
+    if not isinstance(view, SeverityView):
+        instead = (
+            f"leave {option('severities')} out"
+            if any_view
+            else f"use: moeprobe match-ratio --view {view_name}"
+        )
+        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
+    steps = view.severities if severities is None else tuple(severities)
+    _check_severities(steps)
+    return steps
+
+
+def _check_severities(severities: tuple[float, ...]) -> None:
+    """Raise ``UserError`` unless there is at least one severity and none is named twice."""
+    if not severities:
+        raise UserError("Name at least one severity.")
+    if len(set(severities)) < len(severities):
+        raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
 
 
 def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options) -> RunSpec:
@@ -83,7 +336,7 @@ def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, spl
 
 def _open_data(data: str, options: Options) -> Dataset:
     """Return the data set, with the masks that are named."""
-    dataset = open_data(data, split=options.split)
+    dataset = naming.open_data(data, split=options.split)
     if options.masks is None:
         return dataset
     if not isinstance(dataset, ImageDataset):

@@ -1,34 +1,41 @@
-"""The work of a probe that measures images one by one: sums per image, then tables, files and figures."""
+"""The work of a probe that measures images one by one: sums per image, then tables, files and figures.
+
+An image is run as its views, or in several variants of the model or of the run, each of which is a view in tables.
+"""
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
+from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.loop import dtype_name
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
+from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
-from moeprobe.probes.engine.work import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.results import plausibility, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat
+from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.device import choose_device, full_float32
 from moeprobe.runtime.progress import Advance, Progress
 
@@ -277,3 +284,55 @@ class Measurement(TableWork[M], ProbeWork[M]):
     def data_warnings(self) -> dict[str, str]:
         """Return warnings about checkpoints on these data, by their names."""
         return origins.doubts(self.models, self.spec.dataset, self.data, split=self.options.split)
+
+
+Sums = dict[Cell, dict[str, Tensor]]
+# From a batch to its sums by the name of the variant.
+BatchSums = Callable[[Batch | TextBatch], Mapping[str, Sums]]
+
+
+class VariantsMeasurement(Measurement[Result]):
+    """The work of a probe that runs each batch in several variants.
+
+    Attributes:
+        masks: whether it reads which pixels show the foreground.
+    """
+
+    masks: ClassVar[bool] = False
+
+    @abstractmethod
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch, by the name of the variant."""
+
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
+        """Return what runs each batch of a block in all variants."""
+        return partial(_run_block, sums=self.batch_sums(spec, model), masks=self.masks)
+
+    def make_request(self) -> dict[str, Any]:
+        """Return everything that the numbers depend on; the variants are all of unperturbed images."""
+        return super().make_request() | {"aligned": True}
+
+    @property
+    def is_aligned(self) -> bool:
+        """No variant moves a patch."""
+        return True
+
+
+def _run_block(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    block: Sequence[int],
+    progress: Advance | None,
+    *,
+    sums: BatchSums,
+    masks: bool,
+) -> tuple[Accumulator, list[str]]:
+    """Return the sums per input of some inputs."""
+    accumulator, skipped = Accumulator(), list[str]()
+    for batch in readable_batches(load_batches(spec, checkpoint, block, masks=masks), skipped, progress):
+        labels = {"label": batch.labels.numpy()}
+        for view, sums_by_cell in sums(batch).items():
+            for cell, columns in sums_by_cell.items():
+                arrays = {name: to_host(column) for name, column in columns.items()}
+                accumulator.add(dataclasses.replace(cell, view=view), batch.image_ids, labels | arrays)
+    return accumulator, skipped

@@ -1,25 +1,237 @@
-"""One life cycle for all probes: load, check, measure, write, draw."""
+"""The life cycle of a run: load and check, compute, write the tables, then the figures, and mark it as finished."""
 
 import dataclasses
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.probes.base import Probe
+from moeprobe.probes.engine.checks import check_folder, check_precision, check_some, preflight
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.preflight import check_precision, check_some, preflight
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.earlier_format import is_earlier
-from moeprobe.results.sidecars import read_sidecar
+from moeprobe.results.folder import OutputFolder, Result, output_folder
+from moeprobe.results.precision_floor import KEY
+from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
+from moeprobe.results.summaries import About
 from moeprobe.runtime import processes
+from moeprobe.runtime.catalog import ANALYSES
+from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress, progress_of
 
-if TYPE_CHECKING:
-    from moeprobe.probes.engine.work import Plan, ProbeWork
-
 R = TypeVar("R")
+T = TypeVar("T", bound=Result)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a probe, estimated from a few images."""
+
+    checkpoints: int
+    images: int
+    passes: int
+    timed_images: int
+    seconds: float
+
+
+class Work(ABC, Generic[R]):
+    """A checked run that has not begun; its inputs are checkpoints, traces or other runs.
+
+    A kind of run says how its result is computed, written and drawn; ``execute`` is the same for all of them.
+
+    Attributes:
+        request: everything that its numbers depend on, as ``run.json`` keeps it.
+        options: where to, and how.
+    """
+
+    request: dict[str, Any]
+    options: Options
+    _started = 0.0
+
+    @abstractmethod
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Return the result. Meanwhile only parts are written, and files that are too large for memory."""
+
+    def complete(self, result: R) -> None:
+        """Add measurements beside the result, before anything is written."""
+
+    def write(self, result: R, folder: OutputFolder) -> R:
+        """Write all but the figures; returns the result as it reads from its files."""
+        return result
+
+    def finish(self, result: R, folder: OutputFolder | None) -> R:
+        """Return what the caller receives, with more in its sidecar or more files in the folder."""
+        return result
+
+    def draw(self, result: R, folder: OutputFolder, progress: Progress) -> None:
+        """Write the figures; a result without any needs none."""
+
+    def sidecar_of(self, result: R) -> Sidecar:
+        """Return what ``table.json`` says of a result."""
+        sidecar: Sidecar = result.sidecar  # type: ignore[attr-defined]
+        return sidecar
+
+    def execute(self, progress: Progress) -> R:
+        """Do the work, in the folder of the options.
+
+        Raises:
+            FinishedError: the folder holds this run already, finished.
+        """
+        options = self.options
+        with output_folder(options.out, self.request, overwrite=options.overwrite, svg=options.svg) as folder:
+            return self.execute_in(folder, progress)
+
+    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Do the work in an open folder; without one nothing is written."""
+        self._started = time.perf_counter()
+        result = self.compute(folder, progress)
+        self.complete(result)
+        if folder is not None:
+            # The tables first: what a figure may stumble over is not lost.
+            result = self.write(result, folder)
+        result = self.finish(result, folder)
+        if folder is not None:
+            self.draw(result, folder, progress)
+            folder.finish(self.sidecar_of(result))
+        return result
+
+    def make_sidecar(self, **facts: Any) -> Sidecar:
+        """Return the sidecar of this run: its request, the ``facts`` of its kind, and provenance."""
+        return make_sidecar(self.request, command=self.options.command, **facts)
+
+    @property
+    def run_name(self) -> str:
+        """What its table calls the run: its folder, or its kind."""
+        return str(self.request["kind"]) if self.options.out is None else self.options.out.name
+
+    @property
+    def seconds(self) -> float:
+        """How long the work has taken until now."""
+        return time.perf_counter() - self._started
+
+    def run_info(
+        self, *, aligned: bool, train_seeds: Mapping[str, int | None], groups: Mapping[str, str]
+    ) -> About:
+        """Return what all rows of its table share."""
+        return About.of_request(
+            self.request, run=self.run_name, aligned=aligned, train_seeds=train_seeds, groups=groups
+        )
+
+
+class TableWork(Work[T]):
+    """Work whose result is a table of values, with sums per input and figures."""
+
+    def sidecar_of(self, result: T) -> Sidecar:
+        """Return what ``table.json`` says of a result, with how its analyses counted (``Analysis.facts``)."""
+        sidecar = super().sidecar_of(result)
+        for name in ANALYSES.names():
+            sidecar |= ANALYSES.get(name).facts(result.table)
+        return sidecar
+
+    def write(self, result: T, folder: OutputFolder) -> T:
+        """Write the tables and the sums; returns the result with the sums as they are in their file."""
+        return folder.write(result)
+
+    def draw(self, result: T, folder: OutputFolder, progress: Progress) -> None:
+        """Write the figures, if wanted."""
+        if self.options.figures:
+            from moeprobe.results.figures import save_all
+
+            save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
+
+
+class ProbeWork(Work[R]):
+    """The work of a probe on checkpoints: it can be planned, and some of it measured in shards.
+
+    Attributes:
+        models: the checkpoints.
+        data: the data set.
+        spec: the run specification.
+    """
+
+    models: Sequence[Checkpoint]
+    data: str
+    spec: RunSpec
+
+    def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
+        """Return the unperturbed inputs, in batches, that show what arithmetic alone changes."""
+        from moeprobe.probes.engine.models import clean_inputs  # here, since it imports torch
+
+        return clean_inputs(self.spec, model, self.options.floor_images)
+
+    def complete(self, result: R) -> None:
+        """Add to the sidecar what passes in another precision change by themselves."""
+        if self.options.precision == FLOAT32:
+            return
+        from moeprobe.probes.engine.models import measure_floor
+
+        # Without what analyses say of a table, which comes last.
+        sidecar = Work.sidecar_of(self, result)
+        for model in self.models:
+            layers = chosen_layers(model.model.layer_names, self.options.layers)
+            floor = measure_floor(model, self.floor_inputs(model), layers)
+            # Of aligned trainings the checkpoints are pairs.
+            for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
+                if model.name in subjects:
+                    subjects[model.name] = {**subjects[model.name], KEY: floor}
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per input."""
+        return 1
+
+    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+        """Do the work in an open folder, with passes in full float32; without a folder nothing is written."""
+        with full_float32():
+            return super().execute_in(folder, progress)
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """Return an estimate of the cost, by doing some of the work; nothing is written."""
+
+    def set_shard(self, shard: Shard) -> None:
+        """Do no more than a shard of the work; of probes that are measured in shards."""
+        raise NotImplementedError
+
+    def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the part files of the selected shard; returns its sidecar."""
+        raise NotImplementedError
+
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Merge the parts of shards, in place of measuring; folders of their parts -> their sidecars."""
+        raise NotImplementedError
+
+
+def time_sample(
+    spec: RunSpec,
+    models: Sequence[Checkpoint],
+    *,
+    images: int,
+    passes: int,
+    run: Callable[..., object],
+) -> Plan:
+    """Return the cost of a probe, estimated from its first ``images``."""
+    sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
+    seconds = 0.0
+    for model in models:
+        run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
+        begun = time.perf_counter()
+        run(sample, model)
+        seconds += time.perf_counter() - begun
+    return Plan(
+        checkpoints=len(models),
+        images=len(spec.indices),
+        passes=passes,
+        timed_images=len(sample.indices),
+        seconds=seconds * len(spec.indices) / len(sample.indices),
+    )
 
 
 def run(
@@ -43,8 +255,7 @@ def run(
         UserError: something named does not exist or does not fit.
     """
     options = options or Options(**probe.defaults)
-    if probe.needs_folder and options.out is None:
-        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. {option('out', f'{probe.kind}s')}.")
+    check_folder(probe, options)
     sources = check_some(models)
     work = prepare(probe, sources, data=data, options=options)
     while True:
@@ -103,7 +314,7 @@ def plan(
     data: str | None = None,
     options: Options | None = None,
     shard: Shard | None = None,
-) -> "Plan":
+) -> Plan:
     """Return what ``run``, or a shard of it, would cost, by running a few images and writing nothing."""
     if shard is not None:
         check_splits(probe)
@@ -113,9 +324,7 @@ def plan(
     return work.plan()
 
 
-def prepare(
-    probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options
-) -> "ProbeWork[R]":
+def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options) -> ProbeWork[R]:
     """Return the work that ``run`` does, checked."""
     check_precision(probe, options)
     probe.check_options(options)

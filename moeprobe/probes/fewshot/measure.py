@@ -10,8 +10,8 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.run import Plan, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.work import Plan, time_sample
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.fewshot.ridge import STRENGTHS
 from moeprobe.probes.fewshot.shots import Cases, choose_shots, features_block, judge

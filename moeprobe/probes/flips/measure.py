@@ -23,10 +23,9 @@ from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.flips import FIXED, Flips
-from moeprobe.probes.flips.forced import forced_sets
 from moeprobe.probes.flips.held_out import (
     HELD_OUT,
     HeldOut,
@@ -35,7 +34,7 @@ from moeprobe.probes.flips.held_out import (
     open_held_out,
     predicted_costs,
 )
-from moeprobe.probes.flips.price import CleanPass, price_flips
+from moeprobe.probes.flips.price import CleanPass, forced_sets, price_flips
 from moeprobe.probes.flips.texts import price_text_flips, resumable_layers, run_clean, text_sets
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite

@@ -1,4 +1,4 @@
-"""What a model gives when one token of one layer has another set of experts.
+"""Which sets are forced on which tokens of a layer, and what a model gives when one token has its forced set.
 
 The pass up to the layer is run once; flips are passes of their own from there on, many in a batch. Models that cannot
 resume a pass are run as a whole.
@@ -7,17 +7,106 @@ Axes: B images, T tokens, N flips, K choices, D width.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moeprobe.metrics.analyses.flips import ForcedFlips
+from moeprobe.metrics.analyses.selection import runner_up
 from moeprobe.probes.engine.batch_sums import log_probability
-from moeprobe.probes.flips.forced import ForcedSets
 from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
-from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.record import LayerRouting, RoutingTrace
+from moeprobe.runtime.seeds import generator
+
+
+@dataclass(frozen=True)
+class ForcedSets:
+    """Sets to be forced on tokens of a layer, one token at a time.
+
+    Attributes:
+        selected: ``(B, T, K)`` the other set of each token.
+        weight: ``(B, T)`` float64, tokens of the image that a sampled token stands for; 0 = not sampled.
+    """
+
+    selected: Tensor
+    weight: Tensor
+
+
+def forced_sets(
+    layer: LayerRouting,
+    perturbed: LayerRouting,
+    image_ids: Sequence[str],
+    *,
+    name: str,
+    patches: int,
+    seed: int,
+) -> dict[str, ForcedSets]:
+    """Return the sets that are forced on tokens of a layer, by kind of set.
+
+    Args:
+        layer: the clean routing.
+        perturbed: the routing of the perturbed images.
+        image_ids: names of the images.
+        name: of the layer.
+        patches: sampled patches of an image, for each kind of set; all prefix tokens are taken.
+        seed: of the run.
+    """
+    num_tokens, num_experts = layer.gates.shape[1:]
+    draws = np.stack(
+        [
+            generator(seed, f"flips {name}", image_id).random((num_tokens, 1 + num_experts))
+            for image_id in image_ids
+        ]
+    )
+    keys = torch.from_numpy(draws).to(layer.gates.device)
+    is_full = layer.valid & (layer.selected >= 0).all(-1)
+    sets = {"runner_up": _with_runner_up(layer, -1)}
+    if layer.top_k > 1:
+        sets["first"] = _with_runner_up(layer, 0)
+    sets["random"] = _at_random(layer, keys[..., 1:])
+    sets["view"] = perturbed.selected
+    flipped = {
+        "view": ~layer.selects_the_same(perturbed) & (perturbed.selected >= 0).all(-1) & perturbed.valid,
+    }
+    return {
+        forced: ForcedSets(
+            selected,
+            _sampled(is_full & flipped.get(forced, is_full), keys[..., 0], layer.num_prefix_tokens, patches),
+        )
+        for forced, selected in sets.items()
+    }
+
+
+def _with_runner_up(layer: LayerRouting, position: int) -> Tensor:
+    """Return the sets with the best expert that was not chosen in place of the one at ``position``."""
+    selected = layer.selected.clone()
+    selected[..., position] = runner_up(layer)
+    return selected
+
+
+def _at_random(layer: LayerRouting, keys: Tensor) -> Tensor:
+    """Return sets of the experts with the highest keys ``(B, T, E)``; a draw of the clean set swaps one expert."""
+    order = keys.argsort(-1, descending=True)
+    selected = order[..., : layer.top_k].clone()
+    marks = torch.zeros_like(layer.selected_mask).scatter(-1, selected, True)
+    is_same = (marks == layer.selected_mask).all(-1)
+    selected[..., -1] = torch.where(is_same, order[..., layer.top_k], selected[..., -1])
+    return selected.to(layer.selected.dtype)
+
+
+def _sampled(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:
+    """Return the weights ``(B, T)`` of all eligible prefix tokens, and of so many eligible patches as are sampled."""
+    weight = eligible.double()
+    of_patches = eligible[:, prefix:]
+    rank = keys[:, prefix:].masked_fill(~of_patches, torch.inf).argsort(-1).argsort(-1)
+    sampled = of_patches & (rank < patches)
+    stands_for = of_patches.sum(-1, keepdim=True) / sampled.sum(-1, keepdim=True).clamp_min(1)
+    weight[:, prefix:] = sampled * stands_for
+    return weight
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.batches import TextBatch
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.text_flips import ForcedTextFlips
-from moeprobe.probes.flips.forced import ForcedSets, forced_sets
-from moeprobe.probes.flips.price import flipped_routing
+from moeprobe.probes.flips.price import ForcedSets, flipped_routing, forced_sets
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Rerouted, ResumableText
 from moeprobe.routing.record import LayerRouting, RoutingTrace

@@ -18,9 +18,9 @@ from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.clips import Clips
 from moeprobe.metrics.base import LayerAnalysis, OutputPair, trial_lists
 from moeprobe.probes.engine.batch_sums import load_batches, sums_of_layer, sums_of_output, to_host
-from moeprobe.probes.engine.floor_passes import clean_inputs
 from moeprobe.probes.engine.loop import RunBlock
 from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.models import clean_inputs
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
 from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.probes.frame_flips import BEFORE, FIRST, OTHER, FrameFlips

@@ -19,7 +19,7 @@ from moeprobe.metrics.analyses.indexer import IndexerAnalysis, KeyOverlap
 from moeprobe.metrics.token_kinds import PARTS, POSITION
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.probes.indexer import Indexer
 from moeprobe.probes.indexer.figure import draw
 from moeprobe.probes.indexer.overlaps import (

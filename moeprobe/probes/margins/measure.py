@@ -25,8 +25,8 @@ from moeprobe.metrics.token_kinds import Paired, by_token_kind, unlike
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import layer_sums
 from moeprobe.probes.engine.checks import check_some_layer
+from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.margins import BFLOAT16, Margins
 from moeprobe.probes.margins.curve import MarginDraws, SetCurve, is_predictable, predict
 from moeprobe.results import summaries

@@ -21,8 +21,8 @@ from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
-from moeprobe.probes.engine.work import TableWork
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary

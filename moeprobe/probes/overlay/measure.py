@@ -29,9 +29,8 @@ from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.run_spec import RunSpec, recipe
-from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
+from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
+from moeprobe.probes.engine.run_spec import RunSpec, make_request, recipe
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep

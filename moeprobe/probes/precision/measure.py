@@ -15,8 +15,8 @@ from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProba
 from moeprobe.models.nn.quantize import quantized
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
+from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.precision import Precision
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Scored, Weighed

@@ -11,7 +11,7 @@ from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, work_c
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import ProbeWork
+    from moeprobe.probes.engine.run import ProbeWork
     from moeprobe.probes.trace.measure import Recorded
 
 

@@ -12,9 +12,8 @@ from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec, routing_of_blank_input
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.probes.engine.work import Plan, ProbeWork, time_sample
+from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
+from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.trace import Trace, recording
 from moeprobe.recordings.format import FORMAT, VERSION
 from moeprobe.results.folder import OutputFolder

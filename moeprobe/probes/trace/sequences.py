@@ -18,9 +18,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.request import precision_request
-from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
-from moeprobe.probes.engine.work import Plan, ProbeWork
+from moeprobe.probes.engine.run import Plan, ProbeWork
+from moeprobe.probes.engine.run_spec import check_layers, chosen_layers, precision_request
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.probes.trace.recording import about_checkpoint, rows_of_texts

@@ -27,7 +27,7 @@ from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import TableWork
+from moeprobe.probes.engine.run import TableWork
 from moeprobe.probes.trace_balance import TraceBalance
 from moeprobe.probes.trace_balance.sentences import rows_of
 from moeprobe.recordings.pairs import clusters_of, common_layers

@@ -13,8 +13,8 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import AuditEntry, Probe, audit_entry
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.run import ProbeWork
 from moeprobe.probes.engine.run_spec import chosen_layers
-from moeprobe.probes.engine.work import ProbeWork
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import is_file, read_json, write_json
 

@@ -18,8 +18,8 @@ from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
-from moeprobe.probes.engine.request import study_request
-from moeprobe.probes.engine.work import Work
+from moeprobe.probes.engine.run import Work
+from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.naming import choose_names

@@ -20,8 +20,8 @@ from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
-from moeprobe.probes.engine.request import study_request
-from moeprobe.probes.engine.work import Plan, Work
+from moeprobe.probes.engine.run import Plan, Work
+from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep

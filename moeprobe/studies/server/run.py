@@ -14,7 +14,7 @@ from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.work import Work
+from moeprobe.probes.engine.run import Work
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.probes.mismatch.measure import mismatch
 from moeprobe.probes.trace import Trace
