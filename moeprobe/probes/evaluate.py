@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from moeprobe.probes.base import Agreement, AuditEntry, Headline, Layout, Probe, Property
+from moeprobe.probes.base import AuditEntry, Headline, Layout, Probe, Property
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  (named in quotes, so that nothing is imported)
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +17,11 @@ class Evaluate(Probe["Result"]):
     Example: `moeprobe eval checkpoints/demo-baseline checkpoints/demo-prc --data digits`
     """
 
-    name: ClassVar[str] = "eval"
-    title: ClassVar[str] = "Accuracy on clean images"
-    analyses: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy"),)
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "eval"
+    title = "Accuracy on clean images"
+    analyses = ("output",)
+    headlines = (Headline("accuracy"),)
+    audit = AuditEntry(
         order=4,
         properties=(
             Property(
@@ -37,10 +34,10 @@ class Evaluate(Probe["Result"]):
             ),
         ),
     )
-    layout: ClassVar[Layout] = Layout.ALL
-    needs_routing: ClassVar[bool] = False
-    labels_required: ClassVar[bool] = True
-    timed: ClassVar[bool] = True
+    layout = Layout.ALL
+    needs_routing = False
+    labels_required = True
+    timed = True
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""

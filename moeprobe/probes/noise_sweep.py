@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from moeprobe.probes.base import Agreement, Arg, AuditEntry, Property
 from moeprobe.probes.sweep import AlongSeverity
@@ -15,10 +15,10 @@ class NoiseSweep(AlongSeverity):
     Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2 --attribute`
     """
 
-    name: ClassVar[str] = "noise-sweep"
-    kind: ClassVar[str] = "sweep"
-    view: ClassVar[str] = "gaussian_noise"
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "noise-sweep"
+    kind = "sweep"
+    view = "gaussian_noise"
+    audit = AuditEntry(
         order=2,
         properties=(
             Property(

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
+from moeprobe.probes.base import Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,19 +26,19 @@ class Align(Probe["Result"]):
     Example: `moeprobe align checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/align`
     """
 
-    name: ClassVar[str] = "align"
-    title: ClassVar[str] = "Experts of several trainings, aligned"
-    work: ClassVar[str] = "moeprobe.probes.align.measure:Alignment"
-    analyses: ClassVar[tuple[str, ...]] = ("expert_overlap",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    layout: ClassVar[Layout] = Layout.ALIGNED
-    panel: ClassVar[Panel] = Panel.COMPARE
-    joinable: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    splits: ClassVar[bool] = False
-    resumes: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "align"
+    title = "Experts of several trainings, aligned"
+    work = "moeprobe.probes.align.measure:Alignment"
+    analyses = ("expert_overlap",)
+    headlines = ()
+    layout = Layout.ALIGNED
+    panel = Panel.COMPARE
+    joinable = False
+    leaves_out = False
+    compares = False
+    splits = False
+    resumes = False
+    audit = AuditEntry(
         order=13,
         properties=(
             Property(

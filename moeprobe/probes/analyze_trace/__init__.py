@@ -1,6 +1,6 @@
 """The declaration of ``trace analyze``: a probe of files, not of checkpoints."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from moeprobe.probes.base import AGREEMENT, Agreement, AuditEntry, Headline, Kind, Layout, Property
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 class AnalyzeTrace(Kind):
     """Confidence, load and match of recorded routing, without the model."""
 
-    name: ClassVar[str] = "trace analyze"
-    kind: ClassVar[str] = "analyze-trace"
-    title: ClassVar[str] = "Recorded routing"
-    analyses: ClassVar[tuple[str, ...]] = (
+    name = "trace analyze"
+    kind = "analyze-trace"
+    title = "Recorded routing"
+    analyses = (
         *AGREEMENT,
         "confidence",
         "selection",
@@ -27,9 +27,9 @@ class AnalyzeTrace(Kind):
         "first_layer",
         "unshared",
     )
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(at="strongest"),)
-    layout: ClassVar[Layout] = Layout.OWN
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    headlines = (Agreement(at="strongest"),)
+    layout = Layout.OWN
+    audit = AuditEntry(
         order=0,
         properties=(
             Property(

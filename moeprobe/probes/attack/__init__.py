@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, plain
@@ -52,11 +52,11 @@ class Attack(Attributed):
     Example: `moeprobe attack checkpoints/demo-baseline checkpoints/demo-prc --epsilons 0,1,4 --limit 100`
     """
 
-    name: ClassVar[str] = "attack"
-    title: ClassVar[str] = "Routing under an attack"
-    work: ClassVar[str] = "moeprobe.probes.attack.measure:AttackMeasurement"
-    panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = (
+    name = "attack"
+    title = "Routing under an attack"
+    work = "moeprobe.probes.attack.measure:AttackMeasurement"
+    panel = Panel.STRESS
+    analyses = (
         *AGREEMENT,
         "confidence",
         "selection",
@@ -65,13 +65,13 @@ class Attack(Attributed):
         "dropped",
         "output",
     )
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    headlines = (
         Agreement(at="strongest", view=_LEADING),
         Headline("accuracy", at="weakest", view=_LEADING),
         Headline("accuracy", at="strongest", view=_LEADING),
         Headline("accuracy_switching", at="strongest", view=_LEADING),
     )
-    layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
+    layout = Layout.ALONG_SEVERITY
 
     epsilons: Annotated[
         Sequence[float] | None,

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from moeprobe.probes.base import Agreement, AuditEntry, Headline, Probe, Property
+from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +23,9 @@ class Confidence(Probe["Result"]):
     Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
     """
 
-    name: ClassVar[str] = "confidence"
-    title: ClassVar[str] = "Confidence of the routers"
-    analyses: ClassVar[tuple[str, ...]] = (
+    name = "confidence"
+    title = "Confidence of the routers"
+    analyses = (
         "confidence",
         "selection",
         "load",
@@ -34,13 +34,13 @@ class Confidence(Probe["Result"]):
         "buffer_fill",
         "experts_per_token",
     )
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    headlines = (
         Headline("gate_highest"),
         Headline("load_entropy"),
         Headline("dead_experts"),
         Headline("dead_experts_first"),
     )
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    audit = AuditEntry(
         order=3,
         properties=(
             Property(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, Headline, Probe
+from moeprobe.probes.base import Arg, Headline, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,14 +28,12 @@ class Contagion(Probe["Result"]):
     Example: `moeprobe contagion checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/contagion`
     """
 
-    name: ClassVar[str] = "contagion"
-    title: ClassVar[str] = "Dependence of routing on other tokens"
-    work: ClassVar[str] = "moeprobe.probes.contagion.measure:ContagionMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("batch_contagion", "token_contagion", "attention_contagion")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = tuple(
-        Headline(f"{what}{measured}") for what in analyses for measured in ("", "_distance")
-    )
-    joinable: ClassVar[bool] = False
+    name = "contagion"
+    title = "Dependence of routing on other tokens"
+    work = "moeprobe.probes.contagion.measure:ContagionMeasurement"
+    analyses = ("batch_contagion", "token_contagion", "attention_contagion")
+    headlines = tuple(Headline(f"{what}{measured}") for what in analyses for measured in ("", "_distance"))
+    joinable = False
     defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
 
     share: Annotated[

@@ -2,21 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.corruptions import CONTROL, MEAN, MOVING, NAMES, SEVERITIES
-from moeprobe.probes.base import (
-    Agreement,
-    Arg,
-    AuditEntry,
-    Headline,
-    Layout,
-    Panel,
-    Probe,
-    Property,
-    Views,
-)
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property, Views
 from moeprobe.runtime.catalog import unknown
 
 if TYPE_CHECKING:
@@ -41,22 +31,22 @@ class Corruptions(Probe["Result"]):
     Example: `moeprobe corruptions checkpoints/demo-baseline checkpoints/demo-prc --severities 1,3,5 --limit 50`
     """
 
-    name: ClassVar[str] = "corruptions"
-    title: ClassVar[str] = "Routing under the corruptions of ImageNet-C"
-    work: ClassVar[str] = "moeprobe.probes.corruptions.measure:CorruptionsMeasurement"
-    panel: ClassVar[Panel] = Panel.STRESS
-    view: ClassVar[str] = "corruption"
-    views: ClassVar[Views] = Views.SEVERITIES
-    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
-    optional: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "corruptions"
+    title = "Routing under the corruptions of ImageNet-C"
+    work = "moeprobe.probes.corruptions.measure:CorruptionsMeasurement"
+    panel = Panel.STRESS
+    view = "corruption"
+    views = Views.SEVERITIES
+    analyses = ("match", "set_match", "slot_match", "weights", "output")
+    optional = ("output",)
+    headlines = (
         Agreement(at="mean", view=MEAN, severity=_OVER),
         Headline("accuracy", at="mean", view=MEAN, severity=_OVER, beside=True),
     )
-    layout: ClassVar[Layout] = Layout.MEANS
-    compares: ClassVar[bool] = False
-    joinable: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    layout = Layout.MEANS
+    compares = False
+    joinable = False
+    audit = AuditEntry(
         order=11,
         properties=(
             Property(

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,17 +24,17 @@ class Determinism(Probe["Result"]):
     Example: `moeprobe determinism checkpoints/demo-baseline checkpoints/demo-prc --batches 1,7 --repeats 2`
     """
 
-    name: ClassVar[str] = "determinism"
-    title: ClassVar[str] = "Routing of the same inputs run in other ways"
-    work: ClassVar[str] = "moeprobe.probes.determinism.measure:DeterminismMeasurement"
-    panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
-    optional: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    layout: ClassVar[Layout] = Layout.BY_VIEW
-    joinable: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "determinism"
+    title = "Routing of the same inputs run in other ways"
+    work = "moeprobe.probes.determinism.measure:DeterminismMeasurement"
+    panel = Panel.STRESS
+    analyses = ("match", "set_match", "slot_match", "weights", "output")
+    optional = ("output",)
+    headlines = ()
+    layout = Layout.BY_VIEW
+    joinable = False
+    compares = False
+    audit = AuditEntry(
         order=6,
         properties=(
             Property(

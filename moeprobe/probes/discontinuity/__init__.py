@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
+from moeprobe.probes.base import Arg, Headline, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult  # noqa: F401  # named in the class
@@ -25,18 +25,18 @@ class Discontinuity(Probe["DiscontinuityResult"]):
     Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
     """
 
-    name: ClassVar[str] = "discontinuity"
-    title: ClassVar[str] = "Jumps of the output where tokens switch experts"
-    work: ClassVar[str] = "moeprobe.probes.discontinuity.measure:DiscontinuityMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("discontinuity",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "discontinuity"
+    title = "Jumps of the output where tokens switch experts"
+    work = "moeprobe.probes.discontinuity.measure:DiscontinuityMeasurement"
+    analyses = ("discontinuity",)
+    headlines = (
         Headline("jump_sum"),
         Headline("switches"),
     )
-    views: ClassVar[Views] = Views.SEVERITIES
-    joinable: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
-    at_least: ClassVar[bool] = True
+    views = Views.SEVERITIES
+    joinable = False
+    leaves_out = False
+    at_least = True
 
     view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.")] = "gaussian_noise"
     steps: Annotated[int, Arg("Equal steps along the severity, at least 200.", in_request=False)] = MIN_STEPS

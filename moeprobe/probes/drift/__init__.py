@@ -1,9 +1,9 @@
 """The declaration of ``trace drift``: a probe of files, not of checkpoints."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from moeprobe.probes.base import AGREEMENT, Agreement, Headline, Kind, Layout
+from moeprobe.probes.base import AGREEMENT, Kind, Layout
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 class Drift(Kind):
     """Recorded routing of a training's checkpoints, each against the first and against the last."""
 
-    name: ClassVar[str] = "trace drift"
-    kind: ClassVar[str] = "drift"
-    title: ClassVar[str] = "Drift of routing"
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "disagreement", "touched", "first_layer")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    layout: ClassVar[Layout] = Layout.BY_VIEW
+    name = "trace drift"
+    kind = "drift"
+    title = "Drift of routing"
+    analyses = (*AGREEMENT, "disagreement", "touched", "first_layer")
+    headlines = ()
+    layout = Layout.BY_VIEW
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the compared traces."""

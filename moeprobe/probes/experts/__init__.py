@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
+from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,22 +26,22 @@ class Experts(Probe["Result"]):
     Example: `moeprobe experts checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/experts`
     """
 
-    name: ClassVar[str] = "experts"
-    title: ClassVar[str] = "Experts banned, forced and compared"
-    work: ClassVar[str] = "moeprobe.probes.experts.measure:ExpertsMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("experts", "expert_outputs", "load", "output")
-    optional: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "experts"
+    title = "Experts banned, forced and compared"
+    work = "moeprobe.probes.experts.measure:ExpertsMeasurement"
+    analyses = ("experts", "expert_outputs", "load", "output")
+    optional = ("output",)
+    headlines = (
         Headline("experts_price_random"),
         Headline("experts_price_permuted"),
         Headline("experts_price_without"),
         Headline("expert_cka"),
         Headline("experts_dispensable", severity="at a loss below {severity:g} nats"),
     )
-    panel: ClassVar[Panel] = Panel.STRESS
-    joinable: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    panel = Panel.STRESS
+    joinable = False
+    leaves_out = False
+    audit = AuditEntry(
         order=12,
         properties=(
             Property(

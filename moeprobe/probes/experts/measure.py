@@ -30,13 +30,7 @@ from moeprobe.results import summaries
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import (
-    Replayable,
-    Rerouted,
-    Resumable,
-    Separable,
-    check_replayable,
-)
+from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, Separable, check_replayable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 

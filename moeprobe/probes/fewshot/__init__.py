@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+from moeprobe.probes.base import Arg, Headline, Layout, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +24,11 @@ class Fewshot(Probe["Result"]):
     Example: `moeprobe fewshot checkpoints/demo-baseline checkpoints/demo-prc --shots 1,5,10 --out reports/fewshot`
     """
 
-    name: ClassVar[str] = "fewshot"
-    title: ClassVar[str] = "Few-shot accuracy of frozen features"
-    work: ClassVar[str] = "moeprobe.probes.fewshot.measure:FewshotMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("fewshot",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "fewshot"
+    title = "Few-shot accuracy of frozen features"
+    work = "moeprobe.probes.fewshot.measure:FewshotMeasurement"
+    analyses = ("fewshot",)
+    headlines = (
         Headline(
             "fewshot_accuracy",
             at="strongest",
@@ -36,10 +36,10 @@ class Fewshot(Probe["Result"]):
             severity="with {severity:g} shots, the most of the run",
         ),
     )
-    layout: ClassVar[Layout] = Layout.FEW_SHOTS
-    joinable: ClassVar[bool] = False
-    needs_routing: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
+    layout = Layout.FEW_SHOTS
+    joinable = False
+    needs_routing = False
+    leaves_out = False
 
     shots: Annotated[
         Sequence[int],

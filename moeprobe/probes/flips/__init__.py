@@ -2,19 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import (
-    Agreement,
-    Arg,
-    AuditEntry,
-    Headline,
-    Panel,
-    Probe,
-    Property,
-    Views,
-)
+from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,22 +29,22 @@ class Flips(Probe["Result"]):
     Example: `moeprobe flips checkpoints/demo-baseline checkpoints/demo-prc --limit 100 --out reports/flips`
     """
 
-    name: ClassVar[str] = "flips"
-    title: ClassVar[str] = "The price of a flip"
-    work: ClassVar[str] = "moeprobe.probes.flips.measure:FlipsMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("flips", "text_flips", "flip_costs")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "flips"
+    title = "The price of a flip"
+    work = "moeprobe.probes.flips.measure:FlipsMeasurement"
+    analyses = ("flips", "text_flips", "flip_costs")
+    headlines = (
         Headline("flip_price_runner_up"),
         Headline("flip_size_runner_up"),
         Headline("flip_answer_runner_up", noun="share of flips that change the answer"),
         Headline("flip_next_runner_up"),
         Headline("flip_following_runner_up"),
     )
-    panel: ClassVar[Panel] = Panel.STRESS
-    views: ClassVar[Views] = Views.SEVERITIES
-    joinable: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    panel = Panel.STRESS
+    views = Views.SEVERITIES
+    joinable = False
+    leaves_out = False
+    audit = AuditEntry(
         order=10,
         properties=(
             Property(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moeprobe.inputs.modality import CLIP, Modality
-from moeprobe.probes.base import Agreement, Headline, Layout, Panel, Probe
+from moeprobe.inputs.modality import CLIP
+from moeprobe.probes.base import Layout, Panel, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,17 +27,17 @@ class FrameFlips(Probe["Result"]):
     Example: `moeprobe frames checkpoints/demo-baseline checkpoints/demo-prc --data frames:clips`
     """
 
-    name: ClassVar[str] = "frames"
-    title: ClassVar[str] = "Routing along the frames of clips"
-    work: ClassVar[str] = "moeprobe.probes.frame_flips.measure:FramesMeasurement"
-    panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "output")
-    optional: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    layout: ClassVar[Layout] = Layout.BY_VIEW
-    joinable: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    sampled: ClassVar[Modality | None] = CLIP
+    name = "frames"
+    title = "Routing along the frames of clips"
+    work = "moeprobe.probes.frame_flips.measure:FramesMeasurement"
+    panel = Panel.STRESS
+    analyses = ("match", "set_match", "output")
+    optional = ("output",)
+    headlines = ()
+    layout = Layout.BY_VIEW
+    joinable = False
+    compares = False
+    sampled = CLIP
     option_help: ClassVar[Mapping[str, str]] = {"limit": "Here: clips, not frames."}
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

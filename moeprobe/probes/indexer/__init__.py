@@ -1,8 +1,8 @@
 """The declaration of ``trace indexer``: a probe of two files of responses, not of checkpoints."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from moeprobe.probes.base import Agreement, Headline, Kind
+from moeprobe.probes.base import Kind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 class Indexer(Kind):
     """The keys that sparse-attention indexers select in one capture, against another capture of the same requests."""
 
-    name: ClassVar[str] = "trace indexer"
-    kind: ClassVar[str] = "indexer"
-    title: ClassVar[str] = "Selected keys of sparse-attention indexers"
-    analyses: ClassVar[tuple[str, ...]] = ("indexer",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    joinable: ClassVar[bool] = False
+    name = "trace indexer"
+    kind = "indexer"
+    title = "Selected keys of sparse-attention indexers"
+    analyses = ("indexer",)
+    headlines = ()
+    joinable = False
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:

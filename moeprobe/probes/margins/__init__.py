@@ -2,20 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY
-from moeprobe.probes.base import (
-    Agreement,
-    Arg,
-    AuditEntry,
-    Headline,
-    Panel,
-    Probe,
-    Property,
-    Views,
-)
+from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 from moeprobe.runtime.device import FLOAT32
 
 if TYPE_CHECKING:
@@ -39,21 +30,21 @@ class Margins(Probe["Result"]):
     Example: `moeprobe margins checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/margins`
     """
 
-    name: ClassVar[str] = "margins"
-    title: ClassVar[str] = "Critical noise, and flips that margins predict"
-    work: ClassVar[str] = "moeprobe.probes.margins.measure:MarginsMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("selection", "critical_noise", "set_survival", "flip_prediction")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    name = "margins"
+    title = "Critical noise, and flips that margins predict"
+    work = "moeprobe.probes.margins.measure:MarginsMeasurement"
+    analyses = ("selection", "critical_noise", "set_survival", "flip_prediction")
+    headlines = (
         Headline("critical_sigma_mean"),
         Headline("margin_over_sensitivity"),
         Headline("flip_ece", at="weakest"),
         Headline("flip_auroc", at="weakest"),
     )
-    panel: ClassVar[Panel] = Panel.STRESS
-    views: ClassVar[Views] = Views.SEVERITIES
-    joinable: ClassVar[bool] = False
-    leaves_out: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    panel = Panel.STRESS
+    views = Views.SEVERITIES
+    joinable = False
+    leaves_out = False
+    audit = AuditEntry(
         order=9,
         properties=(
             Property(

@@ -2,18 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.probes.base import (
-    AGREEMENT,
-    Agreement,
-    Arg,
-    AuditEntry,
-    Headline,
-    Probe,
-    Property,
-    Views,
-)
+from moeprobe.probes.base import AGREEMENT, Agreement, Arg, AuditEntry, Probe, Property, Views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,11 +21,11 @@ class MatchRatio(Probe["Result"]):
     Example: `moeprobe match-ratio checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/match`
     """
 
-    name: ClassVar[str] = "match-ratio"
-    title: ClassVar[str] = "Match of corresponding patches"
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "load", "unserved", "dropped", "buffer_fill")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(),)
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "match-ratio"
+    title = "Match of corresponding patches"
+    analyses = (*AGREEMENT, "load", "unserved", "dropped", "buffer_fill")
+    headlines = (Agreement(),)
+    audit = AuditEntry(
         order=1,
         properties=(
             Property(
@@ -68,7 +59,7 @@ class MatchRatio(Probe["Result"]):
         texts={"view": "token_dropout"},
         figures=("match-ratio",),
     )
-    views: ClassVar[Views] = Views.PAIRS
+    views = Views.PAIRS
 
     view: Annotated[
         str,

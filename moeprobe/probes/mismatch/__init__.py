@@ -1,8 +1,8 @@
 """The declaration of ``trace mismatch``: a probe of one language model and what a server recorded."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from moeprobe.probes.base import Agreement, Headline, Kind
+from moeprobe.probes.base import Kind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 class Mismatch(Kind):
     """Log-probabilities of a server against a model's own, and against the model with the server's routing."""
 
-    name: ClassVar[str] = "trace mismatch"
-    kind: ClassVar[str] = "mismatch"
-    title: ClassVar[str] = "Log-probabilities of a server and of the model"
-    analyses: ClassVar[tuple[str, ...]] = ("mismatch",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    joinable: ClassVar[bool] = False
+    name = "trace mismatch"
+    kind = "mismatch"
+    title = "Log-probabilities of a server and of the model"
+    analyses = ("mismatch",)
+    headlines = ()
+    joinable = False
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:

@@ -23,19 +23,19 @@ class Overlay(Probe["OverlayResult"]):
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """
 
-    name: ClassVar[str] = "overlay"
-    title: ClassVar[str] = "Expert of each patch"
-    work: ClassVar[str] = "moeprobe.probes.overlay.measure:Drawing"
-    layout: ClassVar[Layout] = Layout.OVERLAYS
-    views: ClassVar[Views] = Views.SEVERITIES
-    joinable: ClassVar[bool] = False
-    splits: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    printed: ClassVar[bool] = False
+    name = "overlay"
+    title = "Expert of each patch"
+    work = "moeprobe.probes.overlay.measure:Drawing"
+    layout = Layout.OVERLAYS
+    views = Views.SEVERITIES
+    joinable = False
+    splits = False
+    compares = False
+    printed = False
     option_help: ClassVar[Mapping[str, str]] = {"out": OUT_OF_FIGURES}
-    ends_with: ClassVar[str] = "drawing"
-    resumes: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    ends_with = "drawing"
+    resumes = False
+    audit = AuditEntry(
         order=5, images={"severity": 0.2}, texts={"view": "typos", "severity": 0.2}, figures=("overlay",)
     )
 

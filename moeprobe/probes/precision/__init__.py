@@ -2,20 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import (
-    Agreement,
-    Arg,
-    AuditEntry,
-    Headline,
-    Layout,
-    Panel,
-    Probe,
-    Property,
-    Rule,
-)
+from moeprobe.probes.base import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property, Rule
 from moeprobe.routing.parts import PARTS
 from moeprobe.runtime.catalog import unknown
 
@@ -42,11 +32,11 @@ class Precision(Probe["Result"]):
     Example: `moeprobe precision checkpoints/demo-baseline checkpoints/demo-prc --formats bf16,int8,int4_g128`
     """
 
-    name: ClassVar[str] = "precision"
-    title: ClassVar[str] = "Routing under quantized weights"
-    work: ClassVar[str] = "moeprobe.probes.precision.measure:PrecisionMeasurement"
-    panel: ClassVar[Panel] = Panel.STRESS
-    analyses: ClassVar[tuple[str, ...]] = (
+    name = "precision"
+    title = "Routing under quantized weights"
+    work = "moeprobe.probes.precision.measure:PrecisionMeasurement"
+    panel = Panel.STRESS
+    analyses = (
         "match",
         "set_match",
         "slot_match",
@@ -54,13 +44,13 @@ class Precision(Probe["Result"]):
         "output",
         "log_probability",
     )
-    optional: ClassVar[tuple[str, ...]] = ("output", "log_probability")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    layout: ClassVar[Layout] = Layout.BY_VIEW
-    joinable: ClassVar[bool] = False
-    refuses_precision: ClassVar[str] = "rounds weights, and computes with them in float32"
-    compares: ClassVar[bool] = False
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    optional = ("output", "log_probability")
+    headlines = ()
+    layout = Layout.BY_VIEW
+    joinable = False
+    refuses_precision = "rounds weights, and computes with them in float32"
+    compares = False
+    audit = AuditEntry(
         order=7,
         properties=(
             Property(

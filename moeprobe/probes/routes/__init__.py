@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Probe, Property, Rule
+from moeprobe.probes.base import Arg, AuditEntry, Headline, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,10 +24,10 @@ class Routes(Probe["RoutesResult"]):
     Example: `moeprobe routes checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/routes`
     """
 
-    name: ClassVar[str] = "routes"
-    title: ClassVar[str] = "What the experts specialize in"
-    work: ClassVar[str] = "moeprobe.probes.routes.measure:RoutesMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = (
+    name = "routes"
+    title = "What the experts specialize in"
+    work = "moeprobe.probes.routes.measure:RoutesMeasurement"
+    analyses = (
         "information",
         "color_bias",
         "variation",
@@ -35,7 +35,7 @@ class Routes(Probe["RoutesResult"]):
         "balance",
         "coactivation",
     )
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    headlines = (
         Headline("class_information"),
         Headline("position_information"),
         Headline("color_information"),
@@ -47,7 +47,7 @@ class Routes(Probe["RoutesResult"]):
         Headline("dead_experts"),
         Headline("dead_experts_first"),
     )
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    audit = AuditEntry(
         order=8,
         properties=(
             Property(

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
+from moeprobe.probes.base import Arg, Headline, Probe, Views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,13 +23,13 @@ class SMatrix(Probe["Result"]):
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """
 
-    name: ClassVar[str] = "s-matrix"
-    title: ClassVar[str] = "Correlation of the experts of corresponding patches"
-    work: ClassVar[str] = "moeprobe.probes.s_matrix.measure:SMatrixMeasurement"
-    analyses: ClassVar[tuple[str, ...]] = ("s_matrix", "load")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("s_diagonal"),)
-    views: ClassVar[Views] = Views.PAIRS
-    colorless: ClassVar[tuple[str, ...]] = ("s-matrix-steps",)
+    name = "s-matrix"
+    title = "Correlation of the experts of corresponding patches"
+    work = "moeprobe.probes.s_matrix.measure:SMatrixMeasurement"
+    analyses = ("s_matrix", "load")
+    headlines = (Headline("s_diagonal"),)
+    views = Views.PAIRS
+    colorless = ("s-matrix-steps",)
 
     view: Annotated[
         str,

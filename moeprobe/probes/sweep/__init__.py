@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.probes.base import (
@@ -54,9 +54,9 @@ class Attributed(Probe["Result"]):
 class AlongSeverity(Attributed):
     """What is measured as a perturbation grows; the perturbation is ``view``, its steps are ``severities``."""
 
-    kind: ClassVar[str] = "sweep"
-    title: ClassVar[str] = "Routing along a perturbation"
-    analyses: ClassVar[tuple[str, ...]] = (
+    kind = "sweep"
+    title = "Routing along a perturbation"
+    analyses = (
         *AGREEMENT,
         "confidence",
         "selection",
@@ -67,17 +67,17 @@ class AlongSeverity(Attributed):
         "experts_per_token",
         "output",
     )
-    optional: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+    optional = ("output",)
+    headlines = (
         Agreement(at="strongest"),
         Headline("accuracy", at="weakest"),
         Headline("accuracy", at="strongest"),
         Headline("class_probability_features", at="strongest"),
         Headline("class_probability_switching", at="strongest"),
     )
-    layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
-    views: ClassVar[Views] = Views.SEVERITIES
-    noise_floor: ClassVar[bool] = True
+    layout = Layout.ALONG_SEVERITY
+    views = Views.SEVERITIES
+    noise_floor = True
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return agreement, output and confidence along the severity."""
@@ -98,8 +98,8 @@ class Sweep(AlongSeverity):
     Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
     """
 
-    name: ClassVar[str] = "sweep"
-    audit: ClassVar[AuditEntry | None] = AuditEntry(
+    name = "sweep"
+    audit = AuditEntry(
         order=2,
         properties=(
             Property(

@@ -26,20 +26,20 @@ class Trace(Probe["Recorded"]):
     Example: `moeprobe trace record checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`
     """
 
-    name: ClassVar[str] = "trace record"
-    kind: ClassVar[str] = "trace"
-    title: ClassVar[str] = "Recorded routing"
-    work: ClassVar[str] = "moeprobe.probes.trace.measure:Recording"
-    panel: ClassVar[Panel] = Panel.TRACES
-    layout: ClassVar[Layout] = Layout.TRACES
-    views: ClassVar[Views] = Views.ANY
-    leaves_out: ClassVar[bool] = False
-    joinable: ClassVar[bool] = False
-    splits: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    needs_folder: ClassVar[str] = "the traces"
+    name = "trace record"
+    kind = "trace"
+    title = "Recorded routing"
+    work = "moeprobe.probes.trace.measure:Recording"
+    panel = Panel.TRACES
+    layout = Layout.TRACES
+    views = Views.ANY
+    leaves_out = False
+    joinable = False
+    splits = False
+    compares = False
+    needs_folder = "the traces"
     option_help: ClassVar[Mapping[str, str]] = {"out": "Folder for the traces; required."}
-    ends_with: ClassVar[str] = "the last file is closed"
+    ends_with = "the last file is closed"
 
     view: Annotated[str, Arg("Perturbation to record as well; see: moeprobe list views.")] = CLEAN
     severities: Annotated[

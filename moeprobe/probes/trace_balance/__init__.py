@@ -1,8 +1,8 @@
 """The declaration of ``trace balance``: a probe of one recording, not of checkpoints."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from moeprobe.probes.base import Agreement, Headline, Kind
+from moeprobe.probes.base import Kind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 class TraceBalance(Kind):
     """Recorded load over time: whether hot experts stay hot, and how evenly a placement loads the ranks."""
 
-    name: ClassVar[str] = "trace balance"
-    kind: ClassVar[str] = "trace-balance"
-    title: ClassVar[str] = "Load over time and ranks"
-    analyses: ClassVar[tuple[str, ...]] = ("hot_experts", "rank_load")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
-    joinable: ClassVar[bool] = False
+    name = "trace balance"
+    kind = "trace-balance"
+    title = "Load over time and ranks"
+    analyses = ("hot_experts", "rank_load")
+    headlines = ()
+    joinable = False
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
