@@ -9,8 +9,7 @@ import timm
 import torch
 
 from moeprobe import api
-from moeprobe.adapters.inspection import facts_of_header, inspect_checkpoint
-from moeprobe.adapters.inspection.opened import facts_of_built
+from moeprobe.adapters.inspection import facts_of_built, facts_of_header, inspect_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.models import config, grid
 from moeprobe.models.checkpoints import checkpoint

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeprobe.adapters.inspection import facts_of_header, inspect_checkpoint
-from moeprobe.adapters.inspection.opened import facts_of_built
+from moeprobe.adapters.inspection import facts_of_built, facts_of_header, inspect_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.header import read_info
