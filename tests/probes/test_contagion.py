@@ -1,5 +1,6 @@
 """``moeprobe contagion``, and what becomes of its tables: figures, comparisons, reports."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.probes.contagion import exchange, figure
+from moeprobe.probes.contagion import Contagion, exchange
 from moeprobe.results.tables import COLUMNS
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, names_in, refused, run
@@ -189,10 +190,8 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
     assert soft["batch_contagion_distance"] == 0 < soft["attention_contagion_distance"]
     assert result.sidecar["notes"] == ["token contagion of soft: its routers cannot be run one by one"]
     assert set(result.table.query("checkpoint == 'local'")["metric"]) == METRICS
-    together = figure.draw(result.table, colors=result.sidecar["colours"])["contagion"]
-    alone = figure.draw(result.table.query("checkpoint == 'soft'"), colors=result.sidecar["colours"])[
-        "contagion"
-    ]
+    soft_alone = dataclasses.replace(result, table=result.table.query("checkpoint == 'soft'"))
+    together, alone = (Contagion().draw(of_some)["contagion"] for of_some in (result, soft_alone))
     # What never changes is said, not drawn.
     assert len(together.axes) >= len(alone.axes) >= 1
     assert all("0 exactly when batch-mates are exchanged" in words(drawn) for drawn in (together, alone))

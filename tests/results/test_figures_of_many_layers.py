@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -10,12 +12,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from moeprobe.probes.confidence import figure as confidence
-from moeprobe.probes.contagion import figure as contagion
+from moeprobe.probes.contagion import Contagion
 from moeprobe.probes.discontinuity import figure as discontinuity
 from moeprobe.probes.match_ratio import figure as match_ratio
 from moeprobe.probes.s_matrix import figure as s_matrix
 from moeprobe.probes.sweep import figure as sweep
 from moeprobe.results.figures import save
+from moeprobe.results.folder import Result
 from moeprobe.results.palette import colors
 from moeprobe.results.tables import frame
 from tests.results.drawn import words
@@ -161,26 +164,27 @@ def test_sample_sizes_are_of_what_is_drawn() -> None:
         assert "digits test, 50 images; bands" in words(figures[name])
 
 
-def contagion_of(still: tuple[str, ...]) -> pd.DataFrame:
+def contagion_of(still: tuple[str, ...]) -> Mapping[str, Figure]:
     rows = []
     for name in NAMES:
         for kind in ("batch", "token", "attention"):
             for end in ("", "_distance"):
                 found = (0.0, 0.0, 0.0) if kind in still else value(name, 1, kind)
                 rows.append(row(name, ("blocks.1", "patch", f"{kind}_contagion{end}", ""), found))
-    return frame(rows)
+    result = SimpleNamespace(table=frame(rows), sidecar=SimpleNamespace(colors=COLORS))
+    return Contagion().draw(cast(Result, result))
 
 
 def test_what_never_changes_is_a_sentence_and_no_panel() -> None:
-    (figure,) = contagion.draw(contagion_of(("batch", "token")), colors=COLORS).values()
+    (figure,) = contagion_of(("batch", "token")).values()
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["pixels exchanged"]
     assert (
         "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged: each token is routed "
         "by itself"
     ) in words(figure)
-    (figure,) = contagion.draw(contagion_of(()), colors=COLORS).values()
+    (figure,) = contagion_of(()).values()
     assert len(figure.axes) == 6 and "0 exactly" not in words(figure)
-    assert contagion.draw(contagion_of(("batch", "token", "attention")), colors=COLORS) == {}
+    assert contagion_of(("batch", "token", "attention")) == {}
 
 
 def test_jumps_are_drawn_on_two_logarithmic_axes() -> None:

@@ -1,11 +1,12 @@
 """The declaration of ``contagion``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, Headline, Probe
+from moeprobe.runtime.catalog import ANALYSES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,12 +56,36 @@ class Contagion(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return which exchanges change nothing at all."""
-        from moeprobe.probes.contagion.sentences import sentences
-
-        return sentences(table)
+        unchanged = _unchanged(table)
+        return [f"{_sentence_on(unchanged)}."] if unchanged else []
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the shares of each layer."""
         from moeprobe.probes.contagion.figure import draw
 
-        return draw(result.table, colors=result.sidecar.colors)
+        unchanged = _unchanged(result.table)
+        return draw(
+            result.table,
+            colors=result.sidecar.colors,
+            metrics=[name for name in self.analyses if name not in unchanged],
+            notes=[_sentence_on(unchanged)] if unchanged else [],
+        )
+
+
+def _unchanged(table: "DataFrame") -> list[str]:
+    """Return the exchanges whose numbers of patches are 0 in every image: nothing changes by exchanging this."""
+    patches = table[table["tokens"] == "patch"]
+    unchanged = []
+    for name in Contagion.analyses:
+        values = patches[patches["metric"].isin([name, f"{name}_distance"])]["value"].dropna()
+        if len(values) and bool((values == 0).all()):
+            unchanged.append(name)
+    return unchanged
+
+
+def _sentence_on(names: Sequence[str]) -> str:
+    """Return the sentence about exchanges that change nothing, without its full stop."""
+    exchanged = " or ".join(f"{ANALYSES.get(name).exchanged} are exchanged" for name in names)
+    # The pixels of others reach a router through attention alone.
+    routed_alone = "" if "attention_contagion" in names else ": each token is routed by itself"
+    return f"0 exactly when {exchanged}{routed_alone}"

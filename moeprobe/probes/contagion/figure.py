@@ -1,26 +1,31 @@
 """How far routing depends on batch-mates, on the tokens that the router sees, and on the rest of the picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.probes.contagion.sentences import EXCHANGES, sentence_on, unchanged
+from moeprobe.metrics.registry import find
 from moeprobe.results.figures import panels
 
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
-def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+def draw(
+    table: pd.DataFrame, *, colors: Mapping[str, str], metrics: Sequence[str], notes: Sequence[str]
+) -> dict[str, Figure]:
     """Return the figure: a panel per number, a row for the share and one for the distance.
 
-    What is 0 exactly in every layer of every checkpoint has no panel but a sentence; without any other, no figure.
+    Args:
+        table: of a run.
+        colors: of checkpoints.
+        metrics: shares that are not 0 everywhere; without any, there is no figure.
+        notes: sentences about the others, below the figure.
     """
     patches = table[table["tokens"] == "patch"]
     measured = set(patches.loc[patches["value"].notna(), "metric"])
-    zero = unchanged(table)
-    numbers = [name for name in EXCHANGES if f"{name}_distance" in measured and name not in zero]
+    numbers = [name for name in metrics if f"{name}_distance" in measured]
     if not numbers:
         return {}
     # Where every expert has a share of every token there is no choice to change.
@@ -39,12 +44,11 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
                 panels.points(panel, x, rows, color=colors[checkpoint], label=checkpoint)
             panels.label_layers(panel, layers, with_label=row == len(kinds) - 1)
             panel.set(
-                title=EXCHANGES[name].measures[0].short if row == 0 else "",
+                title=find(name).metric.short if row == 0 else "",
                 ylabel=_ROWS[kind] if column == 0 else "",
             )
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)
     drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
-    notes = [sentence_on(zero)] if zero else []
     title = "What changes a token's experts, patches"
     return {"contagion": panels.finish(figure, drawn, title=title, notes=notes)}
