@@ -36,7 +36,7 @@ from moeprobe.recordings.format import (
 from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, status
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
-CACHE = 2**27
+CACHE = 2**26
 # What rows are read for; what else they say is the same for all rows of a layer.
 _READ_COLUMNS = {"num_tokens", "view_first", *(name for name in COLUMNS if name not in SCALARS)}
 

@@ -121,8 +121,10 @@ def concat_parts(parts: Iterable[SumsStore], *, in_files: bool) -> SumsStore:
     if not in_files:
         return concat(parts)
     scratch, cells = Scratch(), list[StoredCell]()
+    # Chunks share them: of tens of thousands that are alike, they would fill hundreds of megabytes.
+    schemas: dict[pa.Schema, pa.Schema] = {}
     for number, part in enumerate(parts):
-        cells += spill(scratch.path / f"{number:05d}.arrow", part)
+        cells += spill(scratch.path / f"{number:05d}.arrow", part, schemas)
         del part  # out of memory, before the loop computes the next one
     return SumsStore(cells, keep=(scratch,))
 
@@ -205,10 +207,11 @@ def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = Non
                 writer.write_table(full.combine_chunks())
 
 
-def spill(path: Path, stored: SumsStore) -> SumsStore:
+def spill(path: Path, stored: SumsStore, schemas: dict[pa.Schema, pa.Schema]) -> SumsStore:
     """Move sums from memory to a file that only this run reads, and return them.
 
     A Parquet file of many cells takes long to open, and each of its cells a while to encode.
+    ``schemas``: those of earlier files by themselves, which equal ones are replaced by.
     """
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     cells = []
@@ -219,7 +222,8 @@ def spill(path: Path, stored: SumsStore) -> SumsStore:
                 rows, start = _sorted(group), file.tell()
                 with pa.ipc.new_stream(file, rows.schema, options=options) as writer:
                     writer.write_table(rows)
-                chunks.append(Spilled(path, start, file.tell(), rows.num_rows, rows.schema))
+                schema = schemas.setdefault(rows.schema, rows.schema)
+                chunks.append(Spilled(path, start, file.tell(), rows.num_rows, schema))
             cells.append(replace(cell, chunks=tuple(chunks)))
     return SumsStore(cells)
 

@@ -1,6 +1,6 @@
 """The sums per image of one cell: chunks of it in memory or in files, read whole or block by block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ from moeprobe.runtime.files import Version, open_parquet
 
 Arrays = dict[str, NDArray[np.generic]]
 
-# Images of a block that statistics are computed from.
-BLOCK_IMAGES = 1024
+# Images of a block that statistics are computed from, and bytes of their columns from which on a block is large enough.
+BLOCK_IMAGES, _BLOCK_BYTES = 1024, 2**21
 # Images that are decoded at a time.
 _BATCH_IMAGES = 256
 # What says of which cell a row is.
@@ -123,13 +123,18 @@ class Spilled:
 
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with all columns."""
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            return pa.ipc.open_stream(file.read(self.end - self.start)).read_all()
+        return self._read(None)
 
     def names(self) -> list[str]:
         """Return their names."""
-        return self.table()["image_id"].to_pylist()
+        return self._read([self.schema.get_field_index("image_id")])["image_id"].to_pylist()
+
+    def _read(self, fields: list[int] | None) -> pa.Table:
+        # To hand a few columns to threads takes longer than to decode them.
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return pa.ipc.open_stream(file.read(self.end - self.start), options=options).read_all()
 
 
 def _is_empty(column: Any) -> bool:
@@ -184,14 +189,14 @@ class StoredCell:
     def blocks(self) -> Iterator[tuple[slice, Arrays]]:
         """Yield the columns of some images at a time, and which of ``names`` these are."""
         start = 0
-        for names, columns in self._parts():
-            for first in range(0, len(names), BLOCK_IMAGES):
-                rows = slice(first, min(first + BLOCK_IMAGES, len(names)))
+        for num_images, columns in _joined(self._parts()):
+            for first in range(0, num_images, BLOCK_IMAGES):
+                rows = slice(first, min(first + BLOCK_IMAGES, num_images))
                 yield (
                     slice(start + rows.start, start + rows.stop),
                     {name: values[rows] for name, values in columns.items()},
                 )
-            start += len(names)
+            start += num_images
 
     def _first_draw(self) -> Sequence[SumsChunk]:
         return self.chunks[: len(self.chunks) // self.draws]
@@ -242,6 +247,30 @@ class StoredCell:
             if (self.cell.top_k or 0) > 1 and not columns.keys() & {f"{name}_any", f"{name}_of_sets"}:
                 columns[f"{name}{_OF_FIRST}"] = np.ones(table.num_rows, dtype=bool)
         return table["image_id"].to_pylist(), columns
+
+
+def _joined(parts: Iterable[tuple[list[str], Arrays]]) -> Iterator[tuple[int, Arrays]]:
+    """Yield images and their columns; parts that are too small for a block are joined with those that follow."""
+    waiting: list[Arrays] = []
+    images = nbytes = 0
+    for names, columns in parts:
+        if waiting and columns.keys() != waiting[0].keys():
+            yield images, _concatenated(waiting)
+            waiting, images, nbytes = [], 0, 0
+        waiting.append(columns)
+        images += len(names)
+        nbytes += sum(values.nbytes for values in columns.values())
+        if images >= BLOCK_IMAGES or nbytes >= _BLOCK_BYTES:
+            yield images, _concatenated(waiting)
+            waiting, images, nbytes = [], 0, 0
+    if waiting:
+        yield images, _concatenated(waiting)
+
+
+def _concatenated(parts: Sequence[Arrays]) -> Arrays:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _marks(columns: Arrays) -> frozenset[str]:

@@ -16,6 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.probes.analyze_trace import describe, figure, measure
 from moeprobe.recordings import format as traced_file
+from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored_cell import Spilled
 from moeprobe.results.tables import FLOORS
 from moeprobe.runtime.progress import Progress
@@ -436,10 +437,19 @@ def test_blocks_change_nothing(
         assert one == two, file
 
 
-def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["INPUTS_IN_MEMORY", "CHOICES_IN_MEMORY"])
+def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Sums leave memory part by part: what is summarized is read from files, of which none holds all inputs."""
-    monkeypatch.setattr(measure, "INPUTS_IN_MEMORY", 7)
-    found = api.analyze_trace(sorted((traces / "rotation" / "a").iterdir()))
+    files = sorted((traces / "rotation" / "a").iterdir())
+    trace = TraceFile(files[0])
+    choices = {
+        layer: trace.layers[layer].top_k * int(trace.num_tokens(layer, trace.ids).max()) for layer in ONE
+    }
+    sizes = {"INPUTS_IN_MEMORY": 7, "CHOICES_IN_MEMORY": 7 * sum(choices.values())}
+    monkeypatch.setattr(measure, name, sizes[name])
+    found = api.analyze_trace(files)
     for cell in found.sums:
         assert [type(chunk) for chunk in cell.chunks] == [Spilled] * 3
         assert [chunk.num_rows for chunk in cell.chunks] == [7, 7, 6]
+        # Nor does a schema of its own stay in memory of each of them.
+        assert len({id(chunk.schema) for chunk in cell.chunks}) == 1

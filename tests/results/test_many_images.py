@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from benchmarks.speed.made_up import ABOUT, ANALYSES, Size, write
@@ -16,7 +17,7 @@ from moeprobe.metrics.stats.chance.trials import Tokens, Trials, within_image
 from moeprobe.metrics.stats.statistic import ImageCache, Share
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import differences, stored, stored_cell
-from moeprobe.results.stored import SumsStore, of_file, of_table, spill
+from moeprobe.results.stored import SumsStore, concat_parts, of_file, of_table, spill
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -86,10 +87,27 @@ def test_few_sums_are_left_to_one_process(path: Path) -> None:
 def test_spilled_sums_are_those_in_memory(tmp_path: Path) -> None:
     write(tmp_path / "sums.parquet", Size(20, patches=6, layers=2, severities=2, top_k=2))
     sums = of_table(of_file(tmp_path / "sums.parquet").table())
-    moved = spill(tmp_path / "sums.arrow", sums)
+    moved = spill(tmp_path / "sums.arrow", sums, {})
     assert moved.table() == sums.table()
     for cell, other in zip(moved, sums, strict=True):
         assert (cell.checkpoint, cell.cell, cell.names()) == (other.checkpoint, other.cell, other.names())
+
+
+def test_small_chunks_are_read_as_blocks(tmp_path: Path) -> None:
+    """Statistics would take as long of each chunk as of a whole block."""
+    write(tmp_path / "sums.parquet", Size(60, patches=6, layers=1, severities=1, top_k=2))
+    table = of_table(of_file(tmp_path / "sums.parquet").table()).table()
+    parts = [of_table(table.filter(pa.array(np.arange(table.num_rows) % 4 == part))) for part in range(4)]
+    sums = concat_parts(parts, in_files=True)
+    for cell in sums:
+        assert len(cell.chunks) == 4
+        ((rows, columns),) = cell.blocks()
+        names = cell.names()
+        assert rows == slice(0, len(names))
+        ordered, expected = cell.load_all()
+        assert sorted(names) == ordered
+        for name, values in columns.items():
+            np.testing.assert_array_equal(values[stored_cell.in_order(names)], expected[name])
 
 
 def test_shares_of_single_experts_are_resampled_where_a_difference_follows(tmp_path: Path) -> None:

@@ -58,12 +58,13 @@ _ACROSS = ("touched", "first_layer", "unshared")
 _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
-# Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits.
-INPUTS_IN_MEMORY, _CHOICES = 1024, 2**24
+# Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
+# a choice about seven times, and are copied as they move to a file.
+INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
 # From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
 Renumber = Callable[[str, Sequence[str], LayerPair], LayerPair]
-# Inputs of a block that is read, and gates of one layer of it (16 MiB); the smaller of the two limits.
-INPUTS_AT_ONCE, _GATES = 256, 2**22
+# Inputs of a block that is read, and gates of one layer of it (4 MiB); the smaller of the two limits.
+INPUTS_AT_ONCE, _GATES = 256, 2**20
 
 
 @with_options
@@ -199,7 +200,7 @@ class Measuring:
         """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
         layers = self._traces[0].trace.layers
         of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
-        size = max(min(INPUTS_IN_MEMORY, _CHOICES // max(of_input, 1)), 1)
+        size = max(min(INPUTS_IN_MEMORY, CHOICES_IN_MEMORY // max(of_input, 1)), 1)
         parts = (self._part(ids, watcher) for ids in self._parts(size))
         return concat_parts(parts, in_files=len(self._ids) > size)
 
