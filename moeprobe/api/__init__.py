@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint, Model, Models
     from moeprobe.adapters.hooks import Hooks
     from moeprobe.adapters.open import load_model, wrap
-    from moeprobe.api.aligning import align
     from moeprobe.api.asking import (
         measure_shard,
         merge,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         use_plugins,
     )
     from moeprobe.api.probing import (
+        align,
         confidence,
         contagion,
         discontinuity,
@@ -94,13 +94,12 @@ if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison, compare, plan_comparison
     from moeprobe.studies.curves import Curves, curves
     from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
-    from moeprobe.studies.pipeline import train_pipeline
     from moeprobe.studies.report import Document, report
     from moeprobe.studies.server.result import ServerResult
     from moeprobe.studies.server.run import check_server
-    from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
-    from moeprobe.studies.train import train
+    from moeprobe.studies.tradeoff.trainings import TradeoffPlan, plan_tradeoff
+    from moeprobe.studies.train import train, train_pipeline
 
 __all__ = [
     "AuditPlan",

@@ -6,6 +6,7 @@ from typing import TypeVar, Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask, attribution, choose_probe
+from moeprobe.probes.align import Align
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.contagion import Contagion
@@ -368,3 +369,28 @@ def record(
         view=view, severities=severities, all_gates=all_gates, tokens=None if tokens is None else Path(tokens)
     )
     return ask(probe, models, data, options, watcher, changes)
+
+
+@with_options
+def align(
+    models: Models,
+    *,
+    data: str | None = None,
+    permutations: int = Align.permutations,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Align the experts of trainings by the tokens that they have in common, and measure how far they agree.
+
+    Args:
+        models: two trainings or more, loaded or by path.
+        data: as in ``match_ratio``.
+        permutations: random orders of the images, which show how well unrelated routing can be aligned.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: there is one training, experts get shares of every token, or layers differ.
+    """
+    return ask(Align(permutations=permutations), models, data, options, watcher, changes)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.studies.paper.numbers import dead
-from moeprobe.studies.paper.tables import cell, layers_of
+from moeprobe.studies.paper.tables import cell, dead, layers_of
 from reports.scripts import (
     align_tables,
     attack_tables,

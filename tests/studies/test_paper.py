@@ -11,9 +11,8 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.engine.run import run_once
-from moeprobe.studies.paper.numbers import dead
 from moeprobe.studies.paper.run import PROBES
-from moeprobe.studies.paper.tables import markdown, published
+from moeprobe.studies.paper.tables import dead, markdown, published
 from tests.commands import Trained, refused, run
 from tests.studies.report.making import write_run
 

@@ -16,7 +16,7 @@ from moeprobe.errors import RunWarning, UserError
 from moeprobe.recordings.faults import Finding
 from moeprobe.results.numbers import interval
 from moeprobe.studies.server import client
-from moeprobe.studies.server.page import page_html, page_text
+from moeprobe.studies.server.result import page_html, page_text
 from tests.commands import run
 from tests.studies.server_stub import Answer, StatusError, Stub, late, running
 

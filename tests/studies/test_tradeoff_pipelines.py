@@ -8,7 +8,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.studies import pipeline
+from moeprobe.studies import train as training
 
 PIPELINE = """
 data: digits
@@ -54,7 +54,7 @@ def test_stages_are_trained_once_and_the_last_is_measured(
         (CELLS[0], "to train", 6),
         (CELLS[1], "to train", 2),
     ]
-    train = pipeline.train
+    train = training.train
     trained: list[str] = []
 
     def stopping(config: Any, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def test_stages_are_trained_once_and_the_last_is_measured(
         trained.append(config.name)
         return train(config, **options)
 
-    monkeypatch.setattr(pipeline, "train", stopping)
+    monkeypatch.setattr(training, "train", stopping)
     with pytest.raises(KeyboardInterrupt):
         api.tradeoff("many.yaml", out="out", device="cpu")
     first = folder / "checkpoints/many/whole-seed0/teach/last.safetensors"
@@ -83,4 +83,4 @@ def test_stages_are_trained_once_and_the_last_is_measured(
     assert set(again.states.values()) == {"kept"}
     pd.testing.assert_frame_equal(api.tradeoff([], out="out", device="cpu").table, again.table)
     with pytest.raises(UserError, match="of another configuration"):
-        api.tradeoff("many.yaml", out="other", overrides=["pipeline.unfreeze.steps=6"], device="cpu")
+        api.tradeoff("many.yaml", out="other", overrides=["train.unfreeze.steps=6"], device="cpu")

@@ -97,7 +97,7 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_warnings, records
     from moeprobe.runtime.files import display_path
-    from moeprobe.studies.audit.page import HTML, next_steps, scope
+    from moeprobe.studies.audit.result import HTML, next_steps, scope
     from moeprobe.studies.audit.sentences import lines_of, short_references, summary
 
     if as_json:

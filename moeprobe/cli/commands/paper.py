@@ -113,8 +113,7 @@ def _show(result: "PaperResult") -> None:
 
     from moeprobe.cli.front.screen import console
     from moeprobe.cli.front.tables import fit
-    from moeprobe.studies.paper.numbers import SIGMA
-    from moeprobe.studies.paper.tables import cell
+    from moeprobe.studies.paper.tables import SIGMA, cell
 
     screen = console()
     first = result.table[["top_k", "seed"]].drop_duplicates().iloc[0]

@@ -93,7 +93,7 @@ def _print(result: "ServerResult", *, as_json: bool) -> None:
     from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.runtime.files import display_path
-    from moeprobe.studies.server.page import HTML
+    from moeprobe.studies.server.result import PAGE
 
     if as_json:
         print_json(
@@ -114,4 +114,4 @@ def _print(result: "ServerResult", *, as_json: bool) -> None:
     screen.print(verdict, style="bold", soft_wrap=True)
     for line in result.details:
         screen.print(line, soft_wrap=True)
-    screen.print(f"The page: {display_path(result.folder)}/{HTML}", soft_wrap=True)
+    screen.print(f"The page: {display_path(result.folder)}/{PAGE}", soft_wrap=True)

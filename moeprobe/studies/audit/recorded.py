@@ -14,8 +14,7 @@ from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trac
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.audit.differences import judge_run
-from moeprobe.studies.audit.judge import COLUMNS, Row
+from moeprobe.studies.audit.judge import COLUMNS, Row, judge_run
 
 RECORDED = AnalyzeTrace.kind
 _SUFFIX = ".parquet"

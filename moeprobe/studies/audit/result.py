@@ -1,23 +1,36 @@
-"""What an audit returns: the verdicts, the runs they rest on, and the page."""
+"""What an audit returns: the verdicts, the runs they rest on, and their page."""
 
 import dataclasses
 import html
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import pandas as pd
 
+from moeprobe import __version__
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import Modality
+from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.base import AuditEntry, Property, audit_entry
+from moeprobe.probes.registry import conclusions_of, kinds
 from moeprobe.results.folder import Result
+from moeprobe.results.headlines.collected import RunTables
+from moeprobe.results.layouts.cells import Table, TableCell, counts, value
+from moeprobe.results.layouts.page import environment
 from moeprobe.results.naming import names_in, rename_table
 from moeprobe.results.showing import one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import read_bytes
-from moeprobe.studies.audit.judge import COLUMNS
+from moeprobe.studies.audit import sentences
+from moeprobe.studies.audit.judge import COLUMNS, property_numbers
+from moeprobe.studies.audit.recorded import RECORDED
+from moeprobe.studies.report.pictures import Picture, read_pictures
+from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
 
 VERDICTS = "verdicts.csv"
 _LARGEST_TABLE = 2**26
@@ -90,3 +103,182 @@ def read_verdicts(path: Path) -> pd.DataFrame:
         raise UserError(
             f"Cannot read {path} ({error}); run the audit again with {option('overwrite')}."
         ) from error
+
+
+# The page of an audit: ``audit.html``, which needs nothing but itself, and the same as ``audit.md``.
+
+HTML, MARKDOWN = "audit.html", "audit.md"
+_HERE = "moeprobe.studies.audit"
+
+
+@dataclass(frozen=True)
+class RunFigure:
+    """A figure of a run on the page."""
+
+    run: str
+    picture: Picture
+
+    @property
+    def path(self) -> str:
+        """Its path relative to the page."""
+        return f"{self.run}/figures/{self.picture.name}"
+
+    @property
+    def alternative(self) -> str:
+        """What it shows, for those who do not see it."""
+        return f"Figure {self.picture.stem} of {self.run}. Its numbers are in {self.run}/table.csv."
+
+
+def page_html(result: AuditContent) -> str:
+    """Return the page."""
+    style = template_text("report.css") + resources.files(_HERE).joinpath("templates", "audit.css").read_text(
+        encoding="utf-8"
+    )
+    templates = environment(_HERE, autoescape=True)
+    templates.filters["address"] = lambda figure: data_address(figure.picture.content, figure.picture.media)
+    return templates.get_template("audit.html.jinja").render(
+        **_context(result), style=style, style_hash=policy_hash(style)
+    )
+
+
+def page_markdown(result: AuditContent) -> str:
+    """Return the page as Markdown; its figures are those in the folders of the runs."""
+    return markdown_environment(_HERE).get_template("audit.md.jinja").render(**_context(result))
+
+
+def _context(result: AuditContent) -> dict[str, object]:
+    renamed = result.with_names()
+    lines, modality, models = (
+        sentences.lines_of(renamed.verdicts),
+        sentences.modality_of_audit(result.sidecar),
+        renamed.models,
+    )
+    figures, conclusions = _figures(result), _conclusions(result)
+    seen_runs: set[str] = set()
+    sections = []
+    for line in lines:
+        is_first = line.run not in seen_runs
+        declared = _property(line)
+        trials = declared.trials if declared else ""
+        seen_runs.add(line.run)
+        sections.append(
+            {
+                "line": line,
+                "sentences": [
+                    (row["checkpoint"], sentences.sentence(row, modality, trials)) for row in line.values
+                ],
+                "difference": ""
+                if line.difference is None
+                else sentences.sentence(line.difference, modality, trials),
+                "references": sentences.references(line),
+                "short_references": sentences.short_references(line),
+                "table": _table(result, line, modality),
+                "conclusions": conclusions.get(line.run, []) if is_first else [],
+                "figures": figures.get(line.run, []) if is_first else [],
+            }
+        )
+    return {
+        "title": f"Audit of {' and '.join(models)}",
+        "models": models,
+        "scope": scope(result),
+        "summary": sentences.summary(lines, models),
+        "sections": sections,
+        "value_text": sentences.value_text,
+        "difference_text": sentences.difference_text,
+        "location": sentences.location,
+        "other_figures": [figure for name in figures if name not in seen_runs for figure in figures[name]],
+        "left_out": sorted(result.left_out.items()),
+        "sidecar": result.sidecar,
+        "folders": result.sidecar["folders"],
+        "version": __version__,
+    }
+
+
+def scope(result: AuditContent) -> str:
+    """Return the runs and the amount of data of each."""
+    modality = sentences.modality_of_audit(result.sidecar)
+    request, images = result.sidecar["request"], result.sidecar["images"]
+    sizes = sorted(set(images.values()))
+    size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+    data = f" of {request['data']} {request['split']}" if "data" in request else ""
+    seconds = result.sidecar["wall_seconds"]
+    runs = len(result.sidecar["folders"])
+    return (
+        f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
+        f"Intervals [low, high] are 95 % over {modality.plural}; for differences they hold for all layers at once."
+    )
+
+
+def _conclusions(result: AuditContent) -> dict[str, list[str]]:
+    """Return the sentences on several numbers of a run together, by run."""
+    names = names_in(result.sidecar)
+    return {
+        name: conclusions_of(
+            RunTables(sidecar=run.sidecar, table=rename_table(run.table, names), comparison=None)
+        )
+        for name, run in result.runs.items()
+    }
+
+
+def _figures(result: AuditContent) -> dict[str, list[RunFigure]]:
+    """Return the figures that the page shows, by run."""
+    if result.folder is None:
+        return {}
+    declared = _entries()
+    figures: dict[str, list[RunFigure]] = {}
+    for run in result.sidecar["folders"]:
+        entry = declared.get(run)
+        if entry is None or not entry.figures:
+            continue
+        pictures = read_pictures(Path(result.folder) / run, without=set(), animated=True)
+        figures[run] = [
+            RunFigure(run, picture)
+            for picture in pictures
+            if any(picture.stem.startswith(name) for name in entry.figures)
+        ]
+    return figures
+
+
+def _entries() -> dict[str, AuditEntry | None]:
+    """Return how each kind of run joins an audit, by the name of its folder."""
+    # The command on recordings has a space, its folder has none.
+    return {kind.name: audit_entry(kind) for kind in kinds()} | {RECORDED: audit_entry(AnalyzeTrace)}
+
+
+def _property(line: sentences.PropertyLine) -> Property | None:
+    """Return the property as its kind of run declares it; None where none does."""
+    entry = _entries().get(line.run)
+    return next((item for item in entry.properties if item.name == line.name), None) if entry else None
+
+
+def _table(result: AuditContent, line: sentences.PropertyLine, modality: Modality) -> Table | None:
+    """Return the numbers of a property in every layer; None where there is one number alone."""
+    run = result.runs.get(line.run)
+    declared = _property(line)
+    numbers = property_numbers(declared, run.table) if declared and run is not None else None
+    if declared is None or numbers is None or len(numbers.rows) <= len(line.values):
+        return None
+    rows = numbers.rows
+    keys = [key for key in ("metric", "layer", "view") if rows[key].nunique() > 1]
+    body = [
+        [
+            *(TableCell(str(row["checkpoint"])) for _ in range(rows["checkpoint"].nunique() > 1)),
+            *(TableCell(str(row[key])) for key in keys),
+            value(row),
+            counts([row["images"]]),
+            counts([row["trials"]]),
+        ]
+        for row in rows.to_dict("records")
+    ]
+    columns = [*(["model"] if rows["checkpoint"].nunique() > 1 else []), *keys, "value [low, high]"]
+    return Table("All numbers", [*columns, modality.plural, declared.trials or "tokens"], body, folded=True)
+
+
+def next_steps(lines: Sequence[sentences.PropertyLine]) -> list[str]:
+    """Return what to do next, the worst properties first, each with its command."""
+    order = {"poor": 0, "fair": 1}
+    ranked = sorted(
+        (line for line in lines if line.advice),
+        key=lambda line: min(order.get(str(row["grade"]), 2) for row in line.values),
+    )
+    return [f"{line.title}: {' '.join(line.advice)} {line.command}" for line in ranked]

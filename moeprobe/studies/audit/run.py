@@ -29,12 +29,19 @@ from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text
 from moeprobe.runtime.progress import Progress, progress_of
-from moeprobe.studies.audit import page
-from moeprobe.studies.audit.differences import judge_run
-from moeprobe.studies.audit.judge import COLUMNS, Row
+from moeprobe.studies.audit.judge import COLUMNS, Row, judge_run
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
 from moeprobe.studies.audit.recorded import RECORDED, audit_recordings, check_recordings, is_recorded
-from moeprobe.studies.audit.result import VERDICTS, AuditContent, AuditResult, read_verdicts
+from moeprobe.studies.audit.result import (
+    HTML,
+    MARKDOWN,
+    VERDICTS,
+    AuditContent,
+    AuditResult,
+    page_html,
+    page_markdown,
+    read_verdicts,
+)
 
 KIND = "audit"
 MINUTES = 5.0
@@ -125,7 +132,7 @@ def read_audit(folder: Path) -> AuditResult:
         left_out=sidecar["left_out"],
         sidecar=sidecar,
         folder=folder,
-        html=read_bytes(folder / page.HTML, limit=_LARGEST_PAGE).decode("utf-8"),
+        html=read_bytes(folder / HTML, limit=_LARGEST_PAGE).decode("utf-8"),
     )
 
 
@@ -391,7 +398,7 @@ def _result(
         sidecar=sidecar,
         folder=folder,
     )
-    return AuditResult(**vars(content), html=page.page_html(content))
+    return AuditResult(**vars(content), html=page_html(content))
 
 
 def _write(result: AuditResult) -> None:
@@ -399,5 +406,5 @@ def _write(result: AuditResult) -> None:
     folder = result.folder
     if folder is not None:
         write_csv(folder / VERDICTS, result.verdicts)
-        write_text(folder / page.MARKDOWN, page.page_markdown(result))
-        write_text(folder / page.HTML, result.html)
+        write_text(folder / MARKDOWN, page_markdown(result))
+        write_text(folder / HTML, result.html)

@@ -36,18 +36,18 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare import Comparison, ComparisonWork, runs_to_compare
-from moeprobe.studies.paper import numbers, tables
+from moeprobe.studies.paper import tables
 
 # What the paper's tables and figures are made of: which checkpoints, which probes, and where they are kept.
 
 T = TypeVar("T")
-# Folder of a probe -> the probe, and what ``numbers.NUMBERS`` calls it.
+# Folder of a probe -> the probe, and what ``tables.NUMBERS`` calls it.
 PROBES: dict[str, tuple[Probe[Result], str]] = {
     "match-ratio": (MatchRatio(), "random_crop"),
     "match-ratio-prc-crops": (MatchRatio(view="prc_crops"), "prc_crops"),
     "confidence": (Confidence(), "confidence"),
     "noise-sweep": (NoiseSweep(), "noise"),
-    "eval": (Evaluate(), numbers.EVALUATION),
+    "eval": (Evaluate(), tables.EVALUATION),
 }
 
 
@@ -248,8 +248,8 @@ def _numbers(job: Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
         }
         top_k, seed = routing_of_blank_input(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
         called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
-        rows += numbers.number_rows(results, called, top_k=top_k, seed=seed)
-        loads += numbers.load_rows(results["confidence"], called, top_k=top_k, seed=seed)
+        rows += tables.number_rows(results, called, top_k=top_k, seed=seed)
+        loads += tables.load_rows(results["confidence"], called, top_k=top_k, seed=seed)
     return pd.DataFrame(rows), pd.DataFrame(loads)
 
 
@@ -288,7 +288,7 @@ def _result(
     Without a folder of its own only what the tables need is measured.
     """
     if isinstance(probe, NoiseSweep) and out is None:
-        probe = NoiseSweep(severities=(numbers.SIGMA,))
+        probe = NoiseSweep(severities=(tables.SIGMA,))
     result = engine.run_once(
         lambda options: engine.run(probe, pair, data=job.data, options=options, watcher=watcher),
         pair,

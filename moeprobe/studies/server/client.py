@@ -1,15 +1,23 @@
-"""HTTP to an inference server: JSON in, JSON out, again where an answer failed to come."""
+"""How an inference server is asked: over HTTP, in its own dialect, for many answers that are all kept."""
 
 import http.client
 import json
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError, option
+from moeprobe.recordings.readers.base import KEY
+from moeprobe.runtime.files import atomic_file, is_there, write_text
+from moeprobe.runtime.progress import Progress
 
 # Seconds before the second try; each later pause is twice as long.
 PAUSE = 0.5
@@ -114,3 +122,181 @@ def _detail(error: urllib.error.HTTPError) -> str:
     """Return the beginning of what a server says about an error."""
     with error:
         return " ".join(error.read(2000).decode("utf-8", errors="replace").split())[:200] or error.reason
+
+
+# Dialects: what vLLM and SGLang are asked. Each request carries its own name, so that runs can be compared, and shares
+# no cache with the same request of another run: a cached prefix would bring the routing that was stored with it.
+
+
+@dataclass(frozen=True)
+class Dialect(ABC):
+    """How a kind of server is asked.
+
+    Attributes:
+        server: its name and version.
+        path: that requests go to.
+        flag: that it returns routed experts with.
+    """
+
+    server: str
+    path: str
+    flag: str
+
+    @abstractmethod
+    def body(self, name: str, ids: list[int], *, run: str, max_tokens: int) -> dict[str, Any]:
+        """Return a request for the continuation of token ids; ``run``: no other run may share its cache."""
+
+    @abstractmethod
+    def begin(self, client: Client) -> None:
+        """Empty the cache before a run, where its requests have no caches of their own."""
+
+    def saved(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
+        """Return an answer as it is kept: by the name of its request, whatever the server called it."""
+        return answer | {"id": name}
+
+
+@dataclass(frozen=True)
+class VllmRequests(Dialect):
+    """vLLM: completions of token ids. ``model``: its name at the server."""
+
+    model: str = ""
+
+    def begin(self, client: Client) -> None:
+        """Do nothing: each request has a salt."""
+
+    def body(self, name: str, ids: list[int], *, run: str, max_tokens: int) -> dict[str, Any]:
+        """Return a request with a name and a salt of its own."""
+        return {
+            "model": self.model, "prompt": ids, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1,
+            "return_token_ids": True, "request_id": name, "cache_salt": f"{run}-{name}",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SglangRequests(Dialect):
+    """SGLang: its own ``/generate``, whose cache is emptied before each run."""
+
+    def body(self, name: str, ids: list[int], *, run: str, max_tokens: int) -> dict[str, Any]:
+        """Return a request with a name of its own."""
+        return {
+            "input_ids": ids, "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0},
+            "return_routed_experts": True, "return_logprob": True, "rid": f"{run}-{name}",
+        }  # fmt: skip
+
+    def begin(self, client: Client) -> None:
+        """Empty the cache of prefixes."""
+        client.probe("/flush_cache")
+
+    def saved(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
+        """Return an answer with the ids of its prompt, which SGLang does not repeat."""
+        return super().saved(answer, name, ids) | {"input_ids": ids}
+
+
+def detect(client: Client) -> Dialect:
+    """Return how to ask a server.
+
+    Raises:
+        UserError: no server answers, or it is neither vLLM nor SGLang.
+    """
+    version = client.probe("/version")
+    if isinstance(version, dict) and "version" in version:
+        models = client.probe("/v1/models")
+        entries = models.get("data") if isinstance(models, dict) else None
+        if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+            raise UserError(
+                f"{client.address} is vLLM, and names no model at /v1/models; wait until it is loaded."
+            )
+        return VllmRequests(
+            f"vLLM {version['version']}",
+            "/v1/completions",
+            "--enable-return-routed-experts",
+            str(entries[0].get("id")),
+        )
+    for path in ("/get_server_info", "/server_info"):
+        info = client.probe(path)
+        if isinstance(info, dict) and "model_path" in info:
+            return SglangRequests(
+                f"SGLang {info.get('version', '')}".strip(), "/generate", "--enable-return-routed-experts"
+            )
+    raise UserError(
+        f"{client.address} is neither vLLM (/version) nor SGLang (/get_server_info); give the address of the server "
+        "itself, without a path."
+    )
+
+
+# Many requests, every answer kept; an interrupted run continues where it ended.
+
+
+def ask_all(
+    path: Path,
+    parts: Path,
+    prompts: Mapping[str, list[int]],
+    *,
+    client: Client,
+    dialect: Dialect,
+    max_tokens: int,
+    at_once: int,
+    progress: Progress,
+) -> None:
+    """Send all requests, a number of them at once, and write their answers: JSON lines in the order of the requests.
+
+    Args:
+        path: of the file; if it is there, nothing is asked.
+        parts: folder of the answers that came so far, which are not asked for again.
+        prompts: token ids by name of request.
+        client: the server.
+        dialect: how it is asked.
+        max_tokens: to generate.
+        at_once: requests that are on their way at the same time.
+        progress: hears of every answer.
+
+    Raises:
+        UserError: the server refuses, does not answer, or answers without routed experts.
+    """
+    if is_there(path):
+        return
+    part_of = {name: parts / f"{name}.json" for name in prompts}
+    missing = [name for name, part in part_of.items() if not is_there(part)]
+    progress.start(f"server: {path.stem}", len(prompts))
+    progress.advance(len(prompts) - len(missing))
+    if missing:
+        dialect.begin(client)
+
+    failed = threading.Event()
+
+    def ask(name: str) -> None:
+        # Until the first failure is heard of, the next request would be sent.
+        if not failed.is_set():
+            try:
+                ask_one(name)
+            except BaseException:
+                failed.set()
+                raise
+
+    def ask_one(name: str) -> None:
+        body = dialect.body(name, prompts[name], run=path.stem, max_tokens=max_tokens)
+        answer = client.post(dialect.path, body, what=f"request {name}")
+        if not has_experts(answer):
+            raise UserError(
+                f"The server answers without routed experts; start {dialect.server} with {dialect.flag}."
+            )
+        write_text(part_of[name], json.dumps(dialect.saved(answer, name, prompts[name])) + "\n")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            # In the order of the requests: the first that fails ends the run.
+            for _ in pool.map(ask, missing):
+                progress.advance(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for part in part_of.values():
+            file.write(part.read_text(encoding="utf-8"))
+
+
+def has_experts(answer: Any) -> bool:
+    """Whether routed experts are anywhere in an answer."""
+    if isinstance(answer, dict):
+        return answer.get(KEY) is not None or any(map(has_experts, answer.values()))
+    return isinstance(answer, list) and any(map(has_experts, answer))

@@ -26,12 +26,8 @@ from moeprobe.runtime.device import AUTO, FLOAT32
 from moeprobe.runtime.files import is_file, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.seeds import generator
-from moeprobe.studies.server.asking import ask_all
-from moeprobe.studies.server.client import Client
-from moeprobe.studies.server.dialects import Dialect, detect
-from moeprobe.studies.server.page import HTML, TEXT, page_html, page_text
-from moeprobe.studies.server.result import ServerResult
-from moeprobe.studies.server.verdict import sentences_of
+from moeprobe.studies.server.client import Client, Dialect, ask_all, detect
+from moeprobe.studies.server.result import PAGE, PAGE_TEXT, ServerResult, page_html, page_text, sentences_of
 
 KIND = "server"
 REQUESTS, TOKENS, BATCHES = 400, 32, (1, 8, 32)
@@ -179,8 +175,8 @@ class _ServerCheck(Work[ServerResult]):
 
     def write(self, result: ServerResult, folder: OutputFolder) -> ServerResult:
         """Write the page."""
-        write_text(folder.path / TEXT, page_text(result))
-        write_text(folder.path / HTML, page_html(result))
+        write_text(folder.path / PAGE_TEXT, page_text(result))
+        write_text(folder.path / PAGE, page_html(result))
         return result
 
     def _model(self, dtype: str) -> Checkpoint:

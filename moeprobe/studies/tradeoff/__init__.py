@@ -5,7 +5,7 @@ weights: ``cell.json`` (configuration, times, size, hash), ``metrics.csv`` of th
 When all cells are finished, ``packing`` puts their folders into ``OUT/cells.parquet`` and ``OUT/cells.json``.
 """
 
-from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
 from moeprobe.studies.tradeoff.run import TradeoffProgress, TradeoffResult, tradeoff
+from moeprobe.studies.tradeoff.trainings import TradeoffPlan, plan_tradeoff
 
 __all__ = ["TradeoffPlan", "TradeoffProgress", "TradeoffResult", "plan_tradeoff", "tradeoff"]

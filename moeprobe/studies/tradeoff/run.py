@@ -24,7 +24,6 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import check_can_write, is_file, write_json, write_text
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.pipeline import train_pipeline
 from moeprobe.studies.tradeoff.packing import pack
 from moeprobe.studies.tradeoff.table import (
     facts_of,
@@ -35,7 +34,7 @@ from moeprobe.studies.tradeoff.table import (
     with_times,
 )
 from moeprobe.studies.tradeoff.trainings import METRICS, Training, about_file, find_cells
-from moeprobe.studies.train import check_run_folder, complete, train
+from moeprobe.studies.train import check_run_folder, complete, train, train_pipeline
 from moeprobe.studies.training_files import SUMMARY, read_summary
 
 
