@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_typ
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
-from moeprobe.results.headlines.properties import AuditEntry, Property, Rule  # noqa: F401  # as above
+from moeprobe.results.headlines.declared import (  # plug-ins import them from here  # noqa: F401  # as above
+    Agreement,
+    AuditEntry,
+    Headline,
+    Property,
+    Rule,
+)
 from moeprobe.runtime import arguments
 
 if TYPE_CHECKING:

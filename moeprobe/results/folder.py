@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
+from moeprobe.results.caveats import precision_sentences
 from moeprobe.results.layouts.side_by_side import summary
-from moeprobe.results.naming import with_names
-from moeprobe.results.precision_floor import precision_sentences
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import plugins_in

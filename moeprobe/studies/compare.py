@@ -27,10 +27,9 @@ from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to
 from moeprobe.results import differences, finished, verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, heading, one_line
-from moeprobe.results.sidecars import Request, Sidecar
+from moeprobe.results.sidecars import Request, Sidecar, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
 from moeprobe.results.values import estimators

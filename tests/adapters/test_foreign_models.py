@@ -18,7 +18,7 @@ from moeprobe.adapters.hooks import Hooks
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Options
-from moeprobe.results.plausibility import ENOUGH_IMAGES
+from moeprobe.results.caveats import ENOUGH_IMAGES
 from tests.adapters import zoo
 from tests.commands import refused, run
 

@@ -24,7 +24,7 @@ from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
 from moeprobe.probes.align.figure import draw
 from moeprobe.probes.align.fit import Halves, with_numbers
 from moeprobe.probes.align.measure import pair_label
-from moeprobe.results.layouts.aligned import aligned_tables
+from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 from tests.commands import refused, run

@@ -24,8 +24,7 @@ from moeprobe.probes.flips import Flips
 from moeprobe.probes.flips.price import CleanPass, ForcedSets, forced_sets, price_flips
 from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
-from moeprobe.results.headlines.collected import RunTables
-from moeprobe.results.headlines.sentences import sentences_of
+from moeprobe.results.headlines.collected import RunTables, sentences_of
 from moeprobe.routing.capabilities import Replayable, Resumable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused, run

@@ -19,8 +19,8 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models, measure_floor
 from moeprobe.probes.engine.options import Options
+from moeprobe.results.caveats import PRECISION_FLOOR, changed_share, precision_sentences
 from moeprobe.results.folder import Result
-from moeprobe.results.precision_floor import KEY, changed_share, precision_sentences
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.capabilities import HasRouterModules, Replayable, Resumable, Traceable
@@ -154,7 +154,12 @@ def test_sentences_say_the_share_its_interval_and_of_how_many() -> None:
     floor = changed_share(changed, np.full(40, 100)) | {"inputs": "images"}
     few = changed_share(changed[:4], np.full(4, 100)) | {"inputs": "images"}
     request = {"kind": "sweep", "precision": "bfloat16"}
-    sidecar = Sidecar({"request": request, "checkpoints": {"a": {KEY: floor}, "b": {KEY: few}, "c": {}}})
+    sidecar = Sidecar(
+        {
+            "request": request,
+            "checkpoints": {"a": {PRECISION_FLOOR: floor}, "b": {PRECISION_FLOOR: few}, "c": {}},
+        }
+    )
     first, second = precision_sentences(sidecar)
     assert first.startswith("a: bfloat16 alone changes 0.007 [0.005, 0.011] (30 of 4,000) of the choices, ")
     assert first.endswith("compared with float32 on 40 images.")
@@ -181,9 +186,11 @@ def test_a_run_carries_its_precision_and_the_floor_of_it(swept: dict[str, Path])
     again, _, other = (_matches(swept["bfloat16"], view) for view in FLOORS)
     # In the table too: float32 is the other dtype, and the same batch again is the same.
     assert (again == 1).all() and ((other > 0.9) & (other <= 1)).all() and len(again) == len(other)
-    assert about[KEY]["choices"] == sum(layer["choices"] for layer in about[KEY]["layers"].values())
+    assert about[PRECISION_FLOOR]["choices"] == sum(
+        layer["choices"] for layer in about[PRECISION_FLOOR]["layers"].values()
+    )
     [plain] = json.loads((swept["float32"] / "table.json").read_text())["checkpoints"].values()
-    assert KEY not in plain
+    assert PRECISION_FLOOR not in plain
 
 
 def _matches(run: Path, view: str) -> pd.Series:

@@ -9,8 +9,7 @@ import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.results.folder import Result
-from moeprobe.results.naming import choose_names, names_in, with_names
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, choose_names, names_in, with_names
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
 from moeprobe.studies.report import report

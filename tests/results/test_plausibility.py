@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from moeprobe.results.plausibility import ENOUGH_IMAGES, warnings
+from moeprobe.results.caveats import ENOUGH_IMAGES, warnings
 from moeprobe.results.stored import of_table
 
 

@@ -27,7 +27,7 @@ def result_of(compute: Callable[[], "Result"], *, names: Sequence[str] | None = 
         return compute()
     except FinishedError as error:
         from moeprobe.results.finished import read_result
-        from moeprobe.results.naming import choose_names
+        from moeprobe.results.sidecars import choose_names
 
         result = read_result(error.folder)
         new_names = choose_names(names, [*result.sidecar["checkpoints"]])

@@ -17,7 +17,7 @@ from rich.text import Text
 from moeprobe.cli.front.json_output import print_json
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import Modality, modality_of, sources
-from moeprobe.results.naming import with_names
+from moeprobe.results.sidecars import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
 from moeprobe.runtime.device import FLOAT32
@@ -119,7 +119,7 @@ def print_result(
 def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
     """Print what arithmetic alone changes in the checkpoints, and the warnings about them."""
     if sidecar.request.precision != FLOAT32:
-        from moeprobe.results.precision_floor import precision_sentences
+        from moeprobe.results.caveats import precision_sentences
 
         for sentence in precision_sentences(sidecar):
             screen.print(sentence, soft_wrap=True)

@@ -21,14 +21,12 @@ from moeprobe.probes.engine.leading import leading_sentences, measured_headlines
 from moeprobe.probes.engine.run import Plan
 from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.headlines.declared import Which
-from moeprobe.results.layouts.agreement import agreement_table
-from moeprobe.results.layouts.aligned import aligned_tables
-from moeprobe.results.layouts.by_view import by_view_table
-from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
+from moeprobe.results.layouts.along_severity import few_shots_table
+from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
-from moeprobe.results.layouts.means import means_table
-from moeprobe.results.naming import names_in, with_names
 from moeprobe.results.numbers import ATTRIBUTION, attribution
+from moeprobe.results.sidecars import names_in, with_names
 from moeprobe.results.tables import FLOORS
 from moeprobe.runtime.files import PATCHES, TOKENS
 

@@ -34,9 +34,9 @@ from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.columns import COLUMNS
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.layouts.aligned import difference_label
-from moeprobe.results.naming import NAMES, choose_names
+from moeprobe.results.layouts.agreement import difference_label
 from moeprobe.results.palette import colors
+from moeprobe.results.sidecars import NAMES, choose_names
 from moeprobe.results.stored import SumsStore, concat
 from moeprobe.results.summaries import About
 from moeprobe.results.tables import with_rows

@@ -14,8 +14,8 @@ from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import NAMES as CHOSEN
-from moeprobe.results.naming import choose_names
+from moeprobe.results.sidecars import NAMES as CHOSEN
+from moeprobe.results.sidecars import choose_names
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.progress import Progress, progress_of
 

@@ -7,7 +7,7 @@ from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.stats.proportions import CONFIDENCE
-from moeprobe.results.layouts.aligned import is_difference
+from moeprobe.results.layouts.agreement import is_difference
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.tables import first_and_last
 

@@ -44,7 +44,7 @@ from moeprobe.recordings.pairs import (
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import choose_names
+from moeprobe.results.sidecars import choose_names
 from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table

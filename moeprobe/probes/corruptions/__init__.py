@@ -108,7 +108,7 @@ class Corruptions(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return under which corruption routing changes most and least, and what the controls explain."""
-        from moeprobe.results.layouts.means import agreement_rows
+        from moeprobe.results.layouts.by_view import agreement_rows
         from moeprobe.results.numbers import interval
 
         rows = agreement_rows(table)

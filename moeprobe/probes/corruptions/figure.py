@@ -10,7 +10,7 @@ from moeprobe.inputs.corruptions import EXTRA, FAMILIES, MEAN
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
-from moeprobe.results.layouts.means import agreement_rows
+from moeprobe.results.layouts.by_view import agreement_rows
 from moeprobe.results.tables import first_and_last
 
 # Layers that have a row of panels; of more the first and the last.

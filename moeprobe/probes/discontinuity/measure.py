@@ -21,7 +21,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import rename_items
+from moeprobe.results.sidecars import rename_items
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.csv import write_csv
 

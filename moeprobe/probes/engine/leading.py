@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import conclusions_of, headlines_of
 from moeprobe.results.folder import Result
-from moeprobe.results.headlines.collected import HeadlineValues, RunTables
+from moeprobe.results.headlines.collected import HeadlineValues, RunTables, sentences_of
 from moeprobe.results.headlines.declared import Which
-from moeprobe.results.headlines.sentences import sentences_of
 
 
 def leading_sentences(

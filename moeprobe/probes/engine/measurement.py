@@ -30,10 +30,10 @@ from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
-from moeprobe.results import plausibility, summaries, tables
+from moeprobe.results import caveats, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
+from moeprobe.results.sidecars import choose_names
 from moeprobe.results.stored import SumsStore, concat
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.device import choose_device, full_float32
@@ -277,7 +277,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         names = spec.dataset.class_names
         if spec.labeled and names is not None and "accuracy" in set(table["metric"]):
             clean = spec.view.severities[0] if isinstance(spec.view, SeverityView) else None
-            for name, text in plausibility.warnings(table, sums, num_classes=len(names), clean=clean).items():
+            for name, text in caveats.warnings(table, sums, num_classes=len(names), clean=clean).items():
                 texts[name] = f"{texts[name]} It {text}" if name in texts else text
         return {name: {"warning": text} for name, text in texts.items()}
 

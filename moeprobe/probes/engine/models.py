@@ -19,7 +19,7 @@ from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_cut, distinct_names
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
-from moeprobe.results.precision_floor import changed_share
+from moeprobe.results.caveats import changed_share
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.device import choose_device

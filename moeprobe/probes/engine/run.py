@@ -16,9 +16,9 @@ from moeprobe.probes.engine.checks import check_folder, check_precision, check_s
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
+from moeprobe.results.caveats import PRECISION_FLOOR
 from moeprobe.results.earlier_format import is_earlier
 from moeprobe.results.folder import OutputFolder, Result, output_folder
-from moeprobe.results.precision_floor import KEY
 from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
 from moeprobe.results.summaries import About
 from moeprobe.runtime import processes
@@ -180,7 +180,7 @@ class ProbeWork(Work[R]):
             # Of aligned trainings the checkpoints are pairs.
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
-                    subjects[model.name] = {**subjects[model.name], KEY: floor}
+                    subjects[model.name] = {**subjects[model.name], PRECISION_FLOOR: floor}
 
     @property
     def passes(self) -> int:

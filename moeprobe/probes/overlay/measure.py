@@ -35,10 +35,9 @@ from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.naming import choose_names, names_in, rename_items
 from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, one_line
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, choose_names, names_in, rename_items
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.csv import write_csv

@@ -26,7 +26,7 @@ from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_rou
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets, shared
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import rename_items
+from moeprobe.results.sidecars import rename_items
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row

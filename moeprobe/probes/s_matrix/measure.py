@@ -22,7 +22,7 @@ from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import rename_items
+from moeprobe.results.sidecars import rename_items
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

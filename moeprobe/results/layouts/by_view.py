@@ -1,17 +1,20 @@
-"""A line per checkpoint and variant of its run: the share of tokens that choose other experts, layer by layer."""
+"""A line per checkpoint and view: of variants of a run what chooses otherwise, of corruptions accuracy and κ."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
+from moeprobe.inputs.corruptions import FAMILIES, MEAN
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
 
-# What is said of a model's answers, as far as it was measured.
+# What is said of a model's answers, as far as it was measured: by variants, and by corruptions.
 _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
+_OUTPUT_OF_CORRUPTIONS = ("accuracy", "prediction_agreement", "corruption_error")
 
 
 def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
@@ -74,3 +77,70 @@ def _picker(checkpoint: str, view: str) -> Callable[[pd.DataFrame, str], dict[st
         return matches[0] if matches else None
 
     return pick
+
+
+# A line per checkpoint and corruption, or family of them: accuracy and κ of each layer, mean over severities.
+
+
+def leading_kappa(table: pd.DataFrame) -> str:
+    """Return the κ that decides: of the sets that process tokens, where all checkpoints have any."""
+    return f"{set_match_of(table) or agreement_of(table)}{KAPPA}"
+
+
+def agreement_rows(table: pd.DataFrame, *, severity: bool = False) -> pd.DataFrame:
+    """Return the rows of this κ about ordinary tokens; means over severities, or those at each ``severity``."""
+    rows = table[table["metric"].eq(leading_kappa(table)) & table["null"].eq("pooled")]
+    rows = rows[rows["tokens"].isin(ORDINARY)]
+    return rows[rows["severity"].notna() if severity else rows["severity"].isna()]
+
+
+def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption: str, full: bool) -> Table:
+    """Return the table.
+
+    Args:
+        table: of a run.
+        comparison: its paired differences.
+        caption: of the table.
+        full: whether each corruption has a line, too.
+    """
+    together = ("clean", *FAMILIES, MEAN)
+    views = [view for view in together if (table["view"] == view).any()]
+    views += [view for view in dict.fromkeys(table["view"]) if view not in together] if full else []
+    kappas = agreement_rows(table)
+    layers = list(dict.fromkeys(kappas["layer"]))
+    selected = first_and_last(layers)
+    outputs = [name for name in _OUTPUT_OF_CORRUPTIONS if (table["metric"] == name).any()]
+    headings = [find(name).metric.label for name in outputs] + [f"κ, {layer}" for layer in selected]
+    columns = [(name, "") for name in outputs] + [(leading_kappa(table), layer) for layer in selected]
+    blocks: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+    for part in (table, comparison):
+        for row in [] if part is None else _overall(part).to_dict("records"):
+            name = row["checkpoint"] + (f" − {row['reference']}" if part is comparison else "")
+            blocks.setdefault(name, {})[row["view"], row["metric"], row["layer"]] = row
+    lines = [
+        [
+            TableCell(name),
+            TableCell(view),
+            *(value(rows.get((view, *column)), signed=" − " in name) for column in columns),
+            counts(row["images"] for (of_view, *_), row in rows.items() if of_view == view),
+        ]
+        for name, rows in blocks.items()
+        for view in views
+        if any(of_view == view for of_view, *_ in rows)
+    ]
+    note = f"κ is of {find(leading_kappa(table)).metric.label}, against the pooled chance level."
+    if len(selected) < len(layers):
+        note += f" Of {len(layers)} layers the first and the last; table.csv has all."
+    unit = modality_of(table["tokens"]).plural
+    return Table(
+        caption, ["checkpoint", "corruption", *headings, unit], lines, note, keys=2, place=1, details=1
+    )
+
+
+def _overall(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of output and leading κ that are means over severities, or of the clean image."""
+    kappa = agreement_rows(table)
+    output = table[
+        table["metric"].isin(_OUTPUT_OF_CORRUPTIONS) & (table["severity"].isna() | table["view"].eq("clean"))
+    ]
+    return pd.concat([output, kappa])

@@ -21,9 +21,8 @@ from moeprobe.results.folder import Result
 from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
-from moeprobe.results.naming import names_in, rename_table
 from moeprobe.results.showing import one_line
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, names_in, rename_table
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import read_bytes
 from moeprobe.studies.audit import sentences

@@ -22,9 +22,8 @@ from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.naming import choose_names
 from moeprobe.results.palette import colors
-from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
+from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar, read_sidecar
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import read_bytes, write_text

@@ -12,9 +12,8 @@ from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.registry import headlines_of, kinds
-from moeprobe.results.headlines.collected import HeadlineValues, Row
+from moeprobe.results.headlines.collected import HeadlineValues, Row, sentences_of
 from moeprobe.results.headlines.declared import Agreement, Headline
-from moeprobe.results.headlines.sentences import sentences_of
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Table, TableCell, value
 from moeprobe.results.numbers import interval, sentence_case

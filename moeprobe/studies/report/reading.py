@@ -22,9 +22,17 @@ from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.headlines.collected import RunTables
-from moeprobe.results.naming import NAMES, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.packed import find_run
-from moeprobe.results.sidecars import Sidecar, check_names, read_sidecar
+from moeprobe.results.sidecars import (
+    NAMES,
+    Sidecar,
+    check_names,
+    choose_names,
+    names_in,
+    read_sidecar,
+    rename_sidecar,
+    rename_table,
+)
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import (
     FINISHED,

@@ -14,19 +14,18 @@ from moeprobe.metrics.registry import (
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts import verdicts
-from moeprobe.results.layouts.aligned import aligned_tables
+from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
     REGION_COLUMNS,
     Columns,
+    few_shots_table,
     noise_floor,
     regional,
     severity_table,
 )
-from moeprobe.results.layouts.by_view import by_view_table
+from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
-from moeprobe.results.layouts.few_shots import few_shots_table
-from moeprobe.results.layouts.means import means_table
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of

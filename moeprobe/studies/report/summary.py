@@ -8,11 +8,10 @@ import pandas as pd
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics import registry
 from moeprobe.probes.registry import conclusions_of, headlines_of, of_kind
-from moeprobe.results.headlines.collected import Row
-from moeprobe.results.headlines.sentences import sentences_of
+from moeprobe.results.caveats import precision_sentences
+from moeprobe.results.headlines.collected import Row, sentences_of
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
-from moeprobe.results.precision_floor import precision_sentences
 from moeprobe.studies.report.reading import Run
 
 # What is no probe's.

@@ -17,10 +17,9 @@ from moeprobe.recordings.check_trace import CheckedTrace
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.layouts.side_by_side import summary
-from moeprobe.results.naming import with_names
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.showing import one_line
-from moeprobe.results.sidecars import Sidecar
+from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.runtime.device import FLOAT32
 from moeprobe.studies.report.pictures import read_pictures
 from moeprobe.studies.report.render import data_address, policy_hash, template_text

@@ -10,7 +10,7 @@ from rich.table import Table as Rich
 from moeprobe.cli.front import show
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.results.folder import Result
-from moeprobe.results.layouts.few_shots import few_shots_table
+from moeprobe.results.layouts.along_severity import few_shots_table
 from moeprobe.results.tables import frame
 from moeprobe.runtime.csv import write_csv
 from moeprobe.studies.report.reading import read_runs

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.results.headlines.sentences import difference
+from moeprobe.results.headlines.collected import difference
 from tests.studies.report.making import MATCH, NAN, row, write_rows, write_run
 
 
