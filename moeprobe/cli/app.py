@@ -19,7 +19,6 @@ from moeprobe.cli.commands import (
     explain,
     import_routing,
     inspect,
-    listing,
     paper,
     runs,
     server,
@@ -29,9 +28,9 @@ from moeprobe.cli.commands import (
     vmoe,
 )
 from moeprobe.cli.commands.probe_command import probe_command
+from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
-from moeprobe.cli.front.finished import print_finished
-from moeprobe.cli.front.groups import EPILOG, Command, NamingGroup, TraceGroup
+from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
@@ -150,7 +149,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "doctor": doctor.doctor,
         "explain": explain.explain,
         "inspect": inspect.inspect,
-        "list": listing.listing,
+        "list": explain.listing,
     },
     Panel.PROBES: {"correspond": correspond.correspond},
     Panel.COMPARE: {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeprobe import api
-from moeprobe.cli.front import comparison
+from moeprobe.cli.front import tables
 from moeprobe.inputs.modality import IMAGE, TEXT, modality_of, sources
 from moeprobe.metrics.registry import find, routing_along_severity
 from moeprobe.probes.s_matrix import figure as s_matrix
@@ -58,7 +58,7 @@ def test_what_a_comparison_says_of_texts() -> None:
     }  # fmt: skip
     table = frame([line], judged=True)
     assert "360 texts detect" in differences.sentences(table)["sentence"].iloc[0]
-    (shown,) = comparison.tables(table.assign(metric="top1_match_kappa"), extra="top1_match_kappa")
+    (shown,) = tables.comparison_tables(table.assign(metric="top1_match_kappa"), extra="top1_match_kappa")
     assert "within text" in str(shown.title)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from moeprobe.cli.commands.listing import KINDS
+from moeprobe.cli.commands.explain import KINDS
 from moeprobe.results.tables import COLUMNS, FLOORS
 from tests.commands import Trained, names_in, refused, run, sentence, shell
 

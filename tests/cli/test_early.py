@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from moeprobe.cli.commands import listing
+from moeprobe.cli.commands import explain
 from moeprobe.cli.commands.compare import FAILED
 from moeprobe.results.folder import OutputFolder
 from tests.commands import SCRIPT, Trained, refused, run
@@ -101,7 +101,7 @@ OF_A_CHECKPOINT = {
 }
 # What lists plug-ins reads what they say of themselves, and imports none; help imports less, which is tested below.
 LIGHT = (
-    *(f"list {kind}" for kind in listing.KINDS),
+    *(f"list {kind}" for kind in explain.KINDS),
     *(f"explain {name}" for name in ("churn_kappa", "sim_low", "few_images", "pooled")),
     "trace --help",
     "import --help",
@@ -221,7 +221,7 @@ def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: 
     lines = [
         "--help",
         *(f"{command} --help" for command in COMMANDS),
-        *(f"list {kind}" for kind in ("", *listing.KINDS) if kind != "metrics"),
+        *(f"list {kind}" for kind in ("", *explain.KINDS) if kind != "metrics"),
         "match-ratio last.safetensors --view randomcrop",
         "compare last.safetensors last.safetensors --view randomcrop",
         "match-ratio last.safetensors --data digts",

@@ -6,8 +6,7 @@ import pytest
 from typer.main import get_command
 
 from moeprobe.cli.app import app
-from moeprobe.cli.front.groups import PANELS
-from moeprobe.cli.front.options import CommonOptions
+from moeprobe.cli.front.options import PANELS, CommonOptions
 from moeprobe.probes.base import Panel, panel_of
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.registry import probes

@@ -12,7 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from numpy.typing import NDArray
 
-from moeprobe.cli.front.comparison import failures, footing, tables
+from moeprobe.cli.front.tables import comparison_footing, comparison_tables, gate_outcome
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
@@ -365,7 +365,7 @@ def test_seeds_are_paired_with_their_like(checkpoints: str, expected: str) -> No
 
 def test_the_reference_stands_first_and_what_the_numbers_rest_on_is_a_line_each() -> None:
     table = compare({"a": {cell(): routed(1)}, "b": {cell(): routed(2)}})
-    (shown, *_) = tables(table)
+    (shown, *_) = comparison_tables(table)
     titles = [str(column.header) for column in shown.columns]
     assert titles.index("a") < titles.index("b")
     cells = {title: next(iter(column.cells)) for title, column in zip(titles, shown.columns, strict=True)}
@@ -373,7 +373,7 @@ def test_the_reference_stands_first_and_what_the_numbers_rest_on_is_a_line_each(
     assert (cells["a"], cells["b"]) == (f"{row['reference_value']:.3f}", f"{row['checkpoint_value']:.3f}")
     probe = {"data": "digits", "split": "test", "view": {"name": "noise"}, "seed": 0}
     about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
-    said = footing(Comparison(table, table[:0], table[:0], Sidecar(about))).splitlines()
+    said = comparison_footing(Comparison(table, table[:0], table[:0], Sidecar(about))).splitlines()
     assert len(said) > 4 and max(map(len, said)) < 200
 
 
@@ -415,14 +415,16 @@ def test_a_gate_says_in_short_lines_what_failed() -> None:
     table = compare({name: {one: routed(1, keep=keep) for one in placed} for name, keep in kept.items()})
     failed = table[(table["metric"] == "top1_match") & (table["judgement"] == "worse")]
     assert len(failed) == 12
-    first, *rows, last = failures(Comparison(table, table[:0], failed, Sidecar()), "top1_match").splitlines()
+    first, *rows, last = gate_outcome(
+        Comparison(table, table[:0], failed, Sidecar()), "top1_match"
+    ).splitlines()
     assert first == "--fail-if-worse top1_match: failed in 12 of 12 comparisons."
     assert rows == [
         f"  b worse by {-row['value']:.3f} (blocks.3, patches, severity {row['severity']:g})"
         for _, row in failed[:10].iterrows()
     ]
     assert last == "  … and 2 more; --json lists all."
-    short = failures(Comparison(table, table[:0], failed[:1], Sidecar()), "top1_match").splitlines()
+    short = gate_outcome(Comparison(table, table[:0], failed[:1], Sidecar()), "top1_match").splitlines()
     assert short[0].endswith("failed in 1 of 12 comparisons.") and short[1:] == rows[:1]
 
 
@@ -431,7 +433,9 @@ def test_the_footing_speaks_of_what_was_read() -> None:
     probe = {"data": "text:lines.txt", "split": "test", "view": {"name": "typos"}, "seed": 0}
     about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
     for tokens, units, others in (("patch", "images", "texts"), ("token", "texts", "images")):
-        said = footing(Comparison(table.assign(tokens=tokens), table[:0], table[:0], Sidecar(about)))
+        said = comparison_footing(
+            Comparison(table.assign(tokens=tokens), table[:0], table[:0], Sidecar(about))
+        )
         assert f"100 {units} of text:lines.txt test" in said
         assert f"resamples of {units}" in said and others not in said
 

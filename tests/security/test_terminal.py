@@ -9,7 +9,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from moeprobe.cli.front.json_output import print_json
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.screen import Screen
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.page import fragment
@@ -77,4 +77,4 @@ def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_command_prints_json_otherwise() -> None:
     for path in (Path(__file__).parents[2] / "moeprobe" / "cli").rglob("*.py"):
-        assert path.name == "json_output.py" or "json.dumps(" not in path.read_text(encoding="utf-8"), path
+        assert path.name == "environment.py" or "json.dumps(" not in path.read_text(encoding="utf-8"), path

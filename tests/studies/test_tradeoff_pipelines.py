@@ -83,4 +83,4 @@ def test_stages_are_trained_once_and_the_last_is_measured(
     assert set(again.states.values()) == {"kept"}
     pd.testing.assert_frame_equal(api.tradeoff([], out="out", device="cpu").table, again.table)
     with pytest.raises(UserError, match="of another configuration"):
-        api.tradeoff("many.yaml", out="other", overrides=["train.unfreeze.steps=6"], device="cpu")
+        api.tradeoff("many.yaml", out="other", overrides=["pipeline.unfreeze.steps=6"], device="cpu")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Data, with_common_options
 from moeprobe.cli.front.options import names as split_names
 
@@ -72,7 +73,6 @@ def audit(
 
 
 def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:
@@ -94,7 +94,6 @@ def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
 
 def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     """Print the verdicts, a line per property, and where the page is; or everything as JSON."""
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_warnings, records
     from moeprobe.runtime.files import display_path
     from moeprobe.studies.audit.result import HTML, next_steps, scope

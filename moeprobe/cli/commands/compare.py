@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli.front.early import check_comparison
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Full, numbers, with_common_options
 from moeprobe.probes.registry import USUAL, comparable
 
@@ -108,9 +109,13 @@ def _show(
 ) -> None:
     from pathlib import Path
 
-    from moeprobe.cli.front.comparison import failures, footing, overview, tables
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, print_files, print_warnings, records
+    from moeprobe.cli.front.tables import (
+        comparison_footing,
+        comparison_overview,
+        comparison_tables,
+        gate_outcome,
+    )
     from moeprobe.results.layouts.verdicts import sentences
 
     if common.json:
@@ -124,17 +129,17 @@ def _show(
         print_json(content)
         return
     screen, comparison = console(), comparison.with_names()
-    for table in overview(comparison.table, extra=fail_if_worse):
+    for table in comparison_overview(comparison.table, extra=fail_if_worse):
         screen.print(table)
     for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
-    for table in tables(comparison.table, extra=fail_if_worse, full=full):
+    for table in comparison_tables(comparison.table, extra=fail_if_worse, full=full):
         screen.print(table)
-    screen.print(footing(comparison), style="dim")
+    screen.print(comparison_footing(comparison), style="dim")
     print_warnings(screen, comparison.sidecar)
     if fail_if_worse is not None:
         screen.print(
-            failures(comparison, fail_if_worse, comparison.sidecar["fail_unless_no_worse_than"]),
+            gate_outcome(comparison, fail_if_worse, comparison.sidecar["fail_unless_no_worse_than"]),
             style="bold",
             soft_wrap=True,
         )

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_data, check_folder, check_view
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import (
     Data,
     File,
@@ -61,8 +62,6 @@ def correspond(
     Example: `moeprobe correspond checkpoints/demo-prc --view random_crop --out reports/correspond`
     """
     from rich.table import Table
-
-    from moeprobe.cli.front.json_output import print_json
 
     check_checkpoints([] if checkpoint is None else [checkpoint])
     check_data(data, split=split)

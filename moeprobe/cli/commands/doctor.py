@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe import __version__
+from moeprobe.cli.front.environment import print_json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -123,7 +124,6 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     """
     from rich.text import Text
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     findings = examine()

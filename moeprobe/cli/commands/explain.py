@@ -1,8 +1,10 @@
-"""``moeprobe explain``."""
+"""``moeprobe explain`` and ``moeprobe list``: what a name means, and which names there are."""
 
 from typing import Annotated
 
 import typer
+
+from moeprobe.cli.front.environment import print_json
 
 
 def explain(
@@ -27,7 +29,6 @@ def explain(
     from rich.text import Text
 
     from moeprobe.cli.front.glossary import explanations, names
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.errors import UserError
     from moeprobe.runtime.catalog import did_you_mean
@@ -68,3 +69,134 @@ def _print_facts(facts: dict[str, str]) -> None:
         for fact, value in facts.items():
             table.add_row(Text(fact), Text(value))
         console().print(table)
+
+
+# ``moeprobe list``.
+
+# What can be listed, and what each of these is.
+KINDS = {
+    "probes": "questions about checkpoints; each is a command",
+    "routers": "how tokens and experts find each other: model.router=NAME in a training",
+    "views": "perturbations of images and texts: --view NAME",
+    "data": "data sets: --data NAME or NAME:LOCATION",
+    "analyses": "what probes compute from the routing and the output",
+    "metrics": "names of the column metric; moeprobe explain NAME says more",
+    "objectives": "what a training adds to its loss: objective=NAME",
+    "adapters": "they make a model readable for probes",
+    "readers": "how servers return routed experts: --reader NAME of trace import",
+    "models": "architectures that moeprobe train builds: model.name=NAME",
+    "configs": "trainings that are ready to run: moeprobe train --config NAME",
+    "pipelines": "trainings one after the other that are ready to run: moeprobe train --config NAME",
+    "keys": "all keys of a training's configuration, with type, default and meaning",
+    "sweeps": "grids of trainings that are ready to run: moeprobe tradeoff NAME",
+}
+
+
+def listing(
+    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}; none lists these.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what there is: plug-ins of all kinds, metrics, models, configurations with their keys, and sweeps.
+
+    Example: `moeprobe list views`
+    """
+    from moeprobe.errors import UserError
+    from moeprobe.runtime import catalog
+
+    if not kind:
+        if json:
+            print_json([*KINDS])
+        else:
+            _print({f"moeprobe list {name}": description for name, description in KINDS.items()})
+        return
+    if kind not in KINDS:
+        raise UserError(catalog.unknown("list", kind, KINDS))
+    if kind == "keys":
+        _print_keys(as_json=json)
+        return
+    descriptions = _find(kind)
+    if json:
+        print_json(descriptions)
+        return
+    _print(descriptions)
+
+
+def _print(descriptions: dict[str, str]) -> None:
+    """Print names with what they are."""
+    from rich.table import Table
+
+    from moeprobe.cli.front.screen import console
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, description in descriptions.items():
+        table.add_row(name, description)
+    console().print(table)
+
+
+def _print_keys(*, as_json: bool) -> None:
+    """Print the keys of configurations of trainings: type, default, meaning."""
+    import dataclasses
+
+    from rich.table import Table
+
+    from moeprobe.cli.front.screen import console
+    from moeprobe.models.config import list_keys
+
+    keys = list_keys()
+    if as_json:
+        print_json([dataclasses.asdict(key) for key in keys])
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "type", "default", "meaning"):
+        table.add_column(heading, style="bold" if heading == "key" else None, overflow="fold")
+    for key in keys:
+        table.add_row(key.name, key.type, key.default, key.meaning)
+    screen = console()
+    screen.print(table)
+    screen.print(
+        "In a model, null is the named model's own value. Written KEY=VALUE on the command line, as sections in YAML; "
+        "moeprobe train --config NAME --show prints what they come to.",
+        soft_wrap=True,
+    )
+
+
+def _find(kind: str) -> dict[str, str]:
+    """Return name -> first line of the description."""
+    from moeprobe.runtime import catalog
+
+    if kind == "metrics":
+        from moeprobe.metrics.registry import declared  # not for the others: it brings scipy
+
+        return {metric.name: metric.about for metric in declared()}
+    if kind == "probes":
+        # By their commands.
+        return {
+            catalog.PROBES.get(name).name: catalog.PROBES.describe(name) for name in catalog.PROBES.names()
+        }
+    if kind == "configs":
+        from moeprobe.models import config_files
+        from moeprobe.runtime.yaml import first_sentence
+
+        return {name: first_sentence(config_files.path_of(name)) for name in config_files.names()}
+    if kind in ("sweeps", "pipelines"):
+        from moeprobe.models import grid, pipeline
+        from moeprobe.runtime.yaml import first_sentence
+
+        several = grid if kind == "sweeps" else pipeline
+        return {name: first_sentence(several.path_of(name)) for name in several.names()}
+    if kind == "models":
+        from moeprobe.models.config_files import list_architectures
+
+        return list_architectures()
+    plugins = {
+        "routers": catalog.ROUTERS,
+        "views": catalog.VIEWS,
+        "data": catalog.DATA,
+        "analyses": catalog.ANALYSES,
+        "objectives": catalog.OBJECTIVES,
+        "adapters": catalog.ADAPTERS,
+        "readers": catalog.READERS,
+    }[kind]
+    return {name: plugins.describe(name) for name in plugins.names()}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.front.environment import print_json
 from moeprobe.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,7 +87,6 @@ def import_routing(
         )
     elif num_experts is not None:
         raise UserError("--num-experts is for logs; --model-config says it for responses: leave one out.")
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
 
     with Bar("bytes") as bar:

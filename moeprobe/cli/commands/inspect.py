@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli.front.early import check_checkpoints
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Download
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def inspect(
     """
     from rich.table import Table
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     check_checkpoints([checkpoint])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_folder
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Data, require_folder, with_common_options
 from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.probes.base import OUT_OF_FIGURES
@@ -47,7 +48,6 @@ def paper(
         check_folder(options.out, overwrite=options.overwrite)
     preflight(MatchRatio(), checkpoints, data=data, options=options)
     from moeprobe import api
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console, print_files, print_warnings, records
 
     if common.dry_run:
@@ -87,7 +87,6 @@ def paper(
 def _print_plan(plan: "PaperPlan", *, pairs: int, as_json: bool) -> None:
     import dataclasses
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from moeprobe.cli.front.early import check_folder
-from moeprobe.cli.front.finished import result_of
-from moeprobe.cli.front.json_output import print_json
+from moeprobe.cli.front.early import check_folder, result_of
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.cli.front.options import names as split_names
 from moeprobe.probes.engine.options import Options
@@ -53,7 +52,6 @@ def curves(
 
     Example: `moeprobe curves reports/routers/digits --by model.top_k --out reports/curves`
     """
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.studies.curves import curves as make
 
@@ -122,7 +120,6 @@ def report(
 
     Example: `moeprobe report reports/demo/match-ratio reports/demo/eval --out reports/my-report`
     """
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.studies.report import report as make
     from moeprobe.studies.report.summary import headline_table

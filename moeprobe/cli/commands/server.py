@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_folder
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import AsJson, Dtype, IntervalSeed, Overwrite, Svg, command_line
 from moeprobe.errors import UserError
 
@@ -90,7 +91,6 @@ def _sizes(batches: str) -> list[int]:
 def _print(result: "ServerResult", *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.runtime.files import display_path
     from moeprobe.studies.server.result import PAGE

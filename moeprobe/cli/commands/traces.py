@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
-from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces, result_of
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import (
     AsJson,
     Dtype,
@@ -429,7 +429,6 @@ def check_trace(
     """
     from dataclasses import asdict
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.recordings.check_trace import check_trace
 

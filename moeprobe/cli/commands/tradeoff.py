@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Svg, command_line
 from moeprobe.runtime.device import check_device
 from moeprobe.runtime.files import CELLS, is_folder
@@ -93,7 +94,6 @@ def tradeoff(
 def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
     from rich.table import Table
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     if as_json:
@@ -119,7 +119,6 @@ def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
 def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     from collections import Counter
 
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console, records
     from moeprobe.cli.front.tables import fit
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli.front.early import check_configuration
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Download, Svg
 from moeprobe.errors import UserError
 from moeprobe.runtime import distributed
@@ -108,7 +109,6 @@ def _train_together(config: "TrainConfig", folder: Path | None, *, as_json: bool
 def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> None:
     """Train the stages of a pipeline and print what came of each."""
     from moeprobe import api
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.training_progress import Live
 
     with Live(stages.name) as live:
@@ -122,7 +122,6 @@ def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> Non
 
 def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     """Print the results of a run and its folder."""
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
     from moeprobe.cli.front.training_progress import validation
 

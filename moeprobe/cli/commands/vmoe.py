@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import numbers
 from moeprobe.errors import UserError
 
@@ -111,7 +112,6 @@ def export_vmoe(
     Example: `moeprobe export vmoe checkpoints/demo-prc exported/demo-prc --shards 4`
     """
     from moeprobe import api
-    from moeprobe.cli.front.json_output import print_json
     from moeprobe.cli.front.screen import console
 
     exported = api.export_vmoe(checkpoint, prefix, shards=shards, overwrite=overwrite)
@@ -131,8 +131,6 @@ def export_vmoe(
 
 def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     import dataclasses
-
-    from moeprobe.cli.front.json_output import print_json
 
     sizes, model = imported.sizes, imported.model
     if as_json:
@@ -286,8 +284,6 @@ def import_swin_moe(
 
 def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
     import dataclasses
-
-    from moeprobe.cli.front.json_output import print_json
 
     sizes, model = imported.sizes, imported.model
     if as_json:

@@ -1,9 +1,10 @@
-"""Set up the process of a command: streams that can write all characters, no window for figures, large pages."""
+"""The process of a command: streams that can write all characters, JSON and errors on them, no window for figures."""
 
 import atexit
 import codecs
 import errno
 import gc
+import json
 import os
 import sys
 import unicodedata
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.runtime.characters import in_one_line, is_unicode
+from moeprobe.runtime.characters import harmless_json, in_one_line, is_unicode
 from moeprobe.runtime.processes import ask_for_huge_pages
 
 # Objects between two looks for garbage; of Python itself 700.
@@ -73,6 +74,11 @@ def _formatted(
 def say(error: UserError) -> None:
     """Print the sentence of an error on one line, whatever names it holds."""
     sys.stderr.write(f"Error: {in_one_line(error.sentence)}\n")
+
+
+def print_json(content: object) -> None:
+    """Print JSON in one line; letters of any language stay as they are, and what steers a terminal is escaped."""
+    print(harmless_json(json.dumps(content, ensure_ascii=False)))
 
 
 def _replacing(replace: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeprobe.cli.front.groups import RENAMED
+from moeprobe.cli.front.options import RENAMED
 from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import NULLS, MetricFamily

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from moeprobe.cli.front.json_output import print_json
+from moeprobe.cli.front.environment import print_json
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import Modality, modality_of, sources
 from moeprobe.results.sidecars import with_names

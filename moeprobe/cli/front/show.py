@@ -10,7 +10,7 @@ import pandas as pd
 from rich.table import Table
 
 from moeprobe.cli.front import tables
-from moeprobe.cli.front.json_output import print_json
+from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings, records
 from moeprobe.cli.front.tables import fit, on_screen
 from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of

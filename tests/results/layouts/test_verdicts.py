@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from moeprobe.cli.front import comparison
-from moeprobe.cli.front import tables as on_the_screen
+from moeprobe.cli.front import tables
 from moeprobe.results.differences import sentences as families
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.sidecars import Sidecar
@@ -67,7 +66,7 @@ def run_of(table: pd.DataFrame, folder: Path) -> Path:
 def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path: Path) -> None:
     table = frame(COMPARED[name], judged=True)
     (run,) = read_runs([run_of(table, tmp_path)])
-    screen, page = on_screen(comparison.tables(table)), on_page(short_tables(run))
+    screen, page = on_screen(tables.comparison_tables(table)), on_page(short_tables(run))
     assert same(screen, page) and len(screen) > len(COMPARED[name])
     (finding,) = findings([run])
     said = verdicts.sentences(families(table), table)
@@ -122,9 +121,8 @@ def test_the_opening_table_is_short_and_has_no_interval_that_one_lacks() -> None
 
 
 def test_a_narrow_window_holds_all_but_what_it_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (comparison, on_the_screen):
-        monkeypatch.setattr(module, "console", lambda: Console(width=80))
-    (screen,) = comparison.tables(frame(COMPARED["metrics"], judged=True), full=False)
+    monkeypatch.setattr(tables, "console", lambda: Console(width=80))
+    (screen,) = tables.comparison_tables(frame(COMPARED["metrics"], judged=True), full=False)
     (first, _) = verdicts.tables(frame(COMPARED["metrics"], judged=True))
     assert on_screen([screen])[0] == list(first.columns)[:-2]
 
@@ -132,7 +130,7 @@ def test_a_narrow_window_holds_all_but_what_it_rests_on(monkeypatch: pytest.Monk
 def test_shots_are_called_shots() -> None:
     (table,) = verdicts.tables(frame(COMPARED["shots"], judged=True))
     assert table.columns[0] == "shots" and [line[0].text for line in table.rows] == ["1", "10"]
-    assert on_screen(comparison.tables(frame(COMPARED["shots"], judged=True)))[1][0] == "1"
+    assert on_screen(tables.comparison_tables(frame(COMPARED["shots"], judged=True)))[1][0] == "1"
 
 
 def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
     assert [one.caption.split(",")[0] for one in shown] == [
         "Attention contagion (attention_contagion", "Attention contagion: distance (attention_contagion_distance",
     ]  # fmt: skip
-    short = comparison.tables(table, full=False)
+    short = tables.comparison_tables(table, full=False)
     assert [str(one.title) for one in short] == [shown[0].caption]
     assert len(verdicts.tables(table, extra="batch_contagion")) == 4, (
         "patches and CLS of what was asked about"

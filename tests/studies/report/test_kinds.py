@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moeprobe import api
-from moeprobe.cli.front import comparison
+from moeprobe.cli.front import tables
 from moeprobe.probes import registry
 from moeprobe.results.figures import forest
 from moeprobe.results.tables import frame
@@ -45,7 +45,7 @@ def test_a_comparison_shows_the_same_metrics_everywhere(tmp_path: Path) -> None:
     (run / "table.csv").unlink()
     shown = api.report([run]).markdown.lower()
     assert "tokens without an expert" in shown and "churn" not in shown
-    screen = " ".join(str(part.title) for part in comparison.tables(table))
+    screen = " ".join(str(part.title) for part in tables.comparison_tables(table))
     drawn = [axes.get_title() for axes in forest.draw(table, colors={"b": "red"}).axes]
     for title in (title for title in drawn if title):
         name = title.removesuffix(" (pooled)")
