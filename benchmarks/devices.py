@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from benchmarks.fingerprints import COMMANDS, MODELS, REFERENCE
 from benchmarks.speed.facts import machine
 from moeprobe.cli.app import app
-from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.files import write_csv
 
 # All that take two checkpoints and a device.
 _COMMANDS = [name for name in COMMANDS if name != "correspond"]

@@ -27,8 +27,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import write_json
+from moeprobe.runtime.files import write_csv, write_json
 
 SUMS = "sums.parquet"
 # Seconds between two looks at the memory.

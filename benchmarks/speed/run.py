@@ -14,8 +14,8 @@ from benchmarks.speed.parts.base import Settings
 from benchmarks.speed.table import frame, rows
 from moeprobe.results.folder import output_folder
 from moeprobe.results.sidecars import provenance
-from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.progress import Progress
 
 _QUICK_ROUNDS = 2

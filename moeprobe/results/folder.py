@@ -24,7 +24,7 @@ from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import plugins_in
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 

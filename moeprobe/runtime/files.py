@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import did_you_mean
+from moeprobe.runtime.characters import neutral
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyarrow.parquet import ParquetFile
 
 # What torch may raise when it reads a damaged or hostile file.
@@ -264,6 +266,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: Path, table: "pd.DataFrame") -> None:
+    """Write a table; ten significant digits, which is less than the rounding of a sum in another order.
+
+    Texts that a spreadsheet would take for a formula get a leading apostrophe (``characters.neutral``).
+    """
+    import csv
+
+    import pandas as pd  # whoever has a table has loaded it
+
+    texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    table = table.assign(**{name: table[name].map(_as_cell) for name in texts})
+    # Python's writer leaves a carriage return unquoted, and readers end the line there.
+    returns = any(table[name].astype("str").str.contains("\r").any() for name in texts)
+    quoting = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
+    with atomic_file(path) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n", quoting=quoting)
+
+
+def _as_cell(value: object) -> object:
+    return neutral(value) if isinstance(value, str) else value
 
 
 def sha256(path: Path) -> str:

@@ -35,8 +35,7 @@ from moeprobe.results.summaries import About
 from moeprobe.results.values import estimators
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import unknown
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import display_path
+from moeprobe.runtime.files import display_path, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:

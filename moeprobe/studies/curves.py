@@ -16,8 +16,7 @@ from moeprobe.results.columns import CURVE_COLUMNS
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json
+from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json, write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
 from moeprobe.runtime.records import Family, scan
 from moeprobe.studies.training_files import read_curve

@@ -17,7 +17,7 @@ from moeprobe.metrics.stats.linearized import LARGEST, linearize_all
 from moeprobe.metrics.stats.statistic import Contrast
 from moeprobe.results import finished
 from moeprobe.results.numbers import number
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 _EXPERTS = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparse_expert_choice")
 _TOKENS = ("softmax_token_choice", "sinkhorn_token_choice", "sparse_token_choice")

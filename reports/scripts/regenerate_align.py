@@ -21,7 +21,7 @@ from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.results.figures import save
 from moeprobe.results.layouts.agreement import is_difference
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts.printed import shrink
 
 OUT = Path("reports/align")

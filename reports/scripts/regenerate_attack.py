@@ -17,7 +17,7 @@ import torch
 from moeprobe import api
 from moeprobe.results.figures import save
 from moeprobe.results.folder import Result
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts import attack_figure
 from reports.scripts.printed import shrink
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from moeprobe import api
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 OUT, CHECKPOINTS = Path("reports/corruptions"), Path("checkpoints/reference")
 SEEDS, SEVERITIES, IMAGES = (0, 1, 2), (1, 3, 5), 100

@@ -14,7 +14,7 @@ import torch
 
 from moeprobe import api
 from moeprobe.probes.margins import BFLOAT16
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 OUT, CHECKPOINTS = Path("reports/margins"), Path("checkpoints/reference")
 MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}

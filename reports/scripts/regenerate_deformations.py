@@ -14,8 +14,7 @@ import pandas as pd
 import torch
 
 from moeprobe import api
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import write_text
+from moeprobe.runtime.files import write_csv, write_text
 
 OUT, CHECKPOINTS = Path("reports/deformations"), Path("checkpoints/reference")
 SEEDS, TOP_KS = (0, 1, 2), (2, 1)

@@ -22,7 +22,7 @@ from moeprobe.metrics.analyses.experts import DISPENSABLE, INTERVENTIONS, PRICE_
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts import experts_numbers as numbers
 from reports.scripts.printed import shrink
 

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from moeprobe import api
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts.contrasts import interval, shares
 from reports.scripts.regenerate import CHECKPOINTS, replace
 

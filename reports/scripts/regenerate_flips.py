@@ -17,7 +17,7 @@ import torch
 from moeprobe import api
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.results.figures import save
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts.printed import shrink
 
 OUT, CHECKPOINTS = Path("reports/flips"), Path("checkpoints/reference")

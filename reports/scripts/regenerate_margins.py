@@ -32,7 +32,7 @@ from moeprobe.metrics.analyses.selection import selection_margins
 from moeprobe.metrics.stats.bootstrap import with_observations
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.seeds import generator
 
 OUT, CHECKPOINTS = Path("reports/margins"), Path("checkpoints/reference")

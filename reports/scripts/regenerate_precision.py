@@ -20,8 +20,7 @@ import moeprobe.models.timm  # noqa: F401  # before transformers: it does withou
 from moeprobe import api
 from moeprobe.probes.precision import FORMATS, by_part
 from moeprobe.results.folder import Result
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import write_text
+from moeprobe.runtime.files import write_csv, write_text
 from reports.scripts.more_tables import choices
 
 OUT, CHECKPOINTS = Path("reports/precision"), Path("checkpoints/reference")

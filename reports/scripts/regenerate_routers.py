@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe import api
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts import contrasts
 from reports.scripts.at_once import each
 from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, spread, with_cells

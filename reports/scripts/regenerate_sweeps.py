@@ -18,7 +18,7 @@ import pandas as pd
 
 from moeprobe import api
 from moeprobe.results.packed import read_pack
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts import sweep_figures
 from reports.scripts.at_once import each
 from reports.scripts.seeds import compared, compress, with_cells

@@ -21,8 +21,7 @@ from moeprobe import api
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.models import grid
 from moeprobe.models.pipeline import Pipeline
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import read_json
+from moeprobe.runtime.files import read_json, write_csv
 from reports.scripts.thesis_tables import MANUAL, THEIRS
 
 OUT = Path("reports/thesis")

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from moeprobe import api
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 OUT, CHECKPOINTS = Path("reports/transfer"), Path("checkpoints/reference")
 OTHER = {"digits": "shapes", "shapes": "digits"}

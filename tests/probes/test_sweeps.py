@@ -27,7 +27,7 @@ from moeprobe.results.stored import SumsStore, write
 from moeprobe.results.summaries import About, summarize
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from tests.adapters.modalities import IMAGE_VIEWS
 from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from moeprobe.results.folder import Result
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from reports.scripts import attack_figure, attack_tables, regenerate_attack
 
 MODELS = ("digits-baseline-k2-seed0", "digits-prc-k2-seed0")

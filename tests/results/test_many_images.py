@@ -23,7 +23,7 @@ from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.results.values import Evaluator
 from moeprobe.runtime import files
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 IMAGES = 2300
 

@@ -13,7 +13,7 @@ from moeprobe.results import stored, tables
 from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table, read_note
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from tests.results.stores import cells, read_images
 
 Sums = dict[str, NDArray[np.generic]]

@@ -35,9 +35,8 @@ from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages
 from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
-from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import STATE, absolute, display_path, is_there, write_json, write_text
+from moeprobe.runtime.files import STATE, absolute, display_path, is_there, write_csv, write_json, write_text
 from moeprobe.runtime.seeds import generator
 from moeprobe.runtime.signals import Postponed, StopRequest
 

@@ -33,7 +33,7 @@ from moeprobe.results.folder import OutputFolder
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.catalog import is_foreign
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.seeds import random_state_kept
 

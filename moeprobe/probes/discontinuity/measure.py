@@ -23,7 +23,7 @@ from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import rename_items
 from moeprobe.routing.capabilities import check_replayable
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar, choose_names, names_in, rename_items
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import PATCHES, PIXELS, TOKENS, atomic_file
+from moeprobe.runtime.files import PATCHES, PIXELS, TOKENS, atomic_file, write_csv
 from moeprobe.runtime.progress import Advance, Progress
 
 # Run a few images and keep what is to be looked at.

@@ -31,8 +31,7 @@ from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import CLASSES
+from moeprobe.runtime.files import CLASSES, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

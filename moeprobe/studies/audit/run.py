@@ -25,8 +25,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar, read_sidecar
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import read_bytes, write_text
+from moeprobe.runtime.files import read_bytes, write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit.judge import COLUMNS, Row, judge_run
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan

@@ -32,8 +32,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.files import atomic_file, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare import Comparison, ComparisonWork, runs_to_compare
 from moeprobe.studies.paper import tables

@@ -20,8 +20,7 @@ from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar, make_sidecar, provenance
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
-from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import check_can_write, is_file, write_json, write_text
+from moeprobe.runtime.files import check_can_write, is_file, write_csv, write_json, write_text
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.tradeoff.packing import pack

@@ -12,7 +12,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.along_severity import few_shots_table
 from moeprobe.results.tables import frame
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.selection import short_tables
 from tests.results.layouts.rendering import on_page, on_screen, same

@@ -12,7 +12,7 @@ from moeprobe.results.differences import sentences as families
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.studies.compare import Comparison
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.selection import short_tables

@@ -10,7 +10,7 @@ from PIL import Image
 
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 
 Value = tuple[float, float, float]
 NAN = float("nan")

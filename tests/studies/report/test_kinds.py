@@ -9,7 +9,7 @@ from moeprobe.cli.front import tables
 from moeprobe.probes import registry
 from moeprobe.results.figures import forest
 from moeprobe.results.tables import frame
-from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_csv
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.summary import title_of
 from tests.studies.report.making import row, write_run
