@@ -10,14 +10,7 @@ from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
-from moeprobe.models.nn.capture import (
-    Choices,
-    capture,
-    capture_inputs,
-    capture_trunks,
-    moe_layers,
-    replaying,
-)
+from moeprobe.models.nn.capture import Choices, capture, capture_inputs, capture_trunks, moe_layers, replaying
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.routers.base import Decision

@@ -25,7 +25,6 @@ from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import check_choices, make_analyses, make_spec
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, Work, time_sample
 from moeprobe.probes.engine.run_spec import make_request
 from moeprobe.probes.trace import recording
@@ -38,7 +37,6 @@ from moeprobe.results.layouts.agreement import difference_label
 from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import NAMES, choose_names
 from moeprobe.results.stored import SumsStore, concat
-from moeprobe.results.summaries import About
 from moeprobe.results.tables import with_rows
 from moeprobe.results.values import CellValues, Evaluator
 from moeprobe.routing.record import LayerPair
@@ -83,7 +81,7 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
         )
         names = choose_names(options.names, [model.name for model in models]).get(NAMES, {})
         self._names = [names.get(model.name, model.name) for model in models]
-        self.data = choose_data(data, models)
+        self.data = origins.choose_data(data, models)
         self.spec = make_spec(probe, models, data=self.data, options=options)
         request = make_request(probe, self.spec, models, data=self.data, options=options)
         # Lines of the table are about pairs, and not about a checkpoint.
@@ -280,7 +278,7 @@ class AlignedTrainings:
             for (expert, expert_b), count in np.ndenumerate(fit.joint.common)
         ]
 
-    def _shares(self, table: pd.DataFrame, sums: SumsStore, info: About) -> "_Shares":
+    def _shares(self, table: pd.DataFrame, sums: SumsStore, info: summaries.About) -> "_Shares":
         """Return which share of routing data determine, by set of trainings and layer."""
         value = Evaluator(make_analyses(Align.analyses), aligned=True, seed=self._seed, influences=True)
         by_label = {label: pair for pair, label in self._pairs.items()}
@@ -385,7 +383,9 @@ class _Lines:
         name: what the lines are about; empty = the pair.
     """
 
-    def __init__(self, table: pd.DataFrame, info: About, label: str, layer: str, *, name: str = "") -> None:
+    def __init__(
+        self, table: pd.DataFrame, info: summaries.About, label: str, layer: str, *, name: str = ""
+    ) -> None:
         of_layer = table[
             (table["checkpoint"] == label) & (table["layer"] == layer) & table["tokens"].isin(ORDINARY)
         ]

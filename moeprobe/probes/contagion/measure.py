@@ -9,7 +9,6 @@ from moeprobe.errors import UserError, option
 from moeprobe.metrics import contagion
 from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.probes.contagion import Contagion, exchange
-from moeprobe.probes.contagion.exchange import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.measurement import Measurement
@@ -83,9 +82,11 @@ class ContagionMeasurement(Measurement[Result]):
         return result
 
     @cached_property
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> exchange.Exchange:
         spec, options = self.spec, self.options
-        return Exchange(spec.dataset, spec.indices, options.group_images, self.probe.share, options.seed)
+        return exchange.Exchange(
+            spec.dataset, spec.indices, options.group_images, self.probe.share, options.seed
+        )
 
     def _notes(self) -> list[str]:
         """Return a sentence for each number that is missing."""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.inputs import geometry
-from moeprobe.inputs.geometry import Map, PatchGrid
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class PairedPatches:
     image_id: str
     names: tuple[str, str]
     pixels: tuple[NDArray[np.float32], NDArray[np.float32]]
-    grid: PatchGrid
+    grid: geometry.PatchGrid
     partner: NDArray[np.int64]
     points: NDArray[np.float64]
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -56,9 +55,9 @@ def pair_up(
     image_id: str,
     names: tuple[str, str],
     pixels: tuple[NDArray[np.float32], NDArray[np.float32]],
-    to_source: tuple[Map, Map],
+    to_source: tuple[geometry.Map, geometry.Map],
     source_size: tuple[int, int],
-    grid: PatchGrid,
+    grid: geometry.PatchGrid,
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     experts_of: str = "",
 ) -> PairedPatches:

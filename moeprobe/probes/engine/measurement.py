@@ -24,9 +24,7 @@ from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.engine.loop import dtype_name
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
@@ -61,7 +59,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self.probe, self.models, self.options = probe, models, options
         self.check_models()
         self._names = choose_names(options.names, [model.name for model in models])
-        self.data = choose_data(data, models, files=getattr(probe, "files", ()))
+        self.data = origins.choose_data(data, models, files=getattr(probe, "files", ()))
         self.spec = self.make_spec()
         self.request = self.make_request()
         # What the sidecar says of shards that were put together.
@@ -175,7 +173,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,
-            floor_dtype=dtype_name(choose_device(options.device), options.precision)
+            floor_dtype=loop.dtype_name(choose_device(options.device), options.precision)
             if spec.floor_images
             else None,
             checkpoints={

@@ -21,14 +21,12 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches, stack_texts
 from moeprobe.inputs.data.base import TextExample
-from moeprobe.inputs.geometry import Correspondence
 from moeprobe.inputs.modality import TEXT
 from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request, recipe
 from moeprobe.probes.overlay import Overlay
@@ -82,7 +80,7 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[I
     for number, severity, layer, routing in _routings(spec, checkpoint, batch):
         grid = routing[0].grid
         assert grid is not None
-        pairs: Correspondence = geometry.correspond(
+        pairs: geometry.Correspondence = geometry.correspond(
             batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
         )
         for position, image_id in enumerate(batch.image_ids):
@@ -260,7 +258,7 @@ class Drawing(ProbeWork[OverlayResult]):
         self, probe: Overlay, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        data = choose_data(data, models, files=probe.files)
+        data = origins.choose_data(data, models, files=probe.files)
         severities = probe.severities
         if not probe.animate and severities is None:
             severities = (SEVERITY if probe.severity is None else probe.severity,)

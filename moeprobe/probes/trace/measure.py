@@ -11,7 +11,6 @@ from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec, routing_of_blank_input
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.trace import Trace, recording
@@ -51,7 +50,7 @@ class Recording(ProbeWork[Recorded]):
         self, probe: Trace, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        self.data = choose_data(data, models)
+        self.data = origins.choose_data(data, models)
         self.spec = make_spec(probe, models, data=self.data, options=options)
         _check_in_place(self.spec)
         for model in models:
