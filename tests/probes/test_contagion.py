@@ -16,7 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.probes.contagion import Contagion, exchange
+from moeprobe.probes.contagion import Contagion, measure
 from moeprobe.results.tables import COLUMNS
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, names_in, refused, run
@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on(
     trained: Trained, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "contagion"
-    real, calls = exchange.run_block, []
+    real, calls = measure.run_block, []
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         calls.append(arguments[2])
@@ -122,8 +122,8 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return real(*arguments, **more)
 
-    monkeypatch.setattr(exchange, "run_block", interrupted)
-    monkeypatch.setattr(exchange, "BLOCK_IMAGES", 10)  # cut down to two groups
+    monkeypatch.setattr(measure, "run_block", interrupted)
+    monkeypatch.setattr(measure, "BLOCK_IMAGES", 10)  # cut down to two groups
     arguments = ("contagion", *trained.values(), "--limit", 26, "--out", out)
     assert run(*arguments).exit_code == 130
     assert not (out / "table.json").exists()

@@ -25,8 +25,8 @@ from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
-from moeprobe.probes.contagion import exchange as neighbors
-from moeprobe.probes.contagion.exchange import Exchange
+from moeprobe.probes.contagion import measure as neighbors
+from moeprobe.probes.contagion.measure import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes

@@ -14,7 +14,7 @@ from PIL import Image
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.probes.engine import loop
-from moeprobe.probes.fewshot import figure, shots
+from moeprobe.probes.fewshot import figure, measure
 from moeprobe.results import palette
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import COLUMNS
@@ -94,7 +94,7 @@ def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
 ) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr(loop, "BLOCK_IMAGES", 32)
-    real, calls = shots.batch_features, []
+    real, calls = measure.batch_features, []
 
     def interrupted(*args: Any) -> Any:
         calls.append(args)
@@ -102,7 +102,7 @@ def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(shots, "batch_features", interrupted)
+    monkeypatch.setattr(measure, "batch_features", interrupted)
     arguments = ("fewshot", *trained.values(), *QUICK, "--out", out)
     assert run(*arguments).exit_code == 130
     assert not (out / "table.json").exists()

@@ -24,7 +24,7 @@ from moeprobe.metrics.analyses.fewshot import FewshotAnalysis
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.fewshot import ridge
-from moeprobe.probes.fewshot.shots import HELD_OUT, Shots, choose_shots, judge
+from moeprobe.probes.fewshot.measure import HELD_OUT, Shots, choose_shots, judge
 from moeprobe.results.stored import concat
 from moeprobe.results.summaries import About, summarize
 from moeprobe.routing.capabilities import Featured
