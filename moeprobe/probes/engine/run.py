@@ -1,5 +1,7 @@
 """The life cycle of a run: load and check, compute, write the tables, then the figures, and mark it as finished."""
 
+from __future__ import annotations
+
 import dataclasses
 import time
 import warnings
@@ -7,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
@@ -16,18 +18,20 @@ from moeprobe.probes.engine.checks import check_folder, check_precision, check_s
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
-from moeprobe.results.caveats import PRECISION_FLOOR
 from moeprobe.results.earlier_format import is_earlier
-from moeprobe.results.folder import OutputFolder, Result, output_folder
 from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
-from moeprobe.results.summaries import About
 from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress, progress_of
 
+# Not at once: they bring scipy, and a mistyped argument is refused without.
+if TYPE_CHECKING:
+    from moeprobe.results.folder import OutputFolder, Result
+    from moeprobe.results.summaries import About
+
 R = TypeVar("R")
-T = TypeVar("T", bound=Result)
+T = TypeVar("T", bound="Result")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Work(ABC, Generic[R]):
         Raises:
             FinishedError: the folder holds this run already, finished.
         """
+        from moeprobe.results.folder import output_folder
+
         options = self.options
         with output_folder(options.out, self.request, overwrite=options.overwrite, svg=options.svg) as folder:
             return self.execute_in(folder, progress)
@@ -120,6 +126,8 @@ class Work(ABC, Generic[R]):
         self, *, aligned: bool, train_seeds: Mapping[str, int | None], groups: Mapping[str, str]
     ) -> About:
         """Return what all rows of its table share."""
+        from moeprobe.results.summaries import About
+
         return About.of_request(
             self.request, run=self.run_name, aligned=aligned, train_seeds=train_seeds, groups=groups
         )
@@ -171,6 +179,7 @@ class ProbeWork(Work[R]):
         if self.options.precision == FLOAT32:
             return
         from moeprobe.probes.engine.models import measure_floor
+        from moeprobe.results.caveats import PRECISION_FLOOR
 
         # Without what analyses say of a table, which comes last.
         sidecar = Work.sidecar_of(self, result)
