@@ -1,5 +1,6 @@
 """A checkpoint has one color in a whole report, whichever runs it is in and whoever is drawn beside it."""
 
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.probes.match_ratio import figure as match_ratio
-from moeprobe.results.figures import rendered, save
+from moeprobe.results.figures import rendered
 from moeprobe.results.palette import COLORS, colors
 from moeprobe.results.tables import frame
 from moeprobe.studies.report.coloring import redrawn
@@ -19,20 +20,28 @@ from tests.commands import Trained
 from tests.studies.report.making import MATCH, row, write_rows
 
 BLUE, RED, GREEN = COLORS[:3]
+# Of one layer's patches: a figure of one panel is drawn in a quarter of the time of all.
+VALUES = {key: values for key, values in MATCH.items() if key[:2] == ("blocks.3", "patch")}
 
 
 def drawn(folder: Path, *names: str, kind: str = "match-ratio") -> Path:
     """A run whose figure is drawn as its command draws it: colors by the order of its own checkpoints."""
-    rows = [row(name, key, given[0], view="random_crop") for name in names for key, given in MATCH.items()]
     more: dict[str, Any] = {"colours": colors(names)}
-    write_rows(folder, kind, rows, checkpoints=names, **more)
-    save(figure_of(names, colors(names)), folder / "figures" / "match-ratio")
+    write_rows(folder, kind, rows_of(names), checkpoints=names, **more)
+    (folder / "figures").mkdir()
+    (folder / "figures" / "match-ratio.png").write_bytes(picture_of(names, *colors(names).values()))
     return folder
 
 
-def figure_of(names: tuple[str, ...], palette: dict[str, str]) -> Any:
-    rows = [row(name, key, given[0], view="random_crop") for name in names for key, given in MATCH.items()]
-    return match_ratio.draw(frame(rows), colors=palette)["match-ratio"]
+def rows_of(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [row(name, key, given[0], view="random_crop") for name in names for key, given in VALUES.items()]
+
+
+@functools.cache
+def picture_of(names: tuple[str, ...], *palette: str) -> bytes:
+    """The figure of checkpoints in these colors, drawn once for all tests."""
+    figures = match_ratio.draw(frame(rows_of(names)), colors=dict(zip(names, palette, strict=True)))
+    return rendered(figures["match-ratio"])
 
 
 def shown(run: Run) -> set[str]:
@@ -54,7 +63,7 @@ def test_whoever_is_missing_all_others_keep_their_colors(tmp_path: Path) -> None
     # What is right as it is, is shown as it was drawn.
     assert only(both) == (first / "figures" / "match-ratio.png").read_bytes()
     assert shown(read_runs([second])[0]) == {BLUE} and shown(one) == {RED}
-    assert only(one) == rendered(figure_of(("b",), {"b": RED}))
+    assert only(one) == picture_of(("b",), RED)
     assert (tmp_path / "out/report-files/2-2/match-ratio.png").read_bytes() == only(one)
     assert "report-files/2-2/match-ratio.png" in document.markdown
     assert "keep its own colors" not in document.markdown + document.html
@@ -62,7 +71,7 @@ def test_whoever_is_missing_all_others_keep_their_colors(tmp_path: Path) -> None
 
 def test_colors_are_exchanged(tmp_path: Path) -> None:
     runs = [drawn(tmp_path / "1", "a", "b"), drawn(tmp_path / "2", "b", "a")]
-    assert only(api.report(runs).runs[1]) == rendered(figure_of(("b", "a"), {"b": RED, "a": BLUE}))
+    assert only(api.report(runs).runs[1]) == picture_of(("b", "a"), RED, BLUE)
 
 
 def test_a_color_that_is_taken_goes_to_nobody_else(tmp_path: Path) -> None:
@@ -97,7 +106,7 @@ def test_more_checkpoints_than_colors_repeat_them(tmp_path: Path) -> None:
     names = tuple(f"m{number}" for number in range(8))
     many, last = drawn(tmp_path / "1", *names), drawn(tmp_path / "2", *names[::-1])
     document = api.report([many, last])
-    assert only(document.runs[1]) == rendered(figure_of(names[::-1], colors(names)))
+    assert only(document.runs[1]) == picture_of(names[::-1], *reversed(colors(names).values()))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -128,7 +137,9 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
 def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained, tmp_path: Path) -> None:
     """The second run has the checkpoints the other way round: its heat maps are drawn again, its steps are not."""
     for name, pair in (("one", ["prc", "baseline"]), ("two", ["baseline", "prc"])):
-        api.s_matrix([trained[checkpoint] for checkpoint in pair], out=tmp_path / name, limit=2)
+        api.s_matrix(
+            [trained[checkpoint] for checkpoint in pair], out=tmp_path / name, limit=2, layers="blocks.3"
+        )
     _, two = api.report([tmp_path / "one", tmp_path / "two"]).runs
     assert {picture.stem for picture in two.pictures} == {"s-matrix", "s-matrix-steps"} and not two.miscolored
     (steps,) = (picture for picture in two.pictures if picture.stem == "s-matrix-steps")

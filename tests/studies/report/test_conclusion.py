@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from moeprobe import api
-from moeprobe.results.figures import rendered
 from moeprobe.results.palette import colors
 from moeprobe.studies.report.conclusion import conclude, lead_of
 from moeprobe.studies.report.reading import Run, read_runs
@@ -162,11 +161,11 @@ def test_lines_of_zeros_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_figures_are_drawn_again_with_the_names_of_the_report(tmp_path: Path) -> None:
-    from tests.studies.report.test_coloring import drawn, figure_of, only
+    from tests.studies.report.test_coloring import drawn, only, picture_of
 
     folder = drawn(tmp_path / "run", "a", "b")
     (run,) = api.report([folder], names=["V-MoE", "PRC"]).runs
-    assert only(run) == rendered(figure_of(("V-MoE", "PRC"), colors(("V-MoE", "PRC"))))
+    assert only(run) == picture_of(("V-MoE", "PRC"), *colors(("V-MoE", "PRC")).values())
     other = drawn(tmp_path / "other", "a", "b", kind="overlay")
     document = api.report([other], names=["V-MoE", "PRC"])
     assert "keep its own names of checkpoints" in document.markdown
