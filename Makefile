@@ -12,6 +12,9 @@ COMMA := ,
 # Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
+# Without compiled files every run rewrites the assertions of all tests, and every command compiles the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-fashion train-reports archive fetch-archive docs clean
 
