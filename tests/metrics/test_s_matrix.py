@@ -15,7 +15,7 @@ from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
 from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.declaration import NumberName
-from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.bootstrap import Bootstrap, image_weights
 from moeprobe.models.training.objectives.base import BatchViews, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation, paired_tokens
 from moeprobe.probes.engine.loop import run
@@ -191,7 +191,7 @@ def test_resamples_by_a_loop() -> None:
     bootstrap = Bootstrap(25, seed=3, num_resamples=40)
     found = SMatrixAnalysis().estimators(columns, aligned=False)
     replicates = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found])
-    weights = bootstrap._weights(range(40))
+    weights = image_weights(25, 3, range(40))
     for resample in range(40):
         total, count = np.zeros(16), 0.0
         for image in range(25):

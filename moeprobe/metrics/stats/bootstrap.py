@@ -11,6 +11,7 @@ Axes: R resamples, n images.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -272,6 +273,8 @@ def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float
 NUM_RESAMPLES = 2000
 # Image weights held at a time.
 WEIGHTS_AT_ONCE = 2**24
+# Up to this many are drawn once a process: to draw them takes longer than to evaluate most statistics.
+_SHARED_WEIGHTS = 2**20
 
 
 class Bootstrap:
@@ -319,20 +322,30 @@ class Bootstrap:
         """Yield (first resample, image weights ``(n, r)``), in pieces of bounded memory."""
         if self._num_resamples <= self._rows:
             if self._kept is None:
-                self._kept = self._weights(range(self._num_resamples))
+                shared = self._num_images * self._num_resamples <= _SHARED_WEIGHTS
+                draw = _shared_weights if shared else image_weights
+                self._kept = draw(self._num_images, self._seed, range(self._num_resamples))
             yield 0, self._kept
             return
         for start in range(0, self._num_resamples, self._rows):
-            yield start, self._weights(range(start, min(start + self._rows, self._num_resamples)))
+            stop = min(start + self._rows, self._num_resamples)
+            yield start, image_weights(self._num_images, self._seed, range(start, stop))
 
-    def _weights(self, resamples: range) -> Array:
-        """Return how often each image was drawn; a generator per resample, so that no chunking changes a draw."""
-        weights = np.empty((self._num_images, len(resamples)))
-        for column, resample in enumerate(resamples):
-            rng = generator(self._seed, "bootstrap", draw=resample)
-            images = rng.integers(self._num_images, size=self._num_images)
-            weights[:, column] = np.bincount(images, minlength=self._num_images)
-        return weights
+
+def image_weights(num_images: int, seed: int, resamples: range) -> Array:
+    """Return how often each image was drawn ``(n, r)``, read-only.
+
+    Each resample has a generator of its own, so that no chunking changes a draw.
+    """
+    weights = np.empty((num_images, len(resamples)))
+    for column, resample in enumerate(resamples):
+        images = generator(seed, "bootstrap", draw=resample).integers(num_images, size=num_images)
+        weights[:, column] = np.bincount(images, minlength=num_images)
+    weights.flags.writeable = False
+    return weights
+
+
+_shared_weights = lru_cache(maxsize=4)(image_weights)
 
 
 def _is_always_defined(share: Share) -> bool:
