@@ -1,4 +1,4 @@
-"""The specification of a run, the views made of each input, and the request that a folder keeps of it.
+"""The specification of a run, the views of each input, and the request that a folder records.
 
 Models of different depth have a first and a last layer in common, and by these names they are compared. The
 request is what determines the numbers: a folder with another one is not resumed.
