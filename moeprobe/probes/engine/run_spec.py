@@ -1,7 +1,7 @@
 """The specification of a run, the views of each input, and the request that a folder records.
 
 Models of different depth have a first and a last layer in common, and by these names they are compared. The
-request is what determines the numbers: a folder with another one is not resumed.
+request determines the numbers: a folder with another one is not resumed.
 """
 
 import dataclasses
