@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.corruptions import SEVERITIES
+from moeprobe.inputs.corruptions import SEVERITIES, parse_location
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers.corrupted import parse_location
 from moeprobe.runtime.files import is_file
 
 # Those of CIFAR-10, in the order of its labels; the archive of CIFAR-10-C has no names.

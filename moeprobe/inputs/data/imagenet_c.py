@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.corruptions import FAMILIES
+from moeprobe.inputs.corruptions import FAMILIES, parse_location
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.imagenet import class_names
-from moeprobe.inputs.data.readers.corrupted import parse_location
 from moeprobe.inputs.data.readers.images import list_images, open_rgb
 from moeprobe.runtime.files import is_folder
 
