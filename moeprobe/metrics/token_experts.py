@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.entries import Entries, of_choices, of_weights
-from moeprobe.metrics.token_kinds import EXPERTS, Paired, double, take_tokens
+from moeprobe.metrics.token_kinds import EXPERTS, Paired, double
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +42,10 @@ def experts(layer: LayerRouting, paired: Paired, *, name: str) -> dict[str, Tens
 
     number = torch.full((len(paired.present),), layer.num_experts, dtype=torch.int64)
     if layer.tokens_choose:
-        first = take_tokens(layer.selected[..., 0], paired.view)
+        first = paired.of_view(layer.selected[..., 0])
         return {f"{name}_{CHOICE}": first.masked_fill(~paired.present, -1), EXPERTS: number}
     weights = layer.processed_mask if layer.experts_choose else layer.weights
-    weights = double(take_tokens(weights, paired.view).masked_fill(~paired.present[..., None], 0))
+    weights = double(paired.of_view(weights).masked_fill(~paired.present[..., None], 0))
     shares = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     return {f"{name}_{SHARES}": shares.flatten(1), EXPERTS: number}
 

@@ -6,7 +6,7 @@ Axes: B images, T tokens, J pairs of tokens of an image.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moeprobe.inputs.geometry import REGIONS
@@ -34,20 +34,41 @@ _MOST_EXPERTS = 2**15
 NUMBERS_AT_ONCE = 2**18
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Paired:
     """Pairs of tokens: ``reference`` and ``view`` ``(B, J)`` number them, ``present`` says which pairs there are.
 
-    A pair with padding on either side does not count. Without a pair the numbers are arbitrary.
+    A pair with padding on either side does not count. Without a pair the numbers are arbitrary. ``first``: pair j is
+    token ``first + j`` on both sides of every input; None where that is not so.
     """
 
     reference: Tensor
     view: Tensor
     present: Tensor
+    first: int | None = None
+
+    def of_reference(self, values: Tensor) -> Tensor:
+        """Return the values ``(B, J, ...)`` of the reference's tokens, picked from all ``(B, T, ...)``."""
+        return self._take(values, self.reference)
+
+    def of_view(self, values: Tensor) -> Tensor:
+        """Return the values ``(B, J, ...)`` of the view's tokens, picked from all ``(B, T, ...)``."""
+        return self._take(values, self.view)
+
+    def _take(self, values: Tensor, token: Tensor) -> Tensor:
+        import torch
+
+        if self.first is not None:
+            return values[:, self.first : self.first + token.shape[1]]
+        return values[torch.arange(len(values), device=values.device)[:, None], token]
 
 
 def patches(pair: LayerPair) -> Paired:
     """Return the pairs of corresponding patches, J = P."""
+    return pair.once("patches", lambda: _patches(pair))
+
+
+def _patches(pair: LayerPair) -> Paired:
     import torch
 
     prefix = pair.reference.num_prefix_tokens
@@ -55,27 +76,32 @@ def patches(pair: LayerPair) -> Paired:
     end = prefix + present.shape[1]
     if pair.aligned and min(pair.reference.valid.shape[1], pair.view.valid.shape[1]) >= end:
         token = torch.arange(prefix, end, device=present.device).expand_as(present)
-        return _without_padding(pair, token, token, present)
+        return _without_padding(pair, Paired(token, token, present, first=prefix))
     reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
-    return _without_padding(pair, reference, view, present)
+    return _without_padding(pair, Paired(reference, view, present))
 
 
 def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     """Return the pairs of each kind of tokens: patches (or tokens), patches of each region if known, prefix tokens."""
+    return dict(pair.once("kinds", lambda: _by_token_kind(pair)))
+
+
+def _by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     import torch
 
     every = patches(pair)
     kinds = {pair.view.modality.token: every}
     if pair.region is not None:
         for code, name in enumerate(REGIONS):
-            kinds[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
+            kinds[name] = replace(every, present=every.present & (pair.region == code))
     if pair.generated is not None:
         for code, name in enumerate(PARTS):
-            kinds[name] = Paired(every.reference, every.view, every.present & (pair.generated == code))
+            kinds[name] = replace(every, present=every.present & (pair.generated == code))
     prefix = pair.reference.num_prefix_tokens
     if prefix:
         token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
-        kinds["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
+        present = torch.ones_like(token, dtype=torch.bool)
+        kinds["prefix"] = _without_padding(pair, Paired(token, token, present, first=0))
     return kinds
 
 
@@ -89,7 +115,7 @@ def by_position(every: Paired) -> dict[str, Paired]:
     while start < len(position):
         name = f"{POSITION} {start}" if end == start + 1 else f"{POSITION} {start}-{end - 1}"
         inside = (position >= start) & (position < end)
-        kinds[name] = Paired(every.reference, every.view, every.present & inside)
+        kinds[name] = replace(every, present=every.present & inside)
         start, end = end, 2 * end
     return kinds
 
@@ -101,41 +127,32 @@ def differ(pair: LayerPair, paired: Paired) -> Tensor:
 
 def unlike(pair: LayerPair, paired: Paired) -> Tensor:
     """Return the same whether or not there is a pair, so that kinds of the same tokens share it."""
-    reference, view = (
-        take_tokens(layer.selected, token).sort(-1).values
-        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
-    )
+    reference, view = (side.sort(-1).values for side in selected(pair, paired))
     return (reference != view).any(-1)
 
 
-def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: Tensor) -> Paired:
-    valid = take_tokens(pair.reference.valid, reference) & take_tokens(pair.view.valid, view)
-    return Paired(reference, view, present & valid)
+def _without_padding(pair: LayerPair, paired: Paired) -> Paired:
+    valid = paired.of_reference(pair.reference.valid) & paired.of_view(pair.view.valid)
+    return replace(paired, present=paired.present & valid)
 
 
-def take_tokens(values: Tensor, token: Tensor) -> Tensor:
-    """Return the values ``(B, J, ...)`` of the tokens ``(B, J)``, picked from all tokens ``(B, T, ...)``."""
-    import torch
-
-    if len(token) and token.shape[1] and token.stride(0) == 0:
-        # The same tokens of all inputs; where they are beside one another, nothing is copied.
-        first = int(token[0, 0])
-        beside = torch.arange(first, first + token.shape[1], device=token.device)
-        if torch.equal(token[0], beside):
-            return values[:, first : first + token.shape[1]]
-    return values[torch.arange(len(values), device=values.device)[:, None], token]
+def selected(pair: LayerPair, paired: Paired) -> tuple[Tensor, Tensor]:
+    """Return what the reference's and the view's tokens chose, ``(B, J, K)`` each, whether or not there is a pair."""
+    return pair.once(
+        ("selected", paired),
+        lambda: (paired.of_reference(pair.reference.selected), paired.of_view(pair.view.selected)),
+    )
 
 
 def choices(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     """Return columns with what either side's tokens chose, ``(B, J, K)``; -1 = nothing, ``NO_PAIR`` = there is none."""
-    sides = {
-        "reference": take_tokens(pair.reference.selected, paired.reference),
-        "view": take_tokens(pair.view.selected, paired.view),
-    }
-    return {
-        f"{side}_selected": selected.masked_fill(~paired.present[..., None], NO_PAIR)
-        for side, selected in sides.items()
-    }
+
+    def columns() -> dict[str, Tensor]:
+        absent = ~paired.present[..., None]
+        reference, view = (side.masked_fill(absent, NO_PAIR) for side in selected(pair, paired))
+        return {"reference_selected": reference, "view_selected": view}
+
+    return pair.once(("choices", paired), columns)
 
 
 def num_experts(columns: Columns) -> int:
@@ -149,12 +166,16 @@ def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     These are ``(B, J)`` on either side, or there is one that says that nothing moved. Where it is known, which token of
     the vocabulary the reference's is stands there too.
     """
+    return pair.once(("numbers", paired), lambda: _numbers(pair, paired))
+
+
+def _numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     import torch
 
     unit = torch.ones(len(paired.present), dtype=torch.int64, device=paired.present.device)
     experts = {EXPERTS: unit * pair.view.num_experts}
     if pair.token_ids is not None:
-        token_ids = take_tokens(pair.token_ids, paired.reference).to(torch.int32)
+        token_ids = paired.of_reference(pair.token_ids).to(torch.int32)
         experts[TOKEN_ID] = token_ids.masked_fill(~paired.present, -1)
     if pair.aligned:
         return experts | {"unmoved": unit}
@@ -193,6 +214,39 @@ def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
             for token in (paired.reference, paired.view):
                 apart &= token[which, rows, None] != token[which, None]
             yield Others(which, rows, apart)
+
+
+def sharing(paired: Paired, *, aligned: bool) -> Tensor:
+    """Return with how many pairs of its image each pair ``(B, J)`` has a token in common, itself counted.
+
+    A token is the same in all its pairs. So to sum products of each pair, on one side, and of all others without a
+    token in common, on the other: take all with all, and subtract the product of each pair with itself so many times.
+
+    Args:
+        paired: pairs that count where they are present.
+        aligned: pair j is token j on both sides, so that it has a token in common with itself alone.
+    """
+    import torch
+
+    present = paired.present.long()
+    if aligned or not present.numel():
+        return present
+    width = int(torch.maximum(paired.reference.max(), paired.view.max())) + 1
+    first = torch.arange(len(present), device=present.device)[:, None] * width
+    codes = [first + token for token in (paired.reference, paired.view)]
+    reference, view = (_count_alike(code, present) for code in codes)
+    # A pair with a token that is in no other one has both in common with itself alone.
+    pair_counts = torch.minimum(reference, view)
+    if bool((pair_counts > 1).any()):
+        _, pair_code = torch.unique(codes[0] * width + paired.view, return_inverse=True)
+        pair_counts = _count_alike(pair_code, present)
+    return reference + view - pair_counts
+
+
+def _count_alike(code: Tensor, present: Tensor) -> Tensor:
+    """Return how many present pairs have the code of each pair ``(B, J)``; 0 where it is absent."""
+    counts = present.new_zeros(int(code.max()) + 1).scatter_add_(0, code.flatten(), present.flatten())
+    return counts[code] * present
 
 
 class ProductsOfOthers:

@@ -5,11 +5,11 @@ Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
@@ -17,6 +17,8 @@ from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Computed = TypeVar("Computed")
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,14 @@ class LayerPair:
     pixels: Tensor | None = None
     generated: Tensor | None = None
     token_ids: Tensor | None = None
+    _computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
+        """Return what ``compute`` returns, computed once for each key: several analyses start from the same."""
+        if key not in self._computed:
+            self._computed[key] = compute()
+        computed: Computed = self._computed[key]
+        return computed
 
     @property
     def views(self) -> tuple[LayerRouting, ...]:

@@ -329,3 +329,25 @@ def test_weights_that_have_not_moved_have_a_cosine_of_exactly_one(num_experts: i
     assert (
         WeightsAnalysis().sums(aligned(layer, moved))["patch"]["weight_cosine"] < found["weight_trials"]
     ).all()
+
+
+@pytest.mark.parametrize("case", ["tokens choose one", "tokens are dropped"])
+def test_single_experts_weigh_as_if_there_was_room_for_a_second(case: str) -> None:
+    pair = pairs()[case]
+
+    def with_room(layer: LayerRouting) -> LayerRouting:
+        selected = torch.cat([layer.selected, torch.full_like(layer.selected, -1)], -1)
+        processed = torch.cat([layer.processed, torch.zeros_like(layer.processed)], -1)
+        return dataclasses.replace(layer, selected=selected, processed=processed)
+
+    counted = WeightsAnalysis().sums(pair)
+    general = WeightsAnalysis().sums(
+        dataclasses.replace(pair, reference=with_room(pair.reference), view=with_room(pair.view))
+    )
+    for tokens, columns in general.items():
+        assert list(counted[tokens]) == list(columns)
+        for name, column in columns.items():
+            assert counted[tokens][name].dtype == column.dtype
+            torch.testing.assert_close(
+                counted[tokens][name], column, rtol=0, atol=1e-6 if "distance" in name else 0
+            )

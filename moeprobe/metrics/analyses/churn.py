@@ -20,7 +20,7 @@ from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.chance.trials import per_trial
 from moeprobe.metrics.stats.kappa import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share, Statistic
-from moeprobe.metrics.token_kinds import ProductsOfOthers, double, patches, take_tokens
+from moeprobe.metrics.token_kinds import patches, selected, sharing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,37 +56,25 @@ class Churn(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
         paired = patches(pair)
-        (experts, is_processed), (of_view_experts, is_processed_in_view) = (
-            (take_tokens(layer.selected, token).long(), take_tokens(layer.processed, token))
-            for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
-        )
-        is_processed = is_processed & (experts >= 0) & paired.present[..., None]
-        is_processed_in_view = is_processed_in_view & (of_view_experts >= 0) & paired.present[..., None]
-        in_view = take_tokens(pair.view.processed_mask, paired.view).gather(-1, experts.clamp_min(0))
+        experts, of_view_experts = (side.long() for side in selected(pair, paired))
+        present = paired.present[..., None]
+        is_processed = paired.of_reference(pair.reference.processed) & (experts >= 0) & present
+        is_processed_in_view = paired.of_view(pair.view.processed) & (of_view_experts >= 0) & present
+        in_view = paired.of_view(pair.view.processed_mask).gather(-1, experts.clamp_min(0))
+        stays = is_processed & in_view
         number = pair.view.num_experts
         of_reference, of_view, in_both = (
             _counts(experts_of_side, which, number)
             for experts_of_side, which in (
                 (experts, is_processed),
                 (of_view_experts, is_processed_in_view),
-                (experts, is_processed & in_view),
+                (experts, stays),
             )
         )
         pairs = paired.present.sum(1)
-        if pair.aligned:
-            # A pair has a token in common with itself alone.
-            kept_by_others = (of_reference * of_view - in_both).sum(-1)
-            had_by_others = (of_reference * (pairs[:, None] - 1)).sum(-1)
-        else:
-            reference, view = (
-                take_tokens(layer.processed_mask, token) & paired.present[..., None]
-                for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
-            )
-            every = paired.present[..., None].expand_as(view)
-            products = ProductsOfOthers(paired, aligned=False)
-            kept_by_others, had_by_others = (
-                products.sums(double(reference), double(side)).long() for side in (view, every)
-            )
+        shared = sharing(paired, aligned=pair.aligned)
+        kept_by_others = (of_reference * of_view).sum(-1) - (shared * stays.sum(-1)).sum(-1)
+        had_by_others = of_reference.sum(-1) * pairs - (shared * is_processed.sum(-1)).sum(-1)
         return {
             pair.view.modality.token: {
                 "churn_pairs": pairs,

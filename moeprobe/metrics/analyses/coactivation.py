@@ -17,7 +17,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.statistic import Array, Share, Totals, divide, remembered
-from moeprobe.metrics.token_kinds import double, patches, take_tokens
+from moeprobe.metrics.token_kinds import double, patches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Coactivation(LayerAnalysis):
         import torch
 
         paired = patches(pair)
-        mask = take_tokens(pair.view.processed_mask, paired.view) & paired.present[..., None]
+        mask = paired.of_view(pair.view.processed_mask) & paired.present[..., None]
         marks = double(mask)
         counts = (marks.transpose(1, 2) @ marks).round().long()
         experts, partners = torch.triu_indices(pair.view.num_experts, pair.view.num_experts).tolist()

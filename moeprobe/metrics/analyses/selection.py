@@ -21,7 +21,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.statistic import Ratio, Share
-from moeprobe.metrics.token_kinds import Paired, by_token_kind, take_tokens
+from moeprobe.metrics.token_kinds import Paired, by_token_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ class SelectionAnalysis(LayerAnalysis):
             columns = {self.signature: torch.zeros_like(tokens.present[:, 0], dtype=torch.int64)}
             for metric, value in values.items():
                 if value is not None:
-                    of_kind = take_tokens(value, tokens.view)
+                    of_kind = tokens.of_view(value)
                     has_value = tokens.present & of_kind.isfinite()
                     columns[metric.name] = of_kind.masked_fill(~has_value, 0).sum(1)
                     columns[_COUNTED[metric]] = has_value.sum(1)
@@ -199,5 +199,5 @@ def _kinds(pair: LayerPair) -> dict[str, Paired]:
     slices = {layer.modality.token: slice(prefix, None), "prefix": slice(0, prefix)}
     for kind, part in slices.items():
         if kind in kinds:
-            kinds[kind] = Paired(token[:, part], token[:, part], layer.valid[:, part])
+            kinds[kind] = Paired(token[:, part], token[:, part], layer.valid[:, part], first=part.start)
     return kinds

@@ -51,7 +51,6 @@ from moeprobe.metrics.token_kinds import (
     choices,
     num_experts,
     numbers,
-    take_tokens,
 )
 
 if TYPE_CHECKING:
@@ -321,8 +320,8 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     if pair.view.tokens_choose:
         return columns | choices(pair, paired)
     sides = {
-        "reference": take_tokens(pair.reference.selected_mask, paired.reference),
-        "view": take_tokens(pair.view.selected_mask, paired.view),
+        "reference": paired.of_reference(pair.reference.selected_mask),
+        "view": paired.of_view(pair.view.selected_mask),
     }
     neither = ~sides["reference"].any(-1) & ~sides["view"].any(-1)
     columns["unserved_both"] = (neither & paired.present).sum(1)

@@ -19,7 +19,7 @@ from moeprobe.metrics.nulls import against_chance, levels, strata, tokens_of
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers, take_tokens
+from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,8 +61,8 @@ class SlotMatch(LayerAnalysis):
         columns = {}
         for tokens, paired in by_token_kind(pair).items():
             reference, view = (
-                take_tokens(slot, token).to(torch.int32).masked_fill(~paired.present, -1)
-                for slot, token in ((pair.reference.slot, paired.reference), (pair.view.slot, paired.view))
+                slots.to(torch.int32).masked_fill(~paired.present, -1)
+                for slots in (paired.of_reference(pair.reference.slot), paired.of_view(pair.view.slot))
             )
             columns[tokens] = {
                 "slot_trials": paired.present.sum(1),

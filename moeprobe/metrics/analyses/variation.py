@@ -18,7 +18,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.load import Dispersion
-from moeprobe.metrics.token_kinds import double, patches, take_tokens
+from moeprobe.metrics.token_kinds import double, patches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ class VariationAnalysis(LayerAnalysis):
         parts = {"gates": layer.gates} if layer.gates_sum_to_one else {}
         parts |= {"weights": layer.weights} if layer.top_k > 0 else {}
         for of, values in parts.items():
-            values_of_view = take_tokens(values, paired.view).masked_fill(~paired.present[..., None], 0)
+            values_of_view = paired.of_view(values).masked_fill(~paired.present[..., None], 0)
             columns[f"variation_{of}"] = double(values_of_view).sum(1)
         return {layer.modality.token: columns}
 

@@ -18,6 +18,7 @@ Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,8 @@ from moeprobe.metrics.token_kinds import (
     by_token_kind,
     double,
     pairs_apart,
-    take_tokens,
+    selected,
+    sharing,
 )
 
 if TYPE_CHECKING:
@@ -159,11 +161,9 @@ def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array]
 
 
 def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
-
-    sides = [
-        take_tokens(layer.weights, token)
-        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
-    ]
+    if pair.reference.top_k == pair.view.top_k == 1:
+        return _sums_of_single(pair, paired)
+    sides = [paired.of_reference(pair.reference.weights), paired.of_view(pair.view.weights)]
     weighted = [(side > 0).any(-1) for side in sides]
     trial = paired.present & weighted[0] & weighted[1]
     # Masked, not multiplied: padding may hold NaN.
@@ -172,12 +172,8 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
     unmoved = (reference == view).all(-1) & trial
     cosine = (unit_reference * unit_view).sum(-1).masked_fill(unmoved.to(unit_reference.device), 1)
-    # A row is one expert: a distance of 1 from all that have another.
-    single = pair.reference.top_k == pair.view.top_k == 1
-    parts = [] if single else [shares(side) for side in (reference, view)]
-    apart = (
-        double(trial) - cosine if single else double(jensen_shannon_distance(*parts).masked_fill(~trial, 0))
-    )
+    parts = [shares(side) for side in (reference, view)]
+    apart = double(jensen_shannon_distance(*parts).masked_fill(~trial, 0))
     columns = {
         "weight_pairs": paired.present.sum(1),
         "weight_trials": trial.sum(1),
@@ -198,16 +194,50 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         number, cosine = products.sums(every, every), products.sums(*units)
         columns |= {
             "weight_others": number.long(),
-            "weight_distance_others": (
-                number - cosine
-                if single
-                else _distances_of_others(
-                    trials, [side[:, has_trial] for side in parts], top_k=_entries(pair)
-                )
+            "weight_distance_others": _distances_of_others(
+                trials, [side[:, has_trial] for side in parts], top_k=_entries(pair)
             ),
             "weight_cosine_others": cosine,
         }
     return columns
+
+
+def _sums_of_single(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    """Return the same where a token has one expert at most: unit vectors are one-hot, so that all of it is counted."""
+    experts = [side[..., 0].long().clamp_min(0) for side in selected(pair, paired)]
+    weighted = [_has_weight(layer) for layer in (pair.reference, pair.view)]
+    trial = paired.present & paired.of_reference(weighted[0]) & paired.of_view(weighted[1])
+    same = trial & (experts[0] == experts[1])
+    number, matches = trial.sum(1), same.sum(1)
+    none = number.new_zeros(len(number), pair.view.num_experts)
+    reference, view = (none.scatter_add(1, side, trial.long()) for side in experts)
+    columns = {
+        "weight_pairs": paired.present.sum(1),
+        "weight_trials": number,
+        # One expert is at a distance of 1 from another.
+        "weight_distance": double(number - matches),
+        "weight_cosine": double(matches),
+        "weight_reference": double(reference),
+        "weight_view": double(view),
+        "unweighted": (paired.present & ~trial).sum(1),
+    }
+    if trial.shape[1] > 1:
+        shared = sharing(replace(paired, present=trial), aligned=pair.aligned)
+        other_pairs = number.square() - (shared * trial).sum(1)
+        other_matches = (reference * view).sum(1) - (shared * same).sum(1)
+        columns |= {
+            "weight_others": other_pairs,
+            "weight_distance_others": double(other_pairs - other_matches),
+            "weight_cosine_others": double(other_matches),
+        }
+    return columns
+
+
+def _has_weight(layer: LayerRouting) -> Tensor:
+    """Return whether the one expert that a token ``(B, T)`` chose gives it any weight."""
+    experts = layer.selected.long()
+    gate = layer.gates.gather(-1, experts.clamp_min(0))
+    return ((gate > 0) & layer.processed & (experts >= 0))[..., 0]
 
 
 def _entries(pair: LayerPair) -> int:

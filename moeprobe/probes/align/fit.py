@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.alignment import JointCounts, Numbers, joint_counts, permuted_orders
-from moeprobe.metrics.token_kinds import Paired, patches, take_tokens
+from moeprobe.metrics.token_kinds import Paired, patches
 from moeprobe.probes.analyze_trace.describe import most_tokens
 from moeprobe.probes.analyze_trace.measure import INPUTS_AT_ONCE
 from moeprobe.recordings.pairs import NamedTrace, pair
@@ -131,15 +131,14 @@ def _sets(traces: tuple[NamedTrace, NamedTrace], layer: str, ids: Sequence[str])
         ]
         subject = pair(*blocks, view_trace=traces[1])
         paired = patches(subject)
-        rows[0].append(_rows(subject.reference, paired.reference, paired))
-        rows[1].append(_rows(subject.view, paired.view, paired))
+        rows[0].append(_rows(paired.of_reference(subject.reference.selected_mask), paired))
+        rows[1].append(_rows(paired.of_view(subject.view.selected_mask), paired))
     return [sparse.vstack(parts, format="csr") for parts in rows]
 
 
-def _rows(routing: LayerRouting, token: Tensor, paired: Paired) -> sparse.csr_array:
+def _rows(member: Tensor, paired: Paired) -> sparse.csr_array:
     present = paired.present[..., None]
-    member = take_tokens(routing.selected_mask, token) & present
-    with_mark = torch.cat([member, present], -1).flatten(0, 1)
+    with_mark = torch.cat([member & present, present], -1).flatten(0, 1)
     return sparse.csr_array(with_mark.numpy().astype(np.int32))
 
 

@@ -24,7 +24,7 @@ from moeprobe.metrics.analyses.selection import (
     selection_scores,
 )
 from moeprobe.metrics.analyses.set_survival import SetSurvivalAnalysis, Survivors
-from moeprobe.metrics.token_kinds import Paired, take_tokens
+from moeprobe.metrics.token_kinds import Paired
 from moeprobe.results.sums import Cell
 from moeprobe.routing.record import LayerRouting
 
@@ -128,8 +128,8 @@ class SetCurve:
         sums: _Sums = {}
         for kind, tokens in self._kinds.items():
             cell = dataclasses.replace(self._cell, severity=sigma, tokens=kind)
-            survives = take_tokens(self._first, tokens.reference) > number
-            predicted = predict(self._margins, tokens, take_tokens(changed, tokens.reference), probability)
+            survives = tokens.of_reference(self._first) > number
+            predicted = predict(self._margins, tokens, tokens.of_reference(changed), probability)
             columns = FlipPredictionAnalysis().sums(predicted)
             sums[cell] = SetSurvivalAnalysis().sums(Survivors(tokens.present, survives)) | columns
             if kind == self._clean.modality.token:
@@ -144,7 +144,7 @@ class SetCurve:
         sums = {}
         for kind, tokens in self._kinds.items():
             first, margin, sensitivity = (
-                take_tokens(values, tokens.reference)
+                tokens.of_reference(values)
                 for values in (self._first, self._margins.margin, self._margins.sensitivity)
             )
             noise = NoiseResponse(tokens.present, first, self._levels, margin, sensitivity)
@@ -163,8 +163,6 @@ def predict(
         flips: ``(B, J)`` which of them have another set.
         probability: ``(B, T)`` of a flip of each token; None = the perturbation has no σ.
     """
-    margin, critical = (
-        take_tokens(values, tokens.reference) for values in (margins.margin, margins.critical)
-    )
-    probabilities = None if probability is None else take_tokens(probability, tokens.reference)
+    margin, critical = (tokens.of_reference(values) for values in (margins.margin, margins.critical))
+    probabilities = None if probability is None else tokens.of_reference(probability)
     return PredictedFlips(tokens.present, flips, margin, critical, probabilities)

@@ -263,7 +263,12 @@ def _cell(spec: RunSpec, checkpoint: Checkpoint, name: str, layer: LayerRouting)
 def _kinds(pair: LayerPair) -> dict[str, Paired]:
     """Return the tokens of each kind, on the CPU, where margins are."""
     return {
-        kind: Paired(tokens.reference.cpu(), tokens.view.cpu(), tokens.present.cpu())
+        kind: dataclasses.replace(
+            tokens,
+            reference=tokens.reference.cpu(),
+            view=tokens.view.cpu(),
+            present=tokens.present.cpu(),
+        )
         for kind, tokens in by_token_kind(pair).items()
     }
 
