@@ -13,6 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from moeprobe import api
 from moeprobe.cli.commands import explain
 from moeprobe.cli.commands.compare import FAILED
 from moeprobe.results.folder import OutputFolder
@@ -214,6 +215,14 @@ def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained,
     assert not {line: said for line, code, said, _ in found if code not in (0, FAILED)}
     assert [line for line, *_, torch in found if torch][:1] == []
     assert (tmp_path / "compared/comparison.csv").is_file() and (tmp_path / "report/report.html").is_file()
+
+
+def test_recorded_routing_is_analyzed_without_what_draws(trained: Trained, tmp_path: Path) -> None:
+    api.record(trained["prc"], data="digits", limit=4, out=tmp_path / "recorded")
+    (trace,) = (tmp_path / "recorded").rglob("*.parquet")
+    draws = _RUN.replace('"torch" in sys.modules', '"matplotlib" in sys.modules')
+    ((_, code, said, brought),) = outcomes([f"trace analyze {trace}"], draws, cwd=tmp_path)
+    assert (code, brought) == (0, False), said
 
 
 def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: Path) -> None:

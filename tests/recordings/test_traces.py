@@ -14,7 +14,7 @@ import pytest
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.probes.analyze_trace import describe, figure, measure
+from moeprobe.probes.analyze_trace import describe, layout, measure
 from moeprobe.recordings import format as traced_file
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored_cell import Spilled
@@ -311,11 +311,11 @@ def test_views_of_several_kinds_have_a_column_each(model: Checkpoint, traces: Pa
         [model], view="brightness", severities=[0.2, 0.4], layers=ONE, limit=LIMIT, out=out
     ).files
     noise = sorted((traces / "gaussian_noise" / "a").iterdir())
-    assert figure.along_a_severity(api.analyze_trace(noise))
-    assert not figure.along_a_severity(api.analyze_trace(noise[:2]))
+    assert layout.along_a_severity(api.analyze_trace(noise))
+    assert not layout.along_a_severity(api.analyze_trace(noise[:2]))
     mixed = api.analyze_trace([noise[0], noise[2], *bright[1:]])
-    assert not figure.along_a_severity(mixed)
-    shown = figure.labeled(mixed).table
+    assert not layout.along_a_severity(mixed)
+    shown = layout.labeled(mixed).table
     assert set(shown["checkpoint"]) == {
         "a clean", "a gaussian_noise 0.3", "a brightness 0.2", "a brightness 0.4",
     }  # fmt: skip

@@ -110,7 +110,7 @@ def analyze_trace(
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
     from moeprobe.cli.front.show import along_severity, side_by_side
-    from moeprobe.probes.analyze_trace.figure import along_a_severity, labeled, steps_alone
+    from moeprobe.probes.analyze_trace.layout import along_a_severity, labeled, steps_alone
 
     def show(compared: "Result") -> "Printed":
         if along_a_severity(compared):

@@ -6,7 +6,7 @@ The analyses are shared with the probes and fed with the same records, so the nu
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ from moeprobe.probes.analyze_trace.describe import (
     request_of,
     sums_of_mapped,
 )
-from moeprobe.probes.analyze_trace.figure import figures_of, leading_sentences_of
+from moeprobe.probes.analyze_trace.layout import leading_sentences_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -51,6 +51,9 @@ from moeprobe.results.tables import image_table
 from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.progress import Progress, progress_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _KIND = AnalyzeTrace.kind
 # What is said of layers together or of experts by a map, and of a pair of traces.
@@ -150,7 +153,14 @@ class _TraceAnalysis(TableWork[Result]):
         sidecar = self.make_sidecar(
             notes=notes + self.matching, wall_seconds=self.seconds, **self.names, **facts_of(traces)
         )
-        return Result(table, comparison, sums, sidecar, figures_of, leading_sentences_of)
+        return Result(table, comparison, sums, sidecar, _draw, leading_sentences_of)
+
+
+def _draw(result: Result) -> "dict[str, Figure]":
+    """Draw a result; what draws is slow to import, and most analyses draw nothing."""
+    from moeprobe.probes.analyze_trace.figure import figures_of
+
+    return figures_of(result)
 
 
 class Measuring:
