@@ -2,10 +2,8 @@
 
 import dataclasses
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,11 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.naming import Files, open_data
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.files import open_regular
-from moeprobe.runtime.schema import Plugin, make_plugin, split_assignments
-from moeprobe.runtime.yaml import NotYamlError, parse_yaml
+from moeprobe.runtime.schema import Plugin, make_plugin
 
 
 def open_images(name: str, *, split: str) -> ImageDataset:
@@ -128,53 +126,3 @@ def open_training_view(name: str, *, dataset: Dataset | None = None, **parameter
     if not isinstance(view, PairView) or view.modality is not IMAGE:
         raise UserError(f"The view {name!r} makes no random views of images to train on.")
     return view
-
-
-# Views as they are named: ``NAME``, ``NAME:PATH``, and parameters after commas, ``NAME,key=value``.
-
-# A comma before no ``key=``, and in no list ``[...]``.
-_BETWEEN_VIEWS = re.compile(r",(?!\s*[A-Za-z_]\w*\s*=)(?![^\[\]]*\])")
-
-
-@dataclass(frozen=True)
-class ViewName:
-    """What names a view.
-
-    Attributes:
-        name: in the catalog of views.
-        location: a file that it needs; empty = none.
-        parameters: fields of the view.
-    """
-
-    name: str
-    location: str
-    parameters: dict[str, Any]
-
-
-def split_views(names: Sequence[str]) -> list[str]:
-    """Return the names of views in a list that commas part, which also stand before a parameter and in its lists."""
-    views = _BETWEEN_VIEWS.split(",".join(names)) if names else []
-    return [",".join(map(str.strip, view.split(","))) for view in views]
-
-
-def parse_view(text: str) -> ViewName:
-    """Return the parts of a view's name, e.g. of ``random_crop,first_area=[0.2,0.4]``.
-
-    Raises:
-        UserError: a parameter is named twice, or its value cannot be read.
-    """
-    head, assignments = split_assignments(text)
-    name, _, location = head.partition(":")
-    parameters: dict[str, Any] = {}
-    for key, value in assignments:
-        if key == "name":
-            raise UserError(f"The view {text!r} is named first; its parameters have other names.")
-        if key in parameters:
-            raise UserError(f"The view {text!r} has the parameter {key} twice; name it once.")
-        try:
-            parameters[key] = parse_yaml(value)
-        except NotYamlError:
-            raise UserError(
-                f"The view {text!r}: {key} takes a value such as 0.3 or [0.2, 0.4]; got {value!r}."
-            ) from None
-    return ViewName(name.strip(), location, parameters)

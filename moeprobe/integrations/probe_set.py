@@ -13,7 +13,8 @@ from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.data.base import Dataset, Example, ImageDataset, TextDataset, TextExample
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.open import open_view, parse_view
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import load_batches

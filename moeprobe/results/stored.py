@@ -211,7 +211,7 @@ def spill(path: Path, stored: SumsStore, schemas: dict[pa.Schema, pa.Schema]) ->
     """Move sums from memory to a file that only this run reads, and return them.
 
     A Parquet file of many cells takes long to open, and each of its cells a while to encode.
-    ``schemas``: those of earlier files by themselves, which equal ones are replaced by.
+    Schemas are added to ``schemas``, and one that is equal to an earlier one is replaced by it.
     """
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     cells = []

@@ -8,7 +8,8 @@ import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.open import ViewName, mirroring_omitted, open_view, parse_view, split_views
+from moeprobe.inputs.open import mirroring_omitted, open_view
+from moeprobe.inputs.view_names import ViewName, parse_view, split_views
 from tests.commands import Trained, refused, run
 
 

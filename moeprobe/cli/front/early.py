@@ -106,12 +106,9 @@ def check_data(data: str | None, *, split: str = "test") -> None:
 
 def check_view(view: str | None) -> None:
     """Raise ``UserError`` unless there is such a view."""
-    name = (view or "").partition(":")[0].strip()
-    if "," in name:
-        # Only parameters need what opens views, which is slow to import.
-        from moeprobe.inputs.open import parse_view
+    from moeprobe.inputs.view_names import parse_view
 
-        name = parse_view(view or "").name
+    name = parse_view(view or "").name
     if name not in ("", "clean"):
         VIEWS.check(name)
 

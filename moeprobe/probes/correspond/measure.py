@@ -19,7 +19,8 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.open import content_of, open_images, open_view, parse_view, pick_images
+from moeprobe.inputs.open import content_of, open_images, open_view, pick_images
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up

@@ -16,7 +16,8 @@ from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers import naming
 from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
-from moeprobe.inputs.open import open_view, parse_view
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.models.checkpoints.header import ServingSettings, read_info

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.inputs.open import open_view, split_views
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import split_views
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.analyses.flip_costs import FOLDS, PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flips import DECILES, ForcedFlips

@@ -14,7 +14,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import Modality
-from moeprobe.inputs.open import open_view, parse_view
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.analyses.flip_prediction import FlipPredictionAnalysis
 from moeprobe.metrics.analyses.set_survival import SURVIVAL, SURVIVAL_BAND, SetSurvivalAnalysis

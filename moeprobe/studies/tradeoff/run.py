@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.open import parse_view
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
 from moeprobe.probes.engine.options import Options

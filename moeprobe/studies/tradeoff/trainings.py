@@ -1,4 +1,4 @@
-"""Which trainings are compared, what each is asked, what the output folder holds of it, and what is left to do."""
+"""Which trainings are compared, which probes each gets, what the output folder holds of it, and which are left."""
 
 import dataclasses
 import json
