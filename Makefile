@@ -112,7 +112,7 @@ reports-margins: setup ## Choices that noise changes, by the margin between gate
 reports-transfer: setup ## Few shots of the other data set, of the committed checkpoints of digits and shapes
 	$(BIN)/python -m reports.scripts.regenerate_transfer
 
-reports-align: setup ## Which share of routing data determine against the seed; trains 28 more digits models (an hour)
+reports-align: setup ## Which share of routing data determine against the seed; trains seven more seeds of the four digits models (an hour)
 	$(BIN)/python checkpoints/train.py digits --seeds 3 4 5 6 7 8 9 --folder checkpoints/align
 	$(BIN)/python -m reports.scripts.regenerate_align
 

@@ -20,7 +20,8 @@ from moeprobe.runtime.plugins import plugin_options
 def main() -> None:
     """Run the command line and exit.
 
-    0 done, 1 a bug, 2 the user's input is wrong, 3 what --fail-if-worse names is worse, 130 interrupted.
+    0 done, 1 a bug, 2 the user's input is wrong, 3 a gate of ``compare`` or ``trace check`` failed, 130, 143 or 129
+    ended by a signal.
     """
     with distributed.ending():
         _run()

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from moeprobe import api
 from moeprobe.cli.commands import explain
-from moeprobe.cli.commands.compare import FAILED
+from moeprobe.cli.front.environment import FAILED
 from moeprobe.results.folder import OutputFolder
 from tests.commands import SCRIPT, Trained, refused, run
 from tests.docs.pages import COMMANDS

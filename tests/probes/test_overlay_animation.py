@@ -332,10 +332,6 @@ def test_changed_patches_are_outlined(side: int) -> None:
         assert (patch < low).all() and (high < patch + 32 / side).all()
 
 
-def test_colors_of_experts_differ() -> None:
-    assert len({expert_color(expert) for expert in range(64)}) == 64
-
-
 @pytest.mark.parametrize("side", [4, 7, 14, 24])
 def test_heads_and_caption_of_an_overlay_are_apart_and_whole(side: int) -> None:
     place = np.arange(side * side).reshape(side, side)

@@ -17,17 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
-from moeprobe.adapters.huggingface import outputs
+from moeprobe.adapters.huggingface import outputs, replay
 from moeprobe.adapters.huggingface.files import digest_of, load
-from moeprobe.adapters.huggingface.replay import (
-    check_replay,
-    entering,
-    log_probabilities,
-    noise_added,
-    replayed_log_probabilities_of,
-    resuming,
-    root_mean_square,
-)
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
@@ -77,7 +68,7 @@ class HuggingfaceAdapter(Adapter):
             self._body, [layer.module for layer in self._layers.values()]
         )
         self.router_name = model.config.model_type
-        self._rms = root_mean_square(self._embedding)
+        self._rms = replay.root_mean_square(self._embedding)
 
     @property
     def device(self) -> torch.device:
@@ -112,7 +103,7 @@ class HuggingfaceAdapter(Adapter):
         with (
             torch.inference_mode(),
             self._watching(selected_layers, stop=not with_scores),
-            noise_added(self._embedding, texts, unit=self._rms),
+            replay.noise_added(self._embedding, texts, unit=self._rms),
         ):
             with suppress(outputs.Stop):
                 output = self._forward(texts, with_scores=with_scores)
@@ -131,18 +122,18 @@ class HuggingfaceAdapter(Adapter):
     def log_probabilities(self, texts: TokenBatch) -> Tensor:
         """Return how probable each token is after those before it; see ``routing.Scored``."""
         batch = texts.to(self.device)
-        with torch.inference_mode(), noise_added(self._embedding, batch, unit=self._rms):
-            return log_probabilities(self._body, batch)
+        with torch.inference_mode(), replay.noise_added(self._embedding, batch, unit=self._rms):
+            return replay.log_probabilities(self._body, batch)
 
     def check_replay(self, layers: Sequence[str] | None = None) -> None:
         """Raise ``UserError`` unless layers can be made to repeat choices; see ``routing.Rerouted``."""
-        check_replay(self._layers, wanted_layers(layers, self.layer_names))
+        replay.check_replay(self._layers, wanted_layers(layers, self.layer_names))
 
     def replayed_log_probabilities(
         self, texts: TokenBatch, routing: RoutingTrace, *, gates: str = "recomputed"
     ) -> Tensor:
         """Return how probable each token is where the layers repeat a routing; see ``routing.Rerouted``."""
-        return replayed_log_probabilities_of(self, self._layers, texts, routing, gates=gates)
+        return replay.replayed_log_probabilities_of(self, self._layers, texts, routing, gates=gates)
 
     def text_trunks(self, texts: TokenBatch, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return how far a pass has come at each layer; see ``routing.ResumableText``."""
@@ -151,8 +142,8 @@ class HuggingfaceAdapter(Adapter):
         with (
             torch.inference_mode(),
             self._watching(names, stop=True),
-            noise_added(self._embedding, batch, unit=self._rms),
-            entering(self._body, {name: self._layers[name] for name in names}) as hidden,
+            replay.noise_added(self._embedding, batch, unit=self._rms),
+            replay.entering(self._body, {name: self._layers[name] for name in names}) as hidden,
             suppress(outputs.Stop),
         ):
             self._forward(batch, with_scores=False)
@@ -162,7 +153,7 @@ class HuggingfaceAdapter(Adapter):
         self, layer: str, hidden: Tensor, texts: TokenBatch, routing: RoutingTrace
     ) -> Tensor:
         """Return how probable tokens are in passes taken up at a layer; see ``routing.ResumableText``."""
-        with resuming(self._body, self._layers[layer], hidden):
+        with replay.resuming(self._body, self._layers[layer], hidden):
             return self.replayed_log_probabilities(texts, routing)
 
     def describe(self) -> dict[str, Any]:
@@ -172,9 +163,7 @@ class HuggingfaceAdapter(Adapter):
         for name, layer in self._layers.items():
             reader = layer.reader
             assert reader is not None
-            experts = (
-                sum(p.numel() for p in layer.experts.parameters()) if layer.experts is not None else None
-            )
+            experts = None if layer.experts is None else sum(p.numel() for p in layer.experts.parameters())
             idle += round((experts or 0) * (reader.num_experts - reader.top_k) / reader.num_experts)
             rows.append(
                 {
@@ -250,9 +239,8 @@ class HuggingfaceAdapter(Adapter):
                 "weights sound, in the precision that it is loaded in?"
             )
         scores = layer.reader.scores(logits, gates)
-        selected, processed = order_choices(
-            choice.selected, choice.processed, gates if scores is None else scores
-        )
+        order = gates if scores is None else scores
+        selected, processed = order_choices(choice.selected, choice.processed, order)
         position = torch.arange(shape[1], device=texts.ids.device)
         return LayerRouting(
             gates=gates.reshape(*shape, -1),

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli.front.early import check_comparison
-from moeprobe.cli.front.environment import print_json
+from moeprobe.cli.front.environment import FAILED, print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Full, numbers, with_common_options
 from moeprobe.probes.registry import USUAL, comparable
 
 if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison
-
-FAILED = 3
 
 
 # None = what the probe usually has.

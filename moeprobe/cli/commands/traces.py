@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces, result_of
-from moeprobe.cli.front.environment import print_json
+from moeprobe.cli.front.environment import FAILED, print_json
 from moeprobe.cli.front.options import (
     AsJson,
     Dtype,
@@ -402,10 +402,6 @@ def indexer(
         svg=svg,
         json=json,
     )
-
-
-# What a check that failed returns.
-FAILED = 3
 
 
 def check_trace(

@@ -20,6 +20,8 @@ from moeprobe.runtime.processes import ask_for_huge_pages
 _NEW_OBJECTS = 10_000
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
+# Where a gate that the user asked for says no.
+FAILED = 3
 _PYTHONS = warnings.formatwarning
 # Signs that have no ASCII letters in them, as somebody without them would write them.
 _PLAIN = {

@@ -197,10 +197,7 @@ UNSERVED_BOTH = Metric(
 class SetMatch(LayerAnalysis):
     """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa."""
 
-    measures = (
-        SET_JACCARD,
-        UNSERVED_BOTH,
-    )
+    measures = (SET_JACCARD, UNSERVED_BOTH)
     signature = "set_pairs"
     trial_lists = ("reference_set_", "view_set_", "reference_selected", "view_selected", TOKEN_ID)
 

@@ -1,36 +1,16 @@
 """Describe a run over traces: its request, and its omissions."""
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import REQUEST, TEXT
-from moeprobe.metrics.analyses.disagreement import Disagreement
-from moeprobe.metrics.analyses.first_layer import FirstLayer
-from moeprobe.metrics.analyses.load import LoadAnalysis
-from moeprobe.metrics.analyses.set_match import SetMatch
-from moeprobe.metrics.analyses.touched import Differences, Touched
-from moeprobe.metrics.analyses.unshared import Reasons, Unshared
-from moeprobe.metrics.analyses.weights import WeightsAnalysis
-from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, differ, patches
+from moeprobe.inputs.modality import REQUEST
 from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.engine.batch_sums import sums_of_layer
 from moeprobe.probes.engine.options import Options
-from moeprobe.recordings.expert_map import ExpertMap, with_new_experts
+from moeprobe.recordings.expert_map import ExpertMap
 from moeprobe.recordings.format import BY_TOKEN_ID
 from moeprobe.recordings.pairs import NamedTrace
-from moeprobe.recordings.reading import TraceFile
-from moeprobe.recordings.rows import to_routing
 from moeprobe.results.palette import colors
-from moeprobe.results.sums import Cell
-from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.files import sha256
 
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
@@ -217,116 +197,3 @@ def notes_of(
 def most_tokens(traces: Sequence[NamedTrace], layer: str, ids: Sequence[str]) -> int:
     """Return the tokens of the longest of the inputs, in any trace."""
     return max(int(trace_view.trace.num_tokens(layer, ids).max()) for trace_view in traces)
-
-
-# What the layers of sequences say together: which tokens differ in some layer, and in which one first.
-#
-# Axes: L layers, B sequences, J tokens.
-
-Sums = dict[Cell, dict[str, Tensor]]
-
-
-class Across:
-    """Differences of the layers of some sequences, added layer by layer in forward order."""
-
-    def __init__(self) -> None:
-        self._layers: list[str] = []
-        self._differs: list[Tensor] = []
-        self._trials: list[Tensor] = []
-        self._kinds: dict[str, Paired] = {}
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to say: no layer of it is one of sequences."""
-        return not self._layers
-
-    def add(self, layer: str, pair: LayerPair) -> None:
-        """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part."""
-        if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
-            return
-        if pair.view.grid is not None or not Disagreement().applies(pair.view):
-            return
-        paired = patches(pair)
-        if self._trials and paired.present.shape != self._trials[0].shape:
-            return
-        self._layers.append(layer)
-        self._differs.append(differ(pair, paired))
-        self._trials.append(paired.present)
-        if not self._kinds:
-            kinds = by_token_kind(pair)
-            kinds.pop("prefix", None)
-            self._kinds = kinds | by_position(kinds[TEXT.token])
-
-    def joined(self, sums: Sums) -> Sums:
-        """Return the sums of single layers, of all layers, and of the first layer to differ."""
-        differs, trial = torch.stack(self._differs), torch.stack(self._trials).all(0)
-        joined = dict(sums)
-        for tokens, paired in self._kinds.items():
-            of_kind = Differences(differs, trial & paired.present)
-            joined[Cell(tokens=tokens)] = Touched().sums(of_kind)
-            for cell in sums:
-                if cell.tokens == tokens and cell.layer in self._layers:
-                    first = FirstLayer(self._layers.index(cell.layer))
-                    joined[cell] = sums[cell] | first.sums(of_kind)
-        return joined
-
-
-# The sums of a layer of two checkpoints with different experts, by a map of the old ones to the new ones.
-
-# What tables call the tokens whose experts are not those of both sides.
-_APART = "unshared"
-
-
-def sums_of_mapped(
-    analyses: Sequence[LayerAnalysis], layer: str, pair: LayerPair, expert_map: ExpertMap
-) -> tuple[LayerPair, dict[Cell, dict[str, Tensor]]]:
-    """Return the pair of the tokens whose experts both sides have, and the sums of it.
-
-    With them are the counts of the other tokens, and the agreement of their remaining experts (``unshared``). Gates
-    are not compared: gates of removed experts are on one side alone.
-
-    Raises:
-        UserError: tokens moved, or experts choose.
-    """
-    if not pair.aligned or not pair.view.tokens_choose:
-        raise UserError(
-            f"{layer}: {option('expert_map')} is for tokens that choose, and stay in their places."
-        )
-    renumbered = with_new_experts(pair, expert_map.of(layer))
-    reasons = Reasons(
-        renumbered.removed, renumbered.merged, renumbered.added, patches(renumbered.pair).present
-    )
-    shared, unshared = renumbered.of(~reasons.unshared), renumbered.of(reasons.unshared)
-    sums = sums_of_layer(
-        [analysis for analysis in analyses if not isinstance(analysis, WeightsAnalysis)], layer, shared
-    )
-    # Which experts of a prefix token are removed is not asked.
-    sums = {cell: columns for cell, columns in sums.items() if cell.tokens != "prefix"}
-    token = pair.view.modality.token
-    for cell in [cell for cell in sums if cell.tokens == token]:
-        sums[cell] = sums[cell] | Unshared().sums(reasons)
-    for cell, columns in sums_of_layer([SetMatch()], layer, unshared).items():
-        if cell.tokens == token:
-            sums[dataclasses.replace(cell, tokens=_APART)] = columns
-    return shared, sums
-
-
-# The load of a layer of a trace alone, where it or the trace beside it holds no more than counts of choices.
-
-
-def load_of(trace: TraceFile, name: str, ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:
-    """Return the sums of the load of a layer in some inputs of one trace."""
-    layer = trace.layers[name]
-    if not layer.load_only:
-        routing = to_routing(trace.read(name, ids))
-        # Counts are of all choices: only those of this side can be held against them.
-        routing = replace(routing, ordered=routing.top_k < 2)
-        patches = torch.arange(routing.selected.shape[1] - routing.num_prefix_tokens).expand(len(ids), -1)
-        return sums_of_layer(
-            [LoadAnalysis()], name, LayerPair(routing, routing, patches, patches, aligned=True)
-        )
-    if layer.num_experts < 2:
-        return {}
-    counts = torch.tensor(trace.counts(name, ids))
-    cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=TEXT.token)
-    return {cell: LoadAnalysis.sums_of_counts(counts, top_k=layer.top_k)}

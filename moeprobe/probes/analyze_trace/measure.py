@@ -15,16 +15,9 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis, trial_lists
 from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
-from moeprobe.probes.analyze_trace.describe import (
-    Across,
-    facts_of,
-    load_of,
-    most_tokens,
-    notes_of,
-    request_of,
-    sums_of_mapped,
-)
+from moeprobe.probes.analyze_trace.describe import facts_of, most_tokens, notes_of, request_of
 from moeprobe.probes.analyze_trace.layout import leading_sentences_of
+from moeprobe.probes.analyze_trace.sums import Across, load_of, sums_of_mapped
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options

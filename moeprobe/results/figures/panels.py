@@ -53,16 +53,9 @@ def points(
     # Rounding may leave an end a hair on the wrong side of a value at the edge of its range.
     errors = np.clip(np.stack([low, high]), 0, None)
     axes.errorbar(
-        x,
-        value,
-        yerr=errors,
-        fmt=fmt,
-        color=color,
-        markersize=size,
-        capsize=0.6 * size,
-        linewidth=width,
-        label=label,
-    )
+        x, value, yerr=errors, fmt=fmt, color=color, label=label,
+        markersize=size, capsize=0.6 * size, linewidth=width,
+    )  # fmt: skip
 
 
 def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, color: str) -> None:
