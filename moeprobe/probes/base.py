@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_typ
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.results.headlines.declared import (  # plug-ins import them from here  # noqa: F401  # as above
+from moeprobe.results.headlines.declared import (  # plug-ins import them from here  # noqa: F401
     Agreement,
     AuditEntry,
     Headline,

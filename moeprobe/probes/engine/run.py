@@ -1,7 +1,5 @@
 """The life cycle of a run: load and check, compute, write the tables, then the figures, and mark it as finished."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import warnings
@@ -25,7 +23,7 @@ from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress, progress_of
 
-# Not at once: they bring scipy, and a mistyped argument is refused without.
+# Not at once: they bring what reads Parquet files, and a mistyped argument is refused without.
 if TYPE_CHECKING:
     from moeprobe.results.folder import OutputFolder, Result
     from moeprobe.results.summaries import About
@@ -60,21 +58,21 @@ class Work(ABC, Generic[R]):
     _started = 0.0
 
     @abstractmethod
-    def compute(self, folder: OutputFolder | None, progress: Progress) -> R:
+    def compute(self, folder: "OutputFolder | None", progress: Progress) -> R:
         """Return the result. Meanwhile only parts are written, and files that are too large for memory."""
 
     def complete(self, result: R) -> None:
         """Add measurements beside the result, before anything is written."""
 
-    def write(self, result: R, folder: OutputFolder) -> R:
+    def write(self, result: R, folder: "OutputFolder") -> R:
         """Write all but the figures; returns the result as it reads from its files."""
         return result
 
-    def finish(self, result: R, folder: OutputFolder | None) -> R:
+    def finish(self, result: R, folder: "OutputFolder | None") -> R:
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result
 
-    def draw(self, result: R, folder: OutputFolder, progress: Progress) -> None:
+    def draw(self, result: R, folder: "OutputFolder", progress: Progress) -> None:
         """Write the figures; a result without any needs none."""
 
     def sidecar_of(self, result: R) -> Sidecar:
@@ -94,7 +92,7 @@ class Work(ABC, Generic[R]):
         with output_folder(options.out, self.request, overwrite=options.overwrite, svg=options.svg) as folder:
             return self.execute_in(folder, progress)
 
-    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+    def execute_in(self, folder: "OutputFolder | None", progress: Progress) -> R:
         """Do the work in an open folder; without one nothing is written."""
         self._started = time.perf_counter()
         result = self.compute(folder, progress)
@@ -124,7 +122,7 @@ class Work(ABC, Generic[R]):
 
     def run_info(
         self, *, aligned: bool, train_seeds: Mapping[str, int | None], groups: Mapping[str, str]
-    ) -> About:
+    ) -> "About":
         """Return what all rows of its table share."""
         from moeprobe.results.summaries import About
 
@@ -143,11 +141,11 @@ class TableWork(Work[T]):
             sidecar |= ANALYSES.get(name).facts(result.table)
         return sidecar
 
-    def write(self, result: T, folder: OutputFolder) -> T:
+    def write(self, result: T, folder: "OutputFolder") -> T:
         """Write the tables and the sums; returns the result with the sums as they are in their file."""
         return folder.write(result)
 
-    def draw(self, result: T, folder: OutputFolder, progress: Progress) -> None:
+    def draw(self, result: T, folder: "OutputFolder", progress: Progress) -> None:
         """Write the figures, if wanted."""
         if self.options.figures:
             from moeprobe.results.figures import save_all
@@ -196,7 +194,7 @@ class ProbeWork(Work[R]):
         """Forward passes per input."""
         return 1
 
-    def execute_in(self, folder: OutputFolder | None, progress: Progress) -> R:
+    def execute_in(self, folder: "OutputFolder | None", progress: Progress) -> R:
         """Do the work in an open folder, with passes in full float32; without a folder nothing is written."""
         with full_float32():
             return super().execute_in(folder, progress)
