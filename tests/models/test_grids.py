@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
@@ -12,8 +11,8 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.studies.tradeoff.table import published
+from tests.docs.facts import read
 
-REPORTS = Path(__file__).parents[2] / "reports"
 TWO = """
 base: digits-baseline
 fixed: {epochs: 3, model.num_experts: 4}
@@ -223,10 +222,7 @@ def test_the_sweeps_of_routers(name: str) -> None:
     assert sweep.name == name and grid.path_of(name).read_text(encoding="utf-8").startswith("# ")
     budgets = {(cell.model.router_name, cell.model.top_k, cell.model.capacity_factor) for cell in sweep.cells}
     num_budgets = {"routers-digits": 2, "routers-shapes": 1}[name]
-    reported = pd.read_csv(
-        REPORTS / "routers" / name.removeprefix("routers-") / "table.csv.gz", usecols=["router"]
-    )
-    routers = set(reported["router"].dropna())
+    routers = set(read(f"routers/{name.removeprefix('routers-')}/table.csv.gz")["router"].dropna())
     assert {router for router, *_ in budgets} == routers <= set(ROUTERS.names())
     assert len(sweep.cells) == 3 * len(budgets) == 3 * num_budgets * len(routers)
     balanced = {

@@ -239,8 +239,8 @@ class HuggingfaceAdapter(Adapter):
                 "weights sound, in the precision that it is loaded in?"
             )
         scores = layer.reader.scores(logits, gates)
-        order = gates if scores is None else scores
-        selected, processed = order_choices(choice.selected, choice.processed, order)
+        ordered_by = gates if scores is None else scores
+        selected, processed = order_choices(choice.selected, choice.processed, ordered_by)
         position = torch.arange(shape[1], device=texts.ids.device)
         return LayerRouting(
             gates=gates.reshape(*shape, -1),
