@@ -10,7 +10,6 @@ bytes that it writes. ``--out reports/full-size`` keeps the table, from which ``
 
 import argparse
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,6 +20,7 @@ import pandas as pd
 
 from benchmarks.speed.facts import load_average, machine
 from benchmarks.speed.made_up import ABOUT, ANALYSES, NAMES, Size, write
+from benchmarks.speed.measure import cpu_seconds_of_children
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.folder import OutputFolder, Result
@@ -106,7 +106,7 @@ STEPS: dict[str, Callable[[Path], None]] = {
 
 def _measured(work: Callable[[Path], None], folder: Path) -> dict[str, float]:
     """Return seconds, CPU seconds and MiB of a step; it runs in a new process, which shares no pages with this one."""
-    begun, used = time.perf_counter(), _cpu_seconds_of_children()
+    begun, used = time.perf_counter(), cpu_seconds_of_children()
     process = multiprocessing.get_context("spawn").Process(target=work, args=(folder,))
     process.start()
     most = 0.0
@@ -119,14 +119,9 @@ def _measured(work: Callable[[Path], None], folder: Path) -> dict[str, float]:
         raise SystemExit("This system does not say how much memory a process holds.")
     return {
         "seconds": time.perf_counter() - begun,
-        "cpu_seconds": _cpu_seconds_of_children() - used,
+        "cpu_seconds": cpu_seconds_of_children() - used,
         "mebibytes": most,
     }
-
-
-def _cpu_seconds_of_children() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _resident(pid: int | None) -> float:

@@ -1,7 +1,7 @@
 """Running a race: values first, then times, in interleaved rounds."""
 
 import math
-import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from benchmarks.speed.race import Contestant, Race
 from benchmarks.speed.values import check_values
 from moeprobe.runtime.progress import Progress
+
+if sys.platform != "win32":
+    import resource
 
 ByContestant = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
@@ -49,8 +52,16 @@ class Measured:
 
 def cpu_seconds() -> float:
     """Return what this process, all threads of it, and its finished children have computed."""
-    children = os.times()
-    return time.process_time() + children.children_user + children.children_system
+    return time.process_time() + cpu_seconds_of_children()
+
+
+def cpu_seconds_of_children() -> float:
+    """Return what finished child processes have computed; 0 on Windows, which does not count it."""
+    if sys.platform == "win32":
+        return 0.0
+    # Not os.times: it counts in ticks, and two of 10 ms can be missing.
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress, warm_up: bool = True) -> Measured:
