@@ -14,10 +14,11 @@ from torch.autograd.function import once_differentiable
 
 # Numbers in an expert's matrix from which on an expert's hidden units are computed again in the backward pass, right
 # where they are used: with fewer, starting so many small steps costs more than memory does.
-LARGE_MATRIX = 2**17
-# With fewer rows an expert than this, one batched product is quicker, where no expert has more than so many rows above
-# its share: a product of its own costs as much as they do (measured on a CPU with matrices of 384 × 1,536, 64 × 128).
-FEW_ROWS, _SPARE = 512, 8
+LARGE_MATRIX = 2**18
+# One batched product is quicker where no expert has more than so many rows above its share, since a product of its own
+# costs as much as they do: the more, the smaller the matrix. With large matrices only up to so many rows an expert
+# (measured on a CPU with matrices of 384 × 1,536, 192 × 768 and 64 × 128).
+FEW_ROWS, SPARE_ROWS, SPARE_NUMBERS = 512, 8, 2**20
 # With small matrices and fewer tokens an expert than this, one product for all experts is as quick or quicker.
 SMALL_SHARE = 256
 
@@ -132,10 +133,12 @@ class MlpExperts(StackedExperts):
         """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
         if self.prefer_sorted(rows):
             load_list = loads.tolist()
-            share = len(rows) / len(load_list)
-            if share < FEW_ROWS and max(load_list) <= share + _SPARE:
+            share, size = len(rows) / len(load_list), self.fc1.weight[0].numel()
+            spare_rows = max(SPARE_ROWS, min(SPARE_NUMBERS / size, share / 2))
+            is_even = max(load_list) <= share + spare_rows
+            if is_even and (share < FEW_ROWS or size < LARGE_MATRIX):
                 return self._pad(rows, loads, depth=max(load_list))
-            if self.fc1.weight[0].numel() < LARGE_MATRIX:
+            if size < LARGE_MATRIX:
                 hidden = sorted_affine(rows, self.fc1.weight, self.fc1.bias, load_list)
                 return sorted_affine(self.activation(hidden), self.fc2.weight, self.fc2.bias, load_list)
             parameters = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)

@@ -138,8 +138,11 @@ def run_experts(
     outputs = run(experts, sent, plan)
     if bfloat16:
         outputs = _round_bfloat16(outputs)
-    weighted = outputs * plan.weight[:, None].to(tokens.dtype)
-    return torch.zeros_like(tokens).index_add(0, plan.token, weighted.to(tokens.dtype))
+    weighted = (outputs * plan.weight[:, None].to(tokens.dtype)).to(tokens.dtype)
+    if plan.top_k is None:
+        return torch.zeros_like(tokens).index_add(0, plan.token, weighted)
+    first, *following = weighted.view(-1, plan.top_k, weighted.shape[-1]).unbind(1)
+    return sum(following, start=first)
 
 
 def _run_sorted(experts: _Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
@@ -259,32 +262,33 @@ def _round_bfloat16(values: Tensor) -> Tensor:
 def _run_with_capacity(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
     """Run the experts on buffers of G·C slots: sizes are known beforehand, so nothing waits for the device."""
     assert plan.capacity is not None
+    assert plan.slot is not None
     group = plan.token // plan.group_size
-    return _run_padded(
-        experts,
-        tokens[plan.token],
-        plan,
-        slot=group * plan.capacity + plan.slot,
-        depth=plan.num_groups * plan.capacity,
-    )
+    depth = plan.num_groups * plan.capacity
+    # Dropped rows share one behind the buffers.
+    waste = plan.num_experts * depth
+    row = torch.where(plan.kept, plan.expert * depth + group * plan.capacity + plan.slot, waste)
+    rows = _rows(tokens, plan)
+    buffer = rows.new_zeros(waste + 1, rows.shape[-1]).index_copy(0, row, rows)
+    outputs = experts(buffer[:waste].view(plan.num_experts, depth, -1)).flatten(0, 1)
+    return torch.cat([outputs, outputs.new_zeros(1, outputs.shape[-1])])[row]
 
 
 def _run_without_limit(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
     """Run the experts on whatever loads there are: padded where they are even, grouped where they are not."""
     loads = torch.bincount(plan.expert, minlength=plan.num_experts)
-    largest = int(loads.max())
-    if largest * plan.num_experts <= _PADDING_LIMIT * len(plan.expert):
-        slot = rank_within(plan.expert, plan.num_experts)
-        return _run_padded(experts, tokens[plan.token], plan, slot=slot, depth=largest)
+    depth, rows = int(loads.max()), _rows(tokens, plan)
+    if depth * plan.num_experts <= _PADDING_LIMIT * len(rows):
+        row = plan.expert * depth + rank_within(plan.expert, loads)
+        buffer = rows.new_zeros(plan.num_experts * depth, rows.shape[-1]).index_copy(0, row, rows)
+        return experts(buffer.view(plan.num_experts, depth, -1)).flatten(0, 1)[row]
     order = plan.expert.argsort(stable=True)
-    outputs = experts(tokens[plan.token[order]], loads)
+    outputs = experts(rows[order], loads)
     return torch.empty_like(outputs).index_copy(0, order, outputs)
 
 
-def _run_padded(experts: _Experts, rows: Tensor, plan: DispatchPlan, *, slot: Tensor, depth: int) -> Tensor:
-    """Scatter rows ``(N, D)`` into ``(E, depth, D)``, run the experts, gather; dropped rows share a waste row."""
-    waste = plan.num_experts * depth
-    row = torch.where(plan.kept, plan.expert * depth + slot, waste)
-    buffer = rows.new_zeros(waste + 1, rows.shape[-1]).index_copy(0, row, rows)
-    outputs = experts(buffer[:waste].view(plan.num_experts, depth, -1)).flatten(0, 1)
-    return torch.cat([outputs, outputs.new_zeros(1, outputs.shape[-1])])[row]
+def _rows(tokens: Tensor, plan: DispatchPlan) -> Tensor:
+    """Return the token of each assignment ``(N, D)``."""
+    if plan.top_k is None:
+        return tokens[plan.token]
+    return tokens if plan.top_k == 1 else tokens.repeat_interleave(plan.top_k, dim=0)

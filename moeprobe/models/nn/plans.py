@@ -63,7 +63,8 @@ class DispatchPlan:
     Attributes:
         token: ``(N,)`` number of the token over all groups (group · S + position).
         expert: ``(N,)``.
-        slot: ``(N,)`` place in the expert's buffer of this group, in the order of arrival; may exceed C.
+        slot: ``(N,)`` place in the expert's buffer of this group, in the order of arrival; may exceed C. None where
+            nothing limits the experts: then nobody waits.
         weight: ``(N,)`` combine weight, 0 where dropped.
         kept: ``(N,)`` whether there was capacity.
         top_k: K, where every token has as many entries, one after the other; None where experts choose.
@@ -71,7 +72,7 @@ class DispatchPlan:
 
     token: Tensor
     expert: Tensor
-    slot: Tensor
+    slot: Tensor | None
     weight: Tensor
     kept: Tensor
     num_groups: int
@@ -86,9 +87,13 @@ class DispatchPlan:
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch (bool) and combine weights, each ``(G, S, E, C)``: the reference form, for tests."""
-        capacity = self.capacity if self.capacity is not None else int(self.slot.max()) + 1
+        slot = self.slot
+        if slot is None:
+            selected = self.expert.view(self.num_groups, self.group_size, -1)
+            slot = _arrival(selected, self.num_experts).flatten()
+        capacity = self.capacity if self.capacity is not None else int(slot.max()) + 1
         shape = (self.num_groups, self.group_size, self.num_experts, capacity)
-        index = (self.token * self.num_experts + self.expert) * capacity + self.slot
+        index = (self.token * self.num_experts + self.expert) * capacity + slot
         index, weight = index[self.kept], self.weight[self.kept]
         dispatch = torch.zeros(math.prod(shape), dtype=torch.bool, device=index.device)
         dispatch[index] = True
@@ -157,8 +162,11 @@ def plan_token_choice(
         batch_priority: serve tokens by their largest gate (BPR) instead of in their order; ties by position.
         renormalise: divide a token's weights by the sum of those it has chosen, whether or not these find room.
     """
-    slot = _arrival(selected, gates, gates.shape[-1], batch_priority=batch_priority and capacity is not None)
-    has_slot = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
+    if capacity is None:
+        slot, has_slot = None, torch.ones_like(selected, dtype=torch.bool)
+    else:
+        slot = _arrival(selected, gates.shape[-1], served_by=gates.amax(-1) if batch_priority else None)
+        has_slot = slot < capacity
     return _plan(gates, selected, slot, has_slot, capacity, renormalise=renormalise)
 
 
@@ -213,20 +221,22 @@ def plan_choices(
         UserError: more choices were processed than the buffers hold.
     """
     has_slot = processed & (selected >= 0)
-    # What found no room waits at a desk of its own, in nobody's way.
-    desk = gates.shape[-1]
-    slot = _arrival(selected.where(has_slot, desk), gates, desk + 1, batch_priority=False)
-    if capacity is not None and bool((slot[has_slot] >= capacity).any()):
-        raise UserError(
-            f"The routing was made with more room than the model has: its capacity is {capacity}."
-        )
+    slot = None
+    if capacity is not None:
+        # What found no room waits at a desk of its own, in nobody's way.
+        desk = gates.shape[-1]
+        slot = _arrival(selected.where(has_slot, desk), desk + 1)
+        if bool((slot[has_slot] >= capacity).any()):
+            raise UserError(
+                f"The routing was made with more room than the model has: its capacity is {capacity}."
+            )
     return _plan(gates, selected, slot, has_slot, capacity, renormalise=renormalise)
 
 
 def _plan(
     gates: Tensor,
     selected: Tensor,
-    slot: Tensor,
+    slot: Tensor | None,
     has_slot: Tensor,
     capacity: int | None,
     *,
@@ -244,7 +254,7 @@ def _plan(
     return DispatchPlan(
         token=token,
         expert=expert.flatten(),
-        slot=slot.flatten(),
+        slot=None if slot is None else slot.flatten(),
         weight=torch.where(has_slot, weight, 0.0).flatten(),
         kept=has_slot.flatten(),
         num_groups=num_groups,
@@ -255,26 +265,28 @@ def _plan(
     )
 
 
-def _arrival(selected: Tensor, gates: Tensor, num_experts: int, *, batch_priority: bool) -> Tensor:
-    """Return for every choice ``(G, S, K)`` how many were served by its expert and group before it."""
+def _arrival(selected: Tensor, num_experts: int, *, served_by: Tensor | None = None) -> Tensor:
+    """Return for every choice ``(G, S, K)`` how many were served by its expert and group before it.
+
+    Tokens are served in their order, or the highest ``served_by`` ``(G, S)`` first, ties in their order.
+    """
     num_groups, group_size, top_k = selected.shape
-    if batch_priority:
-        order = gates.amax(-1).argsort(dim=1, descending=True, stable=True)
+    arriving = selected
+    if served_by is not None:
+        order = served_by.argsort(dim=1, descending=True, stable=True)
         arriving = selected.gather(1, order[..., None].expand_as(selected))
-    else:
-        arriving = selected
-    queue = torch.arange(num_groups, device=selected.device)[:, None] * num_experts
-    slot = rank_within((arriving.transpose(1, 2).flatten(1) + queue).flatten(), num_groups * num_experts)
+    groups = torch.arange(num_groups, device=selected.device)[:, None] * num_experts
+    queue = (arriving.transpose(1, 2).flatten(1) + groups).flatten()
+    slot = rank_within(queue, torch.bincount(queue, minlength=num_groups * num_experts))
     slot = slot.view(num_groups, top_k, group_size).transpose(1, 2)
-    if batch_priority:
+    if served_by is not None:
         slot = torch.empty_like(slot).scatter(1, order[..., None].expand_as(slot), slot)
     return slot
 
 
-def rank_within(queue: Tensor, num_queues: int) -> Tensor:
-    """Return for each entry of ``queue`` (N,) how many earlier entries name the same queue."""
+def rank_within(queue: Tensor, lengths: Tensor) -> Tensor:
+    """Return for each entry of ``queue`` (N,) how many earlier entries name the same queue; ``lengths``: of each."""
     order = queue.argsort(stable=True)
-    length = torch.bincount(queue, minlength=num_queues)
-    start = length.cumsum(0) - length
+    start = lengths.cumsum(0) - lengths
     rank = torch.arange(len(queue), device=queue.device) - start[queue[order]]
     return torch.empty_like(rank).scatter(0, order, rank)

@@ -39,13 +39,14 @@ def padded_by_autograd(experts: MlpExperts, rows: torch.Tensor, loads: tuple[int
 
 
 @pytest.mark.parametrize("large", [True, False])
-@pytest.mark.parametrize("rows_each", [0, 100])
+@pytest.mark.parametrize("spare_rows", [0, 100])
 @pytest.mark.parametrize("loads", [(3, 0, 5, 1), (4, 4, 3, 4), (0, 0, 2, 0)])
 def test_experts_go_one_after_the_other_or_padded(
-    loads: tuple[int, ...], rows_each: int, large: bool, monkeypatch: pytest.MonkeyPatch
+    loads: tuple[int, ...], spare_rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs and all gradients are those of the products that autograd follows."""
-    monkeypatch.setattr("moeprobe.models.nn.experts.FEW_ROWS", rows_each)
+    monkeypatch.setattr("moeprobe.models.nn.experts.SPARE_ROWS", spare_rows)
+    monkeypatch.setattr("moeprobe.models.nn.experts.SPARE_NUMBERS", 0)
     monkeypatch.setattr("moeprobe.models.nn.experts.LARGE_MATRIX", 0 if large else 1000)
     monkeypatch.setattr("moeprobe.models.nn.experts.SMALL_SHARE", 0)
     torch.manual_seed(0)
@@ -72,7 +73,8 @@ def test_small_experts_go_one_after_the_other_if_each_has_many_rows() -> None:
 def test_frozen_experts_pass_gradients_on(large_matrix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeprobe.models.nn.experts.LARGE_MATRIX", large_matrix)
     monkeypatch.setattr("moeprobe.models.nn.experts.SMALL_SHARE", 0)
-    monkeypatch.setattr("moeprobe.models.nn.experts.FEW_ROWS", 0)
+    monkeypatch.setattr("moeprobe.models.nn.experts.SPARE_ROWS", 0)
+    monkeypatch.setattr("moeprobe.models.nn.experts.SPARE_NUMBERS", 0)
     experts, rows = MlpExperts(4, 8, 16).requires_grad_(False), torch.randn(9, 8, requires_grad=True)
     experts(rows, LOADS).sum().backward()
     assert rows.grad is not None and rows.grad.abs().min() > 0

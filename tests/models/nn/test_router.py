@@ -131,6 +131,17 @@ def test_ties_take_the_lower_expert() -> None:
     assert top_choices(torch.tensor([[0.2, 0.4, 0.4]]), 1).tolist() == [[1]]
 
 
+@pytest.mark.parametrize("special", [None, 0.5, -torch.inf, torch.nan])
+@pytest.mark.parametrize("top_k", [2, 3, 5, 6])
+def test_the_best_choices_are_the_first_of_a_stable_sort(top_k: int, special: float | None) -> None:
+    """Ties and all, also where the last choice ties with the first that is left out."""
+    scores = torch.rand(300, 6, generator=torch.Generator().manual_seed(0))
+    if special is not None:
+        scores[torch.rand(300, 6, generator=torch.Generator().manual_seed(1)) < 0.4] = special
+    expected = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    assert torch.equal(top_choices(scores, top_k), expected)
+
+
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_more_choices_than_experts_are_refused(top_k: int) -> None:
     with pytest.raises(UserError, match="between 1 and the 4 experts"):
