@@ -121,6 +121,8 @@ class Kind:
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
         audit: how it joins ``moeprobe audit``; None = it does not.
         sampled: what intervals are over, and the column ``images`` counts; None = what the models read.
+        concluded_by: ``module:function`` that says in sentences what several rows of a table come to; imported when a
+            run is shown. Empty = ``conclusions`` says it, or there is nothing to say.
     """
 
     name: ClassVar[str]
@@ -132,11 +134,12 @@ class Kind:
     joinable: ClassVar[bool] = True
     audit: ClassVar[AuditEntry | None] = None
     sampled: ClassVar[Modality | None] = None
+    concluded_by: ClassVar[str] = ""
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return sentences that combine several rows of a table, to be read after the headlines."""
-        return []
+        return resolve(cls.concluded_by)(table) if cls.concluded_by else []
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -171,6 +174,8 @@ class Probe(Kind, ABC, Generic[R]):
         splits: whether it can be measured in shards.
         colorless: figures in which checkpoints have no colors, and which ``draw`` does not make.
         work: ``module:class`` of what ``prepare`` returns, a ``Measurement``; imported when a run begins.
+        drawn_by: ``module:function`` that draws a table in the ``colors`` of its checkpoints; imported when a run is
+            drawn. Empty = ``draw`` does it, or there are no figures.
 
     Raises:
         UserError: a field has a value of another type, or out of range.
@@ -196,6 +201,7 @@ class Probe(Kind, ABC, Generic[R]):
     splits: ClassVar[bool] = True
     colorless: ClassVar[tuple[str, ...]] = ()
     work: ClassVar[str] = "moeprobe.probes.engine.measurement:Measurement"
+    drawn_by: ClassVar[str] = ""
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Refuse keywords that are no field; the constructor of each probe is made later than this class."""
@@ -234,8 +240,7 @@ class Probe(Kind, ABC, Generic[R]):
 
     def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "ProbeWork[R]":
         """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
-        work: ProbeWork[R] = work_class(self.work)(self, models, data, options)
-        return work
+        return resolve(self.work)(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed tables of a run."""
@@ -243,7 +248,7 @@ class Probe(Kind, ABC, Generic[R]):
 
     def draw(self, result: "Result") -> dict[str, "Figure"]:
         """Return the figures of a result by name."""
-        return {}
+        return resolve(self.drawn_by)(result.table, colors=result.sidecar.colors) if self.drawn_by else {}
 
     def request(self) -> dict[str, Any]:
         """Return the fields that the numbers depend on, and under ``figures`` the changed options of figures."""
@@ -294,7 +299,7 @@ def flag_of(kind: type, name: str) -> str:
     return arg_of(kind, name).flag or f"--{name.replace('_', '-')}"
 
 
-def work_class(reference: str) -> Any:
-    """Return the class behind ``module:class``; declarations name it so, since it imports torch and them."""
+def resolve(reference: str) -> Any:
+    """Return what ``module:name`` refers to: so declarations name what imports torch, pandas or them."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

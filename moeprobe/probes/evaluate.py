@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.probes.base import AuditEntry, Headline, Layout, Probe, Property
 
 if TYPE_CHECKING:
-    from moeprobe.results.folder import Result  # noqa: F401  (named in quotes, so that nothing is imported)
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)

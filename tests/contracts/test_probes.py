@@ -17,7 +17,7 @@ from moeprobe.inputs.data.digits import Digits
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
-from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of
+from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of, resolve
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.engine.run import prepare
@@ -51,6 +51,12 @@ def test_its_headlines_are_measured_by_it(kind: type[Kind]) -> None:
             continue
         # Attribution is added to a sweep by its option.
         assert set(analyses_of(headline.metric)) & {*kind.analyses, "attribution"}
+
+
+@EVERY_KIND
+def test_what_works_draws_and_concludes_can_be_imported(kind: type[Kind]) -> None:
+    names = ("work", "drawn_by", "concluded_by")
+    assert all(callable(resolve(reference)) for name in names if (reference := getattr(kind, name, "")))
 
 
 @EVERY_PROBE

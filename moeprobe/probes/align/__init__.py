@@ -8,11 +8,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from moeprobe.probes.engine.options import Options
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,8 @@ class Align(Probe["Result"]):
     name = "align"
     title = "Experts of several trainings, aligned"
     work = "moeprobe.probes.align.measure:Alignment"
+    drawn_by = "moeprobe.probes.align.figure:draw"
+    concluded_by = "moeprobe.probes.align.sentences:sentences"
     analyses = ("expert_overlap",)
     headlines = ()
     layout = Layout.ALIGNED
@@ -79,16 +78,3 @@ class Align(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
         return "Aligned routing of two trainings, on images that the alignment was not fitted to"
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return how much of the routing data determine, and which pairs agree no better than unrelated ones."""
-        from moeprobe.probes.align.sentences import sentences
-
-        return sentences(table)
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the common tokens of aligned experts, and κ of each layer beside κ of unrelated images."""
-        from moeprobe.probes.align.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

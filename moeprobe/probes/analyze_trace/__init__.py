@@ -1,11 +1,6 @@
 """The declaration of ``trace analyze``: a probe of files, not of checkpoints."""
 
-from typing import TYPE_CHECKING
-
 from moeprobe.probes.base import AGREEMENT, Agreement, AuditEntry, Headline, Kind, Layout, Property
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class AnalyzeTrace(Kind):
@@ -14,6 +9,7 @@ class AnalyzeTrace(Kind):
     name = "trace analyze"
     kind = "analyze-trace"
     title = "Recorded routing"
+    concluded_by = "moeprobe.probes.analyze_trace.sentences:sentences"
     analyses = (
         *AGREEMENT,
         "confidence",
@@ -67,10 +63,3 @@ class AnalyzeTrace(Kind):
             ),
         ),
     )
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return how much of the routing of sequences differs, and where it begins."""
-        from moeprobe.probes.analyze_trace.sentences import sentences
-
-        return sentences(table)

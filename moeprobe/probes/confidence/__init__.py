@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +23,7 @@ class Confidence(Probe["Result"]):
 
     name = "confidence"
     title = "Confidence of the routers"
+    drawn_by = "moeprobe.probes.confidence.figure:draw"
     analyses = (
         "confidence",
         "selection",
@@ -70,9 +69,3 @@ class Confidence(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""
         return "Router confidence, clean images"
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the gates of each layer."""
-        from moeprobe.probes.confidence.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

@@ -10,10 +10,9 @@ from moeprobe.probes.base import Agreement, Arg, AuditEntry, Headline, Layout, P
 from moeprobe.runtime.catalog import unknown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 # One of each family, for an audit.
 _FEW = ("impulse_noise", "motion_blur", "fog", "jpeg_compression")
@@ -34,6 +33,7 @@ class Corruptions(Probe["Result"]):
     name = "corruptions"
     title = "Routing under the corruptions of ImageNet-C"
     work = "moeprobe.probes.corruptions.measure:CorruptionsMeasurement"
+    drawn_by = "moeprobe.probes.corruptions.figure:draw"
     panel = Panel.STRESS
     view = "corruption"
     views = Views.SEVERITIES
@@ -131,9 +131,3 @@ class Corruptions(Probe["Result"]):
             if controls:
                 lines.append(f"{checkpoint}, κ with and without movement: {'; '.join(controls)}.")
         return lines
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return accuracy and κ along the severity, a panel per family and one for the mean."""
-        from moeprobe.probes.corruptions.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

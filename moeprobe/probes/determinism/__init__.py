@@ -8,9 +8,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +25,7 @@ class Determinism(Probe["Result"]):
     name = "determinism"
     title = "Routing of the same inputs run in other ways"
     work = "moeprobe.probes.determinism.measure:DeterminismMeasurement"
+    drawn_by = "moeprobe.probes.determinism.figure:draw"
     panel = Panel.STRESS
     analyses = ("match", "set_match", "slot_match", "weights", "output")
     optional = ("output",)
@@ -78,9 +77,3 @@ class Determinism(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the compared variants."""
         return "The same inputs run in other ways, against the first run"
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the share of choices that differ, layer by layer."""
-        from moeprobe.probes.determinism.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

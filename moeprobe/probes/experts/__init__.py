@@ -8,10 +8,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,8 @@ class Experts(Probe["Result"]):
     name = "experts"
     title = "Experts banned, forced and compared"
     work = "moeprobe.probes.experts.measure:ExpertsMeasurement"
+    drawn_by = "moeprobe.probes.experts.figure:draw"
+    concluded_by = "moeprobe.probes.experts.redundancy:sentences"
     analyses = ("experts", "expert_outputs", "load", "output")
     optional = ("output",)
     headlines = (
@@ -82,16 +81,3 @@ class Experts(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
         return "All tokens of one layer with other sets, against the model as it is"
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return which experts of each layer may go or are missed least, and which two are most alike."""
-        from moeprobe.probes.experts.redundancy import sentences
-
-        return sentences(table)
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the price of each expert, and the distances between their outputs."""
-        from moeprobe.probes.experts.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

@@ -8,10 +8,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, Headline, Layout, Probe
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from moeprobe.probes.engine.options import Options
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +25,7 @@ class Fewshot(Probe["Result"]):
     name = "fewshot"
     title = "Few-shot accuracy of frozen features"
     work = "moeprobe.probes.fewshot.measure:FewshotMeasurement"
+    drawn_by = "moeprobe.probes.fewshot.figure:draw"
     analyses = ("fewshot",)
     headlines = (
         Headline(
@@ -73,9 +72,3 @@ class Fewshot(Probe["Result"]):
             raise UserError(
                 f"Features belong to the whole model, not to a layer; leave {option('layers')} out."
             )
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the accuracy over the number of shots."""
-        from moeprobe.probes.fewshot.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

@@ -8,11 +8,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from moeprobe.probes.engine.options import Options
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 # Choices of later layers: as in the clean pass, or as their routers choose after the flip.
 FIXED, FREE = "fixed", "free"
@@ -32,6 +29,8 @@ class Flips(Probe["Result"]):
     name = "flips"
     title = "The price of a flip"
     work = "moeprobe.probes.flips.measure:FlipsMeasurement"
+    drawn_by = "moeprobe.probes.flips.figure:draw"
+    concluded_by = "moeprobe.probes.flips.sentences:sentences"
     analyses = ("flips", "text_flips", "flip_costs")
     headlines = (
         Headline("flip_price_runner_up"),
@@ -112,17 +111,3 @@ class Flips(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
         return f"One token's set replaced in one layer, later choices {self.later}"
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return in which layers flips of patches cannot reach the answer, and whether prices predict costs."""
-        from moeprobe.probes.flips.sentences import sentences
-
-        return sentences(table)
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the size of a flip by decile of the margin, and predicted against observed costs."""
-        from moeprobe.probes.flips.figure import draw, draw_costs
-
-        colors = result.sidecar.colors
-        return draw(result.table, colors=colors) | draw_costs(result.table, colors=colors)

@@ -28,6 +28,11 @@ _LABELS = dict(
 
 
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the sizes of flips, and what flips cost under held-out perturbations, if any were predicted."""
+    return _sizes(table, colors) | _costs(table, colors)
+
+
+def _sizes(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a row per layer (of many the first and the last), a panel per kind of set.
 
     Layers whose patches cannot reach the answer have no panel but a sentence.
@@ -78,7 +83,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     return {"flips": panels.finish(figure, rows, title=title, notes=notes, sampled=sampled)}
 
 
-def draw_costs(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+def _costs(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure of held-out perturbations, a point each; empty where none were predicted."""
     rows = table[table["metric"].isin([metric.name for metric in (PREDICTED, COST, COST_CLEAN)])]
     if rows.empty:

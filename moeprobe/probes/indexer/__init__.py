@@ -1,11 +1,6 @@
 """The declaration of ``trace indexer``: a probe of two files of responses, not of checkpoints."""
 
-from typing import TYPE_CHECKING
-
 from moeprobe.probes.base import Kind
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class Indexer(Kind):
@@ -14,13 +9,7 @@ class Indexer(Kind):
     name = "trace indexer"
     kind = "indexer"
     title = "Selected keys of sparse-attention indexers"
+    concluded_by = "moeprobe.probes.indexer.sentences:sentences"
     analyses = ("indexer",)
     headlines = ()
     joinable = False
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return how far the captures agree over all layers, in which layer least, and at which positions."""
-        from moeprobe.probes.indexer.sentences import sentences
-
-        return sentences(table)

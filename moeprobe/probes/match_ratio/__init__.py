@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from moeprobe.probes.base import AGREEMENT, Agreement, Arg, AuditEntry, Probe, Property, Views
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from moeprobe.results.folder import Result
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +21,7 @@ class MatchRatio(Probe["Result"]):
 
     name = "match-ratio"
     title = "Match of corresponding patches"
+    drawn_by = "moeprobe.probes.match_ratio.figure:draw"
     analyses = (*AGREEMENT, "load", "unserved", "dropped", "buffer_fill")
     headlines = (Agreement(),)
     audit = AuditEntry(
@@ -71,9 +70,3 @@ class MatchRatio(Probe["Result"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title with the view."""
         return f"{self.title}, view {self.view}"
-
-    def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the match of each layer."""
-        from moeprobe.probes.match_ratio.figure import draw
-
-        return draw(result.table, colors=result.sidecar.colors)

@@ -8,8 +8,6 @@ from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, AuditEntry, Headline, Probe, Property, Rule
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
 
 
@@ -27,6 +25,7 @@ class Routes(Probe["RoutesResult"]):
     name = "routes"
     title = "What the experts specialize in"
     work = "moeprobe.probes.routes.measure:RoutesMeasurement"
+    concluded_by = "moeprobe.probes.routes.tables:sentences"
     analyses = (
         "information",
         "color_bias",
@@ -84,10 +83,3 @@ class Routes(Probe["RoutesResult"]):
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""
         return "Specialization of the experts"
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return what the experts say most about, and how many key routes the classes have."""
-        from moeprobe.probes.routes.tables import sentences
-
-        return sentences(table)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, work_class
+from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, resolve
 
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
@@ -82,7 +82,4 @@ class Trace(Probe["Recorded"]):
             return super().prepare(models, data, options)
         if data is not None:
             raise UserError(f"{option('tokens')} takes the place of {option('data')}; leave one of them out.")
-        work: ProbeWork[Recorded] = work_class("moeprobe.probes.trace.sequences:RecordingTokens")(
-            self, models, options
-        )
-        return work
+        return resolve("moeprobe.probes.trace.sequences:RecordingTokens")(self, models, options)

@@ -1,11 +1,6 @@
 """The declaration of ``trace balance``: a probe of one recording, not of checkpoints."""
 
-from typing import TYPE_CHECKING
-
 from moeprobe.probes.base import Kind
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class TraceBalance(Kind):
@@ -14,13 +9,7 @@ class TraceBalance(Kind):
     name = "trace balance"
     kind = "trace-balance"
     title = "Load over time and ranks"
+    concluded_by = "moeprobe.probes.trace_balance.sentences:sentences"
     analyses = ("hot_experts", "rank_load")
     headlines = ()
     joinable = False
-
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return whether hot experts stay hot, how uneven ranks are, and what a greedy placement would give."""
-        from moeprobe.probes.trace_balance.sentences import sentences
-
-        return sentences(table)
