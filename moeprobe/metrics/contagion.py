@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,16 +90,9 @@ class ContagionAnalysis(LayerAnalysis):
         """Return the shares, where there are any, and the mean distance, over watched tokens."""
         trials = columns[self.signature]
         return [
-            metric.raw(Share(columns[column].astype(np.float64), trials.astype(np.float64)), trials)
-            for metric, column in self._columns()
-            if column in columns
-        ]
-
-    def _columns(self) -> list[tuple[Metric, str]]:
-        """Return each metric with the column of its sums."""
-        return [
-            (metric, f"{self.metric}{column}")
-            for metric, column in zip(self.measures, ("_changed", "_dropped", "_distance"), strict=True)
+            metric.share_of(columns[f"{self.metric}{name}"], trials)
+            for metric, name in zip(self.measures, ("_changed", "_dropped", "_distance"), strict=True)
+            if f"{self.metric}{name}" in columns
         ]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.kappa import Kappa
+from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from moeprobe.metrics.stats.statistic import Statistic
@@ -192,6 +193,20 @@ class Metric:
     ) -> Estimator:
         """Return the estimator of its value; ``trials`` ``(n,)`` as in ``Estimator``."""
         return Estimator(self.name, "", statistic, trials, expert, expert_b)
+
+    def share_of(
+        self, sums: NDArray[np.generic], trials: NDArray[np.generic], *, expert: int | None = None
+    ) -> Estimator:
+        """Return the estimator of sums over trials ``(n,)``, where no sum is below 0 or above its trials."""
+        share = Share(sums.astype(np.float64), trials.astype(np.float64))
+        return self.raw(share, trials, expert=expert)
+
+    def mean_of(
+        self, sums: NDArray[np.generic], trials: NDArray[np.generic], *, expert: int | None = None
+    ) -> Estimator:
+        """Return the estimator of sums over trials ``(n,)``, of any size and sign."""
+        mean = Ratio(sums.astype(np.float64), trials.astype(np.float64))
+        return self.raw(mean, trials, expert=expert)
 
     def chance_and_kappa(
         self, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic] | None

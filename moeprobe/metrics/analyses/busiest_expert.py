@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.analyses.selection import choices_by_expert
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +48,4 @@ class BusiestExpert(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        patches = columns[self.signature]
-        share = Share(columns["busiest_expert_most"].astype(np.float64), patches.astype(np.float64))
-        return [BUSIEST_EXPERT.raw(share, patches)]
+        return [BUSIEST_EXPERT.share_of(columns["busiest_expert_most"], columns[self.signature])]

@@ -13,11 +13,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,11 +80,9 @@ class ConfidenceAnalysis(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over tokens."""
-        trials = columns[self.signature]
-        tokens = trials.astype(np.float64)
         # Without every gate there is no entropy, nor in runs from before it was summed.
         return [
-            metric.raw(Share(columns[metric.name].astype(np.float64), tokens), trials)
+            metric.share_of(columns[metric.name], columns[self.signature])
             for metric in self.measures
             if metric.name in columns
         ]

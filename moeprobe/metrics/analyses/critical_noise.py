@@ -110,13 +110,11 @@ class CriticalNoiseAnalysis(ModelAnalysis[NoiseResponse]):
         """Return median, mean, and the sensitivity alone and below the margin."""
         tokens, margins = columns[self.signature], columns["critical_margins"]
         counts = np.concatenate([columns[_HISTOGRAM], columns[_LEVELS]], axis=1).astype(np.float64)
-        mean, margin, sensitivity = (
-            columns[name].astype(np.float64) for name in (MEAN.name, _MARGIN, SENSITIVITY.name)
-        )
+        margin, sensitivity = (columns[name].astype(np.float64) for name in (_MARGIN, SENSITIVITY.name))
         return [
             MEDIAN.raw(OfTotals(counts, median, UNREACHED), tokens),
-            MEAN.raw(Ratio(mean, tokens.astype(np.float64)), tokens),
-            SENSITIVITY.raw(Ratio(sensitivity, margins.astype(np.float64)), margins),
+            MEAN.mean_of(columns[MEAN.name], tokens),
+            SENSITIVITY.mean_of(sensitivity, margins),
             RELATIVE.raw(Ratio(margin, sensitivity), margins),
         ]
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.token_kinds import by_position, by_token_kind, unlike
 
 if TYPE_CHECKING:
@@ -60,6 +57,4 @@ class Disagreement(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        trials = columns["differ_trials"]
-        share = Share(columns["differ"].astype(np.float64), trials.astype(np.float64))
-        return [CHOICE_DIFFERS.raw(share, trials)]
+        return [CHOICE_DIFFERS.share_of(columns["differ"], columns["differ_trials"])]

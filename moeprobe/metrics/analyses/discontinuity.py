@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Analysis, Columns, Estimator
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.statistic import Ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,15 +170,11 @@ class DiscontinuityAnalysis(PathAnalysis):
         }
         (steps,) = set(columns["steps"].tolist())
         per_image[TOTAL_VARIATION.make(str(steps))] = columns["total_variation"]
-        estimators = [_mean(metric, column, images) for metric, column in per_image.items()]
-        return [*estimators, _mean(JUMP_MEAN, columns["jump_sum"], columns["switches"])]
+        estimators = [metric.mean_of(column, images) for metric, column in per_image.items()]
+        return [*estimators, JUMP_MEAN.mean_of(columns["jump_sum"], columns["switches"])]
 
 
 def _floats(values: Sequence[float]) -> Tensor:
     import torch
 
     return torch.tensor(np.asarray(values, dtype=np.float64))
-
-
-def _mean(metric: Metric, numerator: NDArray[np.generic], count: NDArray[np.generic]) -> Estimator:
-    return metric.raw(Ratio(numerator.astype(np.float64), count.astype(np.float64)), count)

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +51,4 @@ class Dropped(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        choices = columns["choices"]
-        share = Share(columns["dropped"].astype(np.float64), choices.astype(np.float64))
-        return [DROPPED.raw(share, choices)]
+        return [DROPPED.share_of(columns["dropped"], columns["choices"])]

@@ -19,7 +19,6 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,12 +150,9 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
                 trials = columns[f"experts_{'inputs' if measured == 'answer' else 'trials'}_{intervention}"]
                 if metric.name not in columns or not trials.any():
                     continue
-                kind = Ratio if measured == "price" else Share
+                estimate = metric.mean_of if measured == "price" else metric.share_of
                 values = columns[metric.name].astype(np.float64)
-                trials_of_all = trials * values.shape[1]
-                overall = kind(values.sum(1), trials_of_all.astype(np.float64))
-                estimators.append(metric.raw(overall, trials_of_all))
-                for expert, of_one in enumerate(values.T.copy() if intervention in PER_EXPERT else ()):
-                    statistic = kind(of_one, trials.astype(np.float64))
-                    estimators.append(metric.raw(statistic, trials, expert=expert))
+                estimators.append(estimate(values.sum(1), trials * values.shape[1]))
+                for expert, of_one in enumerate(values.T if intervention in PER_EXPERT else ()):
+                    estimators.append(estimate(of_one, trials, expert=expert))
         return estimators

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +70,5 @@ class ExpertsPerToken(LayerAnalysis):
         """Return the mean and the shares."""
         histogram = columns["experts_per_token"]
         tokens = histogram.sum(1)
-        total, kinds = tokens.astype(np.float64), histogram.astype(np.float64).T.copy()
-        mean = Ratio(columns["experts_at_work"].astype(np.float64), total)
-        shares = [metric.raw(Share(kind, total), tokens) for metric, kind in zip(SHARES, kinds, strict=True)]
-        return [EXPERTS_PER_TOKEN.raw(mean, tokens), *shares]
+        shares = [metric.share_of(kind, tokens) for metric, kind in zip(SHARES, histogram.T, strict=True)]
+        return [EXPERTS_PER_TOKEN.mean_of(columns["experts_at_work"], tokens), *shares]

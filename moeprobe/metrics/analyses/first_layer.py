@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.analyses.touched import Differences
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +38,4 @@ class FirstLayer(ModelAnalysis[Differences]):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        trials = columns["first_anywhere"]
-        share = Share(columns["first_here"].astype(np.float64), trials.astype(np.float64))
-        return [FIRST_LAYER_SHARE.raw(share, trials)]
+        return [FIRST_LAYER_SHARE.share_of(columns["first_here"], columns["first_anywhere"])]

@@ -21,7 +21,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.of_totals import ShareOfTotals
-from moeprobe.metrics.stats.statistic import Array, Ratio, Share, divide
+from moeprobe.metrics.stats.statistic import Array, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,18 +126,17 @@ class FlipPredictionAnalysis(ModelAnalysis[PredictedFlips]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the shares, and the scores of the prediction."""
         trials = columns[self.signature]
-        tokens, flips = trials.astype(np.float64), columns[OBSERVED.name].astype(np.float64)
-        estimators = [OBSERVED.raw(Share(flips, tokens), trials)]
+        flips = columns[OBSERVED.name]
+        estimators = [OBSERVED.share_of(flips, trials)]
         if PREDICTED.name in columns:
-            estimators.append(
-                PREDICTED.raw(Share(columns[PREDICTED.name].astype(np.float64), tokens), trials)
-            )
+            estimators.append(PREDICTED.share_of(columns[PREDICTED.name], trials))
         if _COUNT in columns:
             binned = np.concatenate([columns[name] for name in (_COUNT, _SUM, _HITS)], axis=1)
+            rate = np.stack([flips, trials], axis=1)
             estimators += [
                 ECE.raw(ShareOfTotals(binned.astype(np.float64), calibration_error), trials),
-                BRIER.raw(Ratio(columns[BRIER.name].astype(np.float64), tokens), trials),
-                BRIER_RATE.raw(ShareOfTotals(np.stack([flips, tokens], axis=1), _spread), trials),
+                BRIER.mean_of(columns[BRIER.name], trials),
+                BRIER_RATE.raw(ShareOfTotals(rate.astype(np.float64), _spread), trials),
             ]
         return estimators + [
             metric.raw(ShareOfTotals(columns[name].astype(np.float64), auroc), trials)

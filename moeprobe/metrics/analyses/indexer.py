@@ -113,7 +113,7 @@ class IndexerAnalysis(ModelAnalysis[KeyOverlap]):
             *KEY_JACCARD.chance_and_kappa(
                 "random", Ratio(sums["key_jaccard_random"], sums["key_trials"]), overlap, trials
             ),
-            KEYS_LOST.raw(Share(sums["keys_lost"], sums["key_trials"]), trials),
+            KEYS_LOST.share_of(columns["keys_lost"], trials),
             *KEYS_LOST.against("random", lost_chance, Kappa(common, common_chance), trials),
         ]
         if beside.any():
@@ -124,6 +124,7 @@ class IndexerAnalysis(ModelAnalysis[KeyOverlap]):
                 beside,
             )
         if columns["attention_trials"].any():
-            share = Share(sums["attention_lost"], sums["attention_trials"])
-            estimators.append(ATTENTION_LOST.raw(share, columns["attention_trials"]))
+            estimators.append(
+                ATTENTION_LOST.share_of(columns["attention_lost"], columns["attention_trials"])
+            )
         return estimators

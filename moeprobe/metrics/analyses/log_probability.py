@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +73,7 @@ class LogProbability(ModelAnalysis[LogProbabilities]):
         """Return the means over all tokens."""
         count = columns["scored_tokens"]
         return [
-            metric.raw(Ratio(columns[metric.name].astype(np.float64), count.astype(np.float64)), count)
+            metric.mean_of(columns[metric.name], count)
             for metric in (LOG_PROBABILITY, GAP, K3)
             if metric.name in columns
         ]

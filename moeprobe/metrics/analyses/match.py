@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis, image_cache
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import (
@@ -32,7 +30,6 @@ from moeprobe.metrics.nulls import (
 )
 from moeprobe.metrics.stats.alike import CODES, Alike, ascending, encode, same, same_sets
 from moeprobe.metrics.stats.chance.trials import Trials
-from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choices, num_experts, numbers
 
 if TYPE_CHECKING:
@@ -108,15 +105,13 @@ class Match(LayerAnalysis):
         """Return match, chance and kappa for each kind of match."""
         options = {"aligned": aligned, "class_null": self._class_null}
         pairs = choices_of(columns, **options)
-        trials = columns["trials"].astype(np.float64)
         # From -1, no choice, up: one more than there are experts.
         base = num_experts(columns) + 1
         metrics: list[Estimator] = []
         for metric, depth, ordered in kinds(pairs.sides[0].shape[-1]):
             if metric.name not in columns:
                 continue
-            match = Share(columns[metric.name].astype(np.float64), trials)
-            metrics.append(metric.raw(match, columns["trials"]))
+            metrics.append(metric.share_of(columns[metric.name], columns["trials"]))
             if depth == 1:
                 metrics += against_chance(metric, first_choices(columns, **options)[1])
                 continue

@@ -15,7 +15,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import PartOf, Ratio
+from moeprobe.metrics.stats.statistic import PartOf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,12 +92,8 @@ class MismatchAnalysis(ModelAnalysis[Scores]):
         estimators = []
         for name in _SAID:
             model, replayed = (columns[f"{name}_{part}"].astype(np.float64) for part in ("own", "rest"))
-            for part, above, denominator in (
-                ("own", model, count),
-                ("rest", replayed, count),
-                ("routing", model - replayed, count),
-            ):
-                estimators.append(_METRICS[name, part].raw(Ratio(above, denominator), trials))
+            for part, sums in (("own", model), ("rest", replayed), ("routing", model - replayed)):
+                estimators.append(_METRICS[name, part].mean_of(sums, trials))
             share = PartOf(model - replayed, model, count, _FLOORS[name])
             estimators.append(_METRICS[name, "share"].raw(share, trials))
         return estimators

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Ratio, Share
 from moeprobe.routing.finite import scores_are_not
 
 if TYPE_CHECKING:
@@ -100,9 +97,8 @@ class Output(OutputAnalysis):
         for metric, denominator in denominators.items():
             count = columns[denominator]
             if metric.name in columns and (unanswered or count.sum() > 0):
-                kind = Ratio if metric is LOSS else Share
-                statistic = kind(columns[metric.name].astype(np.float64), count.astype(np.float64))
-                estimators.append(metric.raw(statistic, count))
+                estimate = metric.mean_of if metric is LOSS else metric.share_of
+                estimators.append(estimate(columns[metric.name], count))
         return estimators
 
 

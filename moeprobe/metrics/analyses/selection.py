@@ -16,11 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Ratio, Share
 from moeprobe.metrics.token_kinds import Paired, by_token_kind
 
 if TYPE_CHECKING:
@@ -93,11 +90,9 @@ class SelectionAnalysis(LayerAnalysis):
         estimators = []
         for metric, denominator in _COUNTED.items():
             if metric.name in columns:
-                trials = columns[denominator]
                 # Margins, unlike sums of gates, may be above 1.
-                mean = Share if metric is CHOSEN_MASS else Ratio
-                sums = columns[metric.name].astype(np.float64)
-                estimators.append(metric.raw(mean(sums, trials.astype(np.float64)), trials))
+                estimate = metric.share_of if metric is CHOSEN_MASS else metric.mean_of
+                estimators.append(estimate(columns[metric.name], columns[denominator]))
         return estimators
 
 

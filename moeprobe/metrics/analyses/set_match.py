@@ -253,9 +253,7 @@ class SetMatch(LayerAnalysis):
         else:
             metrics += _against_chance(sides, nulls, tokens, cache)
         if "unserved_both" in columns:
-            pairs = columns["set_pairs"]
-            share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
-            metrics.append(UNSERVED_BOTH.raw(share, pairs))
+            metrics.append(UNSERVED_BOTH.share_of(columns["unserved_both"], columns["set_pairs"]))
         return metrics
 
 

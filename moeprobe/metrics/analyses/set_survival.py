@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +55,4 @@ class SetSurvivalAnalysis(ModelAnalysis[Survivors]):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        trials = columns[self.signature]
-        return [
-            SURVIVAL.raw(Share(columns[SURVIVAL.name].astype(np.float64), trials.astype(np.float64)), trials)
-        ]
+        return [SURVIVAL.share_of(columns[SURVIVAL.name], columns[self.signature])]

@@ -18,7 +18,6 @@ from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import against_chance, levels, strata, tokens_of
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.trials import Trials
-from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers
 
 if TYPE_CHECKING:
@@ -78,8 +77,6 @@ class SlotMatch(LayerAnalysis):
         num_images, num_places = reference.shape
         image, position = np.nonzero(reference >= 0)
         label = columns["label"] if self._class_null else None
-        trials = columns["slot_trials"]
-        match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
         of_nulls = levels(
             Trials(image, same(reference[image, position], view[image, position]), num_images=num_images),
             strata(
@@ -92,4 +89,5 @@ class SlotMatch(LayerAnalysis):
             ),
             tokens=tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None,
         )
-        return [SLOT_MATCH.raw(match, trials), *against_chance(SLOT_MATCH, of_nulls)]
+        match = SLOT_MATCH.share_of(columns["slot_match"], columns["slot_trials"])
+        return [match, *against_chance(SLOT_MATCH, of_nulls)]

@@ -17,7 +17,6 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.entries import AnyOf, Observed
-from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,15 +117,13 @@ class Touched(ModelAnalysis[Differences]):
         trials = columns["touched_trials"]
         number = trials.astype(np.float64)
         affected, by_layer = (columns[name].astype(np.float64) for name in ("touched", "touched_by_layer"))
-        texts, any_trial = columns["touched_texts"], columns["touched_any_trial"]
+        texts = columns["touched_texts"]
         independent = AnyOf(by_layer, number)
         return [
-            PAIRS_DIFFER.raw(Share(by_layer.sum(1), number * by_layer.shape[1]), trials * by_layer.shape[1]),
-            TOKENS_TOUCHED.raw(Share(affected, number), trials),
+            PAIRS_DIFFER.share_of(by_layer.sum(1), trials * by_layer.shape[1]),
+            TOKENS_TOUCHED.share_of(columns["touched"], trials),
             INDEPENDENT.raw(independent, trials),
             TOUCHED_RATIO.raw(Observed(affected, independent), trials),
-            SEQUENCES_TOUCHED.raw(Share(texts.astype(np.float64), any_trial.astype(np.float64)), any_trial),
-            FIRST_POSITION.raw(
-                Ratio(columns["touched_first"].astype(np.float64), texts.astype(np.float64)), texts
-            ),
+            SEQUENCES_TOUCHED.share_of(texts, columns["touched_any_trial"]),
+            FIRST_POSITION.mean_of(columns["touched_first"], texts),
         ]

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +59,4 @@ class Unserved(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
-        tokens = columns["unserved_tokens"]
-        share = Share(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
-        return [UNSERVED.raw(share, tokens)]
+        return [UNSERVED.share_of(columns["unserved"], columns["unserved_tokens"])]

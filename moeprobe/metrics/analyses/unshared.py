@@ -11,11 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,8 +71,4 @@ class Unshared(ModelAnalysis[Reasons]):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the shares."""
-        trials = columns["unshared_trials"]
-        total = trials.astype(np.float64)
-        return [
-            metric.raw(Share(columns[metric.name].astype(np.float64), total), trials) for metric in _METRICS
-        ]
+        return [metric.share_of(columns[metric.name], columns["unshared_trials"]) for metric in _METRICS]

@@ -133,9 +133,7 @@ class WeightsAnalysis(LayerAnalysis):
             kappa = Kappa(Complement(distance_share), Complement(apart))
             metrics += WEIGHT_DISTANCE.against("image", apart, kappa, trials * has_others)
         if "unweighted" in columns:
-            every = columns["weight_pairs"]
-            share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
-            metrics.append(UNWEIGHTED.raw(share, every))
+            metrics.append(UNWEIGHTED.share_of(columns["unweighted"], columns["weight_pairs"]))
         return metrics
 
 
