@@ -18,7 +18,8 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
-from moeprobe.inputs.views.base import SeverityView
+from moeprobe.inputs.modality import Modality
+from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
@@ -49,9 +50,14 @@ class Measurement(TableWork[M], ProbeWork[M]):
         data: data set; None = the one that they were trained on.
         options: what all probes have in common.
 
+    Attributes:
+        in_place: whether patches are compared at their places, whatever the view of the run.
+
     Raises:
         UserError: something does not exist or does not fit.
     """
+
+    in_place: ClassVar[bool] = False
 
     def __init__(
         self, probe: Probe[Any], models: Sequence[Checkpoint], data: str | None, options: Options
@@ -74,7 +80,8 @@ class Measurement(TableWork[M], ProbeWork[M]):
 
     def make_request(self) -> dict[str, Any]:
         """Return everything that the numbers depend on."""
-        return make_request(self.probe, self.spec, self.models, data=self.data, options=self.options)
+        request = make_request(self.probe, self.spec, self.models, data=self.data, options=self.options)
+        return request | ({"aligned": True} if self.in_place else {})
 
     def run(
         self,
@@ -123,7 +130,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
     @property
     def is_aligned(self) -> bool:
         """Whether the views leave the patches where they are."""
-        return self.spec.aligned
+        return self.in_place or self.spec.aligned
 
     @property
     def passes(self) -> int:
@@ -296,6 +303,7 @@ class VariantsMeasurement(Measurement[Result]):
         masks: whether it reads which pixels show the foreground.
     """
 
+    in_place = True
     masks: ClassVar[bool] = False
 
     @abstractmethod
@@ -304,16 +312,13 @@ class VariantsMeasurement(Measurement[Result]):
 
     def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
         """Return what runs each batch of a block in all variants."""
-        return partial(_run_block, sums=self.batch_sums(spec, model), masks=self.masks)
+        return partial(
+            _run_block, sums=self.batch_sums(spec, model), masks=self.masks, loaded_view=self.loaded_view
+        )
 
-    def make_request(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on; the variants are all of unperturbed images."""
-        return super().make_request() | {"aligned": True}
-
-    @property
-    def is_aligned(self) -> bool:
-        """No variant moves a patch."""
-        return True
+    def loaded_view(self, view: PairView | SeverityView | None) -> PairView | SeverityView | None:
+        """Return what makes the inputs of a batch: the view of the run, or one that makes more (``ExtendedView``)."""
+        return view
 
 
 def _run_block(
@@ -324,13 +329,32 @@ def _run_block(
     *,
     sums: BatchSums,
     masks: bool,
+    loaded_view: Callable[[Any], Any],
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per input of some inputs."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch in readable_batches(load_batches(spec, checkpoint, block, masks=masks), skipped, progress):
+    loaded = dataclasses.replace(spec, view=loaded_view(spec.view))
+    for batch in readable_batches(load_batches(loaded, checkpoint, block, masks=masks), skipped, progress):
         labels = {"label": batch.labels.numpy()}
         for view, sums_by_cell in sums(batch).items():
             for cell, columns in sums_by_cell.items():
                 arrays = {name: to_host(column) for name, column in columns.items()}
                 accumulator.add(dataclasses.replace(cell, view=view), batch.image_ids, labels | arrays)
     return accumulator, skipped
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtendedView(SeverityView[Any, Any, Any]):
+    """A view that makes more inputs after its own, which are those of a run of the view alone."""
+
+    view: SeverityView[Any, Any, Any]
+
+    @property
+    def severities(self) -> tuple[float, ...]:  # type: ignore[override]
+        """The steps of the view."""
+        return self.view.severities
+
+    @property
+    def modality(self) -> Modality:  # type: ignore[override]
+        """What it perturbs."""
+        return self.view.modality

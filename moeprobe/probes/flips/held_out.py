@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import Modality
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import split_views
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.analyses.flip_costs import FOLDS, PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flips import DECILES, ForcedFlips
 from moeprobe.probes.engine.batch_sums import ForwardPass, exchange, log_probability
+from moeprobe.probes.engine.measurement import ExtendedView
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.flips.price import CleanPass
 from moeprobe.routing.capabilities import Replayable
@@ -48,24 +48,10 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class WithHeldOut(SeverityView[Any, Any, Any]):
-    """A view, then all held-out ones at all of their severities.
+class WithHeldOut(ExtendedView):
+    """A view, then all held-out ones at all of their severities."""
 
-    The view itself draws first, so that it perturbs inputs as in a run without held-out views.
-    """
-
-    view: SeverityView[Any, Any, Any]
     held_out: tuple[HeldOut, ...]
-
-    @property
-    def severities(self) -> tuple[float, ...]:  # type: ignore[override]
-        """The steps of the view."""
-        return self.view.severities
-
-    @property
-    def modality(self) -> Modality:  # type: ignore[override]
-        """What it perturbs."""
-        return self.view.modality
 
     def perturb(
         self, source: Any, *, framing: Any, severities: Sequence[float], rng: np.random.Generator

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import REGIONS, regions
 from moeprobe.inputs.modality import TEXT
-from moeprobe.inputs.views.base import SeverityView
+from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
-from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
@@ -94,17 +93,10 @@ class FlipsMeasurement(VariantsMeasurement):
         self._held_out = open_held_out(self.probe.predict, spec)
         return dataclasses.replace(spec, severities=spec.severities[-1:])
 
-    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
-        """Return what runs each batch of a block, under the held-out perturbations as well."""
-        run = super().run_block(spec, model)
-
-        def run_held_out(block_spec: RunSpec, *rest: Any) -> Any:
-            assert isinstance(block_spec.view, SeverityView)
-            return run(
-                dataclasses.replace(block_spec, view=WithHeldOut(block_spec.view, self._held_out)), *rest
-            )
-
-        return run_held_out if self._held_out else run
+    def loaded_view(self, view: PairView | SeverityView | None) -> SeverityView:
+        """Return the view, with the held-out perturbations behind it."""
+        assert isinstance(view, SeverityView)
+        return WithHeldOut(view, self._held_out)
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""

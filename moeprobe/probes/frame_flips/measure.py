@@ -61,6 +61,7 @@ class FramesMeasurement(Measurement[Result]):
     """Passes over clips, each frame compared with partners."""
 
     probe: FrameFlips
+    in_place = True
 
     def make_spec(self) -> RunSpec:
         """Return the run specification, whose images are clips.
@@ -81,10 +82,6 @@ class FramesMeasurement(Measurement[Result]):
         indices = choose_images(clips, limit=self.options.limit, seed=self.options.seed)
         return dataclasses.replace(spec, dataset=clips, indices=indices)
 
-    def make_request(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on; patches are compared at their places."""
-        return super().make_request() | {"aligned": True}
-
     def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
         """Return the first frame of each of the first clips: the sampling unit is a clip."""
         assert isinstance(self.spec.dataset, ClipSet)
@@ -92,11 +89,6 @@ class FramesMeasurement(Measurement[Result]):
         first_frames = [frames.clips[index][0] for index in self.spec.indices[:count]]
         spec = dataclasses.replace(self.spec, dataset=frames, indices=first_frames)
         return clean_inputs(spec, model, count)
-
-    @property
-    def is_aligned(self) -> bool:
-        """Patches are compared at their places."""
-        return True
 
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return how clips are cut into part files and shards."""

@@ -13,7 +13,6 @@ import torch
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
-from moeprobe.inputs.modality import Modality
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
@@ -23,10 +22,9 @@ from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.families import Difference, difference_error, judge
 from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.metrics.token_kinds import Paired, by_token_kind, unlike
-from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import layer_sums
 from moeprobe.probes.engine.checks import check_some_layer
-from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
+from moeprobe.probes.engine.measurement import BatchSums, ExtendedView, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.margins import BFLOAT16, Margins
 from moeprobe.probes.margins.curve import MarginDraws, SetCurve, is_predictable, predict
@@ -73,34 +71,20 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class NoiseDraws(SeverityView[Any, Any, Any]):
-    """All levels of one draw of noise, then independent draws at one small level, then the other perturbation.
+class NoiseDraws(ExtendedView):
+    """All levels of one draw of noise, then independent draws at one small level, then the other perturbation."""
 
-    The first draw is also the one of a sweep, so the run sees the same noisy inputs as ``noise-sweep``.
-    """
-
-    noise: SeverityView[Any, Any, Any]
     draws: int
     small: float
     transfer: Transfer | None
-
-    @property
-    def severities(self) -> tuple[float, ...]:  # type: ignore[override]
-        """The steps of the noise."""
-        return self.noise.severities
-
-    @property
-    def modality(self) -> Modality:  # type: ignore[override]
-        """What the noise perturbs."""
-        return self.noise.modality
 
     def perturb(
         self, source: Any, *, framing: Any, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Any]:
         """Return ``source`` at each level, then with each small draw, then perturbed otherwise."""
-        views = self.noise.perturb(source, framing=framing, severities=severities, rng=rng)
+        views = self.view.perturb(source, framing=framing, severities=severities, rng=rng)
         for _ in range(self.draws):
-            views += self.noise.perturb(source, framing=framing, severities=[self.small], rng=rng)
+            views += self.view.perturb(source, framing=framing, severities=[self.small], rng=rng)
         return views + (
             [] if self.transfer is None else self.transfer.perturb(source, framing=framing, rng=rng)
         )
@@ -136,16 +120,10 @@ class MarginsMeasurement(VariantsMeasurement):
         self._transfer = _open_transfer(self.probe, spec)
         return dataclasses.replace(spec, severities=levels)
 
-    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
-        """Return what runs each batch of a block, with the inputs of ``NoiseDraws``."""
-        run = super().run_block(spec, model)
-
-        def run_draws(block_spec: RunSpec, *rest: Any) -> Any:
-            assert isinstance(block_spec.view, SeverityView)
-            view = NoiseDraws(block_spec.view, self.probe.draws, self.probe.small, self._transfer)
-            return run(dataclasses.replace(block_spec, view=view), *rest)
-
-        return run_draws
+    def loaded_view(self, view: PairView | SeverityView | None) -> NoiseDraws:
+        """Return the noise, with the small draws and the other perturbation behind it."""
+        assert isinstance(view, SeverityView)
+        return NoiseDraws(view, self.probe.draws, self.probe.small, self._transfer)
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
