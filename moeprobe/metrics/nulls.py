@@ -20,47 +20,62 @@ from moeprobe.metrics.stats.statistic import Integers, Share, Statistic
 from moeprobe.metrics.token_kinds import EXPERTS, TOKEN_ID, num_experts
 
 
-def strata(
-    image: Integers,
-    position: Integers,
-    *,
-    num_places: int,
-    aligned: bool,
-    label: NDArray[np.generic] | None,
-    token: NDArray[np.generic] | None = None,
-) -> dict[str, Strata]:
-    """Return for each null between images the strata that a trial's chance is drawn from.
+@dataclass(frozen=True)
+class Nulls:
+    """What chance is drawn from.
 
-    Args:
-        image: ``(M,)`` image of each trial.
-        position: ``(M,)`` its place among the image's pairs; where the grid does not move, the patch position.
-        num_places: number of places.
-        aligned: the grid does not move.
-        label: ``(n,)`` class of each image; None = no class null.
-        token: ``(n, J)`` token id at each place, -1 = not known; None = no null by token.
+    Attributes:
+        between: the strata that a trial's chance is drawn from, for each null between images.
+        tokens: of the trials; None = there is no null within images.
     """
-    nulls = {"pooled": undivided(len(position))}
-    if aligned:
-        nulls["position"] = Strata(position, size=max(num_places, 1), single=True)
-    if label is not None:
-        of_class = label.astype(np.int64)[image]
-        # Images without a label are one class.
-        of_class = np.where(of_class < 0, STRATA // max(num_places, 1) - 1, of_class)
-        nulls["class"] = (
-            Strata(of_class * num_places + position, single=True) if aligned else Strata(of_class)
-        )
-    if token is not None:
-        token_id = token[image, position].astype(np.int64)
-        # Tokens that are not known are one.
-        nulls["token"] = Strata(np.where((token_id < 0) | (token_id >= STRATA - 1), STRATA - 1, token_id))
-    return nulls
+
+    between: dict[str, Strata]
+    tokens: Tokens | None
+
+    @classmethod
+    def of(
+        cls,
+        columns: Columns,
+        image: Integers,
+        position: Integers,
+        *,
+        num_places: int,
+        aligned: bool,
+        class_null: bool,
+    ) -> "Nulls":
+        """Return the nulls of trials.
+
+        Args:
+            columns: as from ``token_kinds.numbers``.
+            image: ``(M,)`` image of each trial.
+            position: ``(M,)`` its place among the image's pairs; where the grid does not move, the patch position.
+            num_places: number of places.
+            aligned: the grid does not move.
+            class_null: with a null by class.
+        """
+        between = {"pooled": undivided(len(position))}
+        if aligned:
+            between["position"] = Strata(position, size=max(num_places, 1), single=True)
+        if class_null:
+            of_class = columns["label"].astype(np.int64)[image]
+            # Images without a label are one class.
+            of_class = np.where(of_class < 0, STRATA // max(num_places, 1) - 1, of_class)
+            between["class"] = (
+                Strata(of_class * num_places + position, single=True) if aligned else Strata(of_class)
+            )
+        if TOKEN_ID in columns:
+            token_id = columns[TOKEN_ID][image, position].astype(np.int64)
+            # Tokens that are not known are one.
+            between["token"] = Strata(
+                np.where((token_id < 0) | (token_id >= STRATA - 1), STRATA - 1, token_id)
+            )
+        # A prefix token has no other in its image.
+        tokens = _tokens(columns, image, position, aligned=aligned) if num_places > 1 else None
+        return cls(between, tokens)
 
 
-def tokens_of(columns: Columns, image: Integers, position: Integers, *, aligned: bool) -> Tokens | None:
-    """Return which tokens trials ``(M,)`` are of; None where a grid moved and the run does not say (older ones).
-
-    ``columns`` as from ``token_kinds.numbers``.
-    """
+def _tokens(columns: Columns, image: Integers, position: Integers, *, aligned: bool) -> Tokens | None:
+    """Return which tokens trials ``(M,)`` are of; None where a grid moved and the run does not say (older ones)."""
     if "reference_token" in columns:
         reference, view = (
             columns[f"{side}_token"][image, position].astype(np.int64) for side in ("reference", "view")
@@ -80,16 +95,11 @@ class Level:
     trials: NDArray[np.generic] | None
 
 
-def levels(trials: Trials, nulls: dict[str, Strata], *, tokens: Tokens | None) -> list[Level]:
-    """Return how alike two sides would be by chance, for each null and within images.
-
-    Args:
-        trials: pairs of tokens.
-        nulls: between images, as from ``strata``.
-        tokens: of the trials; None = there is no null within images.
-    """
+def levels(trials: Trials, nulls: Nulls) -> list[Level]:
+    """Return how alike the two sides of trials would be by chance, for each null and within images."""
     of_nulls = []
-    for null, divided in nulls.items():
+    tokens = nulls.tokens
+    for null, divided in nulls.between.items():
         chance = Chance(trials, divided)
         of_nulls.append(Level(null, chance, Matched(chance), None))
     if tokens is not None:
@@ -135,16 +145,14 @@ class ChosenPairs:
         image: ``(M,)`` image of each pair, ascending.
         position: ``(M,)`` its index among the image's pairs.
         sides: ``(M, K)`` what the reference's token chose and what the view's did.
-        nulls: between images, as from ``strata``.
-        tokens: as from ``tokens_of``; None = there is no null within images.
+        nulls: what the chance that they agree is drawn from.
         num_images: n.
     """
 
     image: Integers
     position: Integers
     sides: tuple[NDArray[np.generic], NDArray[np.generic]]
-    nulls: dict[str, Strata]
-    tokens: Tokens | None
+    nulls: Nulls
     num_images: int
 
     @classmethod
@@ -159,13 +167,10 @@ class ChosenPairs:
             sides = reference.reshape(-1, top_k), view.reshape(-1, top_k)
         else:
             sides = reference[present], view[present]
-        label = columns["label"] if class_null else None
-        nulls = strata(
-            image, position, num_places=num_places, aligned=aligned, label=label, token=columns.get(TOKEN_ID)
+        nulls = Nulls.of(
+            columns, image, position, num_places=num_places, aligned=aligned, class_null=class_null
         )
-        # A prefix token has no other in its image.
-        tokens = tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None
-        return cls(image, position, sides, nulls, tokens, num_images)
+        return cls(image, position, sides, nulls, num_images)
 
 
 def choices_of(columns: Columns, *, aligned: bool, class_null: bool) -> ChosenPairs:
@@ -206,7 +211,7 @@ def first_choices(columns: Columns, *, aligned: bool, class_null: bool) -> tuple
             num_images=pairs.num_images,
             cache=image_cache(columns, ("first", aligned, class_null)),
         )
-        return trials, levels(trials, pairs.nulls, tokens=pairs.tokens)
+        return trials, levels(trials, pairs.nulls)
 
     return compute_once(columns, ("first", aligned, class_null), compute)
 

@@ -127,7 +127,7 @@ class Match(LayerAnalysis):
                 num_images=pairs.num_images,
                 cache=image_cache(columns, (metric.name, aligned)),
             )
-            metrics += against_chance(metric, levels(of_metric, pairs.nulls, tokens=pairs.tokens))
+            metrics += against_chance(metric, levels(of_metric, pairs.nulls))
         return metrics
 
 

@@ -28,20 +28,19 @@ from numpy.typing import NDArray
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis, image_cache
 from moeprobe.metrics.declaration import CHANCE, Metric
 from moeprobe.metrics.nulls import (
+    Nulls,
     against_chance,
     chosen_sets,
     first_choices,
     has_another_image,
     levels,
     places_of,
-    strata,
-    tokens_of,
 )
 from moeprobe.metrics.stats.alike import jaccard, jaccard_of_choices
 from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, set_chance_within_image
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, per_image
+from moeprobe.metrics.stats.chance.trials import Strata, Trials, per_image
 from moeprobe.metrics.stats.statistic import Array, ImageCache, Share
 from moeprobe.metrics.token_kinds import (
     NO_PAIR,
@@ -233,25 +232,22 @@ class SetMatch(LayerAnalysis):
                 mean = Share(trials.hits_of_image, trials.number.astype(np.float64))
                 return [SET_JACCARD.raw(mean, trials.number), *against_chance(SET_JACCARD, of_nulls)]
         sides = of_choices(columns) if "reference_set_0" not in columns else of_words(columns)
-        num_images, num_places = sides.num_images, sides.num_places
         metrics = [SET_JACCARD.raw(*sides.match())]
         cache = image_cache(columns, (SET_JACCARD.name, aligned))
-        nulls = strata(
+        nulls = Nulls.of(
+            columns,
             sides.image,
             sides.position,
-            num_places=num_places,
+            num_places=sides.num_places,
             aligned=aligned,
-            label=columns["label"] if self._class_null else None,
-            token=columns.get(TOKEN_ID),
+            class_null=self._class_null,
         )
-        # A prefix token has no other in its image.
-        tokens = tokens_of(columns, sides.image, sides.position, aligned=aligned) if num_places > 1 else None
         if sides.choices is not None:
             similarity = jaccard(*sides.choices, num_experts=num_experts(columns))
-            of_sets = Trials(sides.image, similarity, num_images=num_images, cache=cache)
-            metrics += against_chance(SET_JACCARD, levels(of_sets, nulls, tokens=tokens))
+            of_sets = Trials(sides.image, similarity, num_images=sides.num_images, cache=cache)
+            metrics += against_chance(SET_JACCARD, levels(of_sets, nulls))
         else:
-            metrics += _against_chance(sides, nulls, tokens, cache)
+            metrics += _against_chance(sides, nulls, cache)
         if "unserved_both" in columns:
             metrics.append(UNSERVED_BOTH.share_of(columns["unserved_both"], columns["set_pairs"]))
         return metrics
@@ -261,14 +257,13 @@ def _has_one_choice(columns: Columns) -> bool:
     return "reference_set_0" not in columns and columns["reference_selected"].shape[-1] == 1
 
 
-def _against_chance(
-    sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None, cache: ImageCache
-) -> list[Estimator]:
+def _against_chance(sides: Sides, nulls: Nulls, cache: ImageCache) -> list[Estimator]:
     """Return chance and kappa of sets, for each null and within images."""
     assert sides.sets is not None
 
     metrics: list[Estimator] = []
-    for null, divided in nulls.items():
+    tokens = nulls.tokens
+    for null, divided in nulls.between.items():
         several = has_another_image(divided, sides.image)
         metrics += SET_JACCARD.chance_and_kappa(null, _chance(sides, several, divided), *sides.match(several))
     if tokens is not None:

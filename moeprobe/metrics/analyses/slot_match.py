@@ -15,7 +15,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import against_chance, levels, strata, tokens_of
+from moeprobe.metrics.nulls import Nulls, against_chance, levels
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers
@@ -76,18 +76,10 @@ class SlotMatch(LayerAnalysis):
         reference, view = (columns[f"{side}_slot"].astype(np.int64) for side in ("reference", "view"))
         num_images, num_places = reference.shape
         image, position = np.nonzero(reference >= 0)
-        label = columns["label"] if self._class_null else None
-        of_nulls = levels(
-            Trials(image, same(reference[image, position], view[image, position]), num_images=num_images),
-            strata(
-                image,
-                position,
-                num_places=num_places,
-                aligned=aligned,
-                label=label,
-                token=columns.get(TOKEN_ID),
-            ),
-            tokens=tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None,
+        nulls = Nulls.of(
+            columns, image, position, num_places=num_places, aligned=aligned, class_null=self._class_null
         )
+        similarity = same(reference[image, position], view[image, position])
+        of_nulls = levels(Trials(image, similarity, num_images=num_images), nulls)
         match = SLOT_MATCH.share_of(columns["slot_match"], columns["slot_trials"])
         return [match, *against_chance(SLOT_MATCH, of_nulls)]

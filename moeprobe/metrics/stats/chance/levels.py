@@ -298,20 +298,20 @@ class Chance:
             similarity += codes.weight * _summed(slopes.sum_at(*self._keys(codes)))
         if self.strata.single:
             similarity -= 2 * trials.hits
-        share = totals.draws.share
+        share = totals.share
         if self.strata.size > 1:
             share, of_trial = totals.trials.at(stratum, share), totals.trials.at(stratum, of_trial)
         of_each = share * similarity
         of_each += of_trial
         if self.strata.single:
-            return divide(trials.by_image(of_each), totals.draws.num_trials)
+            return divide(trials.by_image(of_each), totals.num_trials)
         image, stratum, number, hits = self._slots
         pairs_of_slot = (
             totals.trials.at(stratum, of_own_pair) * number**2
-            - totals.trials.at(stratum, totals.draws.share) * hits
+            - totals.trials.at(stratum, totals.share) * hits
         )
         of_image = np.bincount(image, weights=pairs_of_slot, minlength=trials.num_images)
-        return divide(trials.by_image(of_each) + 2 * of_image, totals.draws.num_trials)
+        return divide(trials.by_image(of_each) + 2 * of_image, totals.num_trials)
 
     def counted_trials(self, totals: ChanceTotals | None = None) -> Integers:
         """Return each image's trials ``(n,)`` that have a chance level: elsewhere no other image is in the stratum."""
@@ -323,9 +323,9 @@ class Chance:
     def has_others(self, totals: ChanceTotals | None = None) -> NDArray[np.bool_] | None:
         """Return which trials ``(M,)`` have another image in their stratum; None = all."""
         totals = self._totals if totals is None else totals
-        if (totals.draws.share > 0).all():
+        if (totals.share > 0).all():
             return None
-        return totals.trials.at(self.strata.number, totals.draws.share) > 0
+        return totals.trials.at(self.strata.number, totals.share) > 0
 
     @cached_property
     def _totals(self) -> ChanceTotals:
@@ -426,13 +426,13 @@ class Matched:
     def value(self, totals: tuple[ChanceTotals, Counts] | None = None) -> float:
         """Return the mean."""
         counts, hits = self.totals() if totals is None else totals
-        return float(divide(hits.values[counts.draws.share > 0].sum(), counts.draws.num_trials))
+        return float(divide(hits.values[counts.share > 0].sum(), counts.num_trials))
 
     def influence(self, totals: tuple[ChanceTotals, Counts] | None = None) -> Array:
         """Return (own sum − value · own trials) / trials, for each image."""
         totals = self.totals() if totals is None else totals
         share = self._of(totals[0])
-        return divide(share.numerator - self.value(totals) * share.denominator, totals[0].draws.num_trials)
+        return divide(share.numerator - self.value(totals) * share.denominator, totals[0].num_trials)
 
     def counted_trials(self, totals: tuple[ChanceTotals, Counts] | None = None) -> Integers:
         """Return the trials of each image ``(n,)``."""

@@ -18,47 +18,7 @@ from moeprobe.metrics.stats.statistic import Array, Integers, divide
 # How a chance level follows from the trials of each stratum, the pairs to draw from, and how alike those pairs are.
 #
 # c = Σ_s (N_s / P_s) Q_s / Σ_s N_s, with N_s the trials of stratum s, P_s its pairs of trials of two
-# images, and Q_s how alike the tokens of these pairs are. Strata without such a pair take no part. Axes: s
-# strata.
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What can be drawn.
-
-    Attributes:
-        trials: N_s ``(s,)``.
-        own_pairs: pairs of trials of one image ``(s,)``, which are not drawn.
-    """
-
-    trials: Array
-    own_pairs: Array
-
-    @cached_property
-    def pairs(self) -> Array:
-        """P_s."""
-        return self.trials**2 - self.own_pairs
-
-    @cached_property
-    def share(self) -> Array:
-        """N_s / P_s; 0 where there is no pair."""
-        return divide(self.trials, self.pairs, empty=0.0)
-
-    @cached_property
-    def num_trials(self) -> float:
-        """Trials in strata with a pair."""
-        return float(self.trials[self.share > 0].sum())
-
-    def level(self, agreement: Array) -> float:
-        """Return c, given Q_s."""
-        # Rounding may leave a collapsed router a hair above one.
-        return float(np.clip(divide((self.share * agreement).sum(), self.num_trials), 0.0, 1.0))
-
-    def slopes(self, agreement: Array) -> tuple[Array, Array]:
-        """Return the derivatives of c · Σ N by a trial and by a pair of trials of one image, given Q_s."""
-        rate = divide(agreement, self.pairs, empty=0.0)
-        in_all = np.nan_to_num(self.level(agreement)) * (self.share > 0)
-        return (1 - 2 * self.share * self.trials) * rate - in_all, self.share * rate
+# images, and Q_s how alike the tokens of these pairs are. Strata without such a pair take no part.
 
 
 @dataclass
@@ -94,14 +54,26 @@ class ChanceTotals:
         )
 
     @cached_property
-    def draws(self) -> Draws:
-        """What can be drawn from each stratum."""
-        return Draws(self.trials.values, self.own_pairs.values)
+    def pairs(self) -> Array:
+        """P_s, what can be drawn from each stratum."""
+        return self.trials.values**2 - self.own_pairs.values
+
+    @cached_property
+    def share(self) -> Array:
+        """N_s / P_s; 0 where there is no pair."""
+        return divide(self.trials.values, self.pairs, empty=0.0)
+
+    @cached_property
+    def num_trials(self) -> float:
+        """Trials in strata with a pair."""
+        return float(self.trials.values[self.share > 0].sum())
 
     @cached_property
     def value(self) -> float:
-        """The chance level."""
-        return self.draws.level(self._of_codes[0])
+        """The chance level c."""
+        agreement = self._of_codes[0]
+        # Rounding may leave a collapsed router a hair above one.
+        return float(np.clip(divide((self.share * agreement).sum(), self.num_trials), 0.0, 1.0))
 
     @cached_property
     def slopes(self) -> tuple[Array, Array, list[Pairs]]:
@@ -109,7 +81,11 @@ class ChanceTotals:
 
         The last are still to be multiplied by the share of the stratum and the weight of the codes.
         """
-        return *self.draws.slopes(self._of_codes[0]), self._of_codes[1]
+        agreement, of_codes = self._of_codes
+        rate = divide(agreement, self.pairs, empty=0.0)
+        in_all = np.nan_to_num(self.value) * (self.share > 0)
+        of_trial = (1 - 2 * self.share * self.trials.values) * rate - in_all
+        return of_trial, self.share * rate, of_codes
 
     @cached_property
     def _of_codes(self) -> tuple[Array, list[Pairs]]:
