@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.palette import colors as make_palette
 from moeprobe.results.tables import first_and_last
 
@@ -41,11 +40,8 @@ def _maps(entries: pd.DataFrame) -> Figure:
     groups = entries.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
     ranks = groups.groupby(groups).cumcount()
     pairs_in_maps = list(ranks.sort_values(kind="stable").index[:_MOST_PAIRS])
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(
-            figsize=(3.6 * len(pairs_in_maps) + 1.2, 3.9 * len(layers) + 0.7), layout="constrained"
-        )
-        axes = figure.subplots(len(layers), len(pairs_in_maps), squeeze=False)
+    size = (3.6 * len(pairs_in_maps) + 1.2, 3.9 * len(layers) + 0.7)
+    figure, axes = panels.pictures(len(layers), len(pairs_in_maps), size)
     scale = Normalize(0, 1)
     for row, layer in enumerate(layers):
         for column, pair in enumerate(pairs_in_maps):
@@ -55,7 +51,7 @@ def _maps(entries: pd.DataFrame) -> Figure:
             panel.set_title(layer)
             panel.set_ylabel(f"expert of {first}")
             panel.set_xlabel(f"expert of {second}")
-    panels.color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7, above=False)
+    heat_maps.color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7)
     notes = ["Columns in the order of the alignment on all inputs", *panels.note_between(layers, every)]
     if len(pairs_in_maps) < len(pairs):
         notes.append(f"In the table only: {len(pairs) - len(pairs_in_maps)} more pairs")
@@ -76,14 +72,14 @@ def _map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     rows_in_order = [*first[order], *(row for row in range(values.shape[0]) if row not in first)]
     columns = [*second[order], *(column for column in range(values.shape[1]) if column not in second)]
     values = values[np.ix_(rows_in_order, columns)]
-    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
+    heat_maps.draw(axes, values, scale)
     if max(values.shape) <= _MOST_NUMBERED:
-        panels.write_numbers(axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0"))
+        heat_maps.write_numbers(
+            axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0")
+        )
     for axis, names in ((axes.yaxis, rows_in_order), (axes.xaxis, columns)):
         step = -(-len(names) // _MOST_NUMBERED)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
 
 
 def _kappas(table: pd.DataFrame, colors: Mapping[str, str]) -> Figure:

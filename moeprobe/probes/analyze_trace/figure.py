@@ -13,9 +13,8 @@ from moeprobe.metrics.token_kinds import POSITION
 from moeprobe.probes.analyze_trace.layout import along_a_severity, labeled, steps_alone
 from moeprobe.probes.confidence.figure import draw as draw_confidence
 from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
-from moeprobe.probes.routes.figure import bar, grid, heat_map
 from moeprobe.probes.sweep.figure import draw as draw_sweep
-from moeprobe.results.figures import panels
+from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.folder import Result
 
 
@@ -46,14 +45,14 @@ def draw_disagreement(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict
     positions = list(dict.fromkeys(cells["tokens"]))
     labels = [position.removeprefix(POSITION).strip() for position in positions]
     tall = max(2.4, 0.22 * min(len(layers), _MOST_TALL) + 0.06 * max(len(layers) - _MOST_TALL, 0) + 1.2)
-    figure, axes = grid(2, len(names), width=max(4.5, 0.42 * len(positions) + 1.5), height=tall)
+    figure, axes = heat_maps.grid(2, len(names), width=max(4.5, 0.42 * len(positions) + 1.5), height=tall)
     scale = Normalize(0, float(cells["value"].max()) or 1.0)  # where nothing differs, of all that could
     for column, name in enumerate(names):
         checkpoint_cells = cells[cells["checkpoint"] == name]
         values = checkpoint_cells.pivot_table(index="layer", columns="tokens", values="value").reindex(
             index=layers, columns=positions
         )
-        heat_map(axes[0, column], values.to_numpy(float), scale, rows=layers, columns=labels)
+        heat_maps.draw_named(axes[0, column], values.to_numpy(float), scale, rows=layers, columns=labels)
         axes[0, column].set_title(name)
         mean = placed[(placed["metric"] == PAIRS_DIFFER.name) & (placed["checkpoint"] == name)]
         line = axes[1, column]
@@ -71,7 +70,7 @@ def draw_disagreement(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict
         line.set_xlabel("position in the sequence, from 0")
     axes[0, 0].set_ylabel("MoE layer")
     axes[1, 0].set_ylabel("share that differs")
-    bar(figure, axes[0], scale, "share that differs", mark={})
+    heat_maps.color_bar(figure, axes[0], scale, "share that differs")
     shares = panels.ordinary(table[table["metric"] == PAIRS_DIFFER.name])
     title = "Where the routing of the same sequences differs"
     notes = ["Above: tokens whose set of experts differs"]

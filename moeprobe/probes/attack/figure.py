@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from moeprobe.metrics.analyses.output import ACCURACY, PREDICTION_AGREEMENT
 from moeprobe.metrics.registry import find
 from moeprobe.probes.sweep.figure import draw as draw_sweep
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.tables import agreement_of, first_and_last
 
 # A matrix of more checkpoints has no numbers in its cells.
@@ -56,13 +55,11 @@ def _transfer(table: pd.DataFrame, view: str, unit: str) -> Figure:
     }
     names, scale = panels.checkpoints(table), Normalize(0, 1)
     side = 1.6 + 0.5 * len(names)
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(side * len(maps) + 1.6, side + 1.8), layout="constrained")
-        axes = figure.subplots(1, len(maps), squeeze=False)
+    figure, axes = panels.pictures(1, len(maps), (side * len(maps) + 1.6, side + 1.8))
     for column, (title, rows) in enumerate(maps.items()):
         _matrix(axes[0, column], rows, names, view, scale, with_labels=column == 0)
         axes[0, column].set_title(title)
-    panels.color_bar(figure, axes, scale, "share", largest=0.7, above=False)
+    heat_maps.color_bar(figure, axes, scale, "share", largest=0.7)
     return panels.finish(
         figure,
         pd.concat(maps.values()),
@@ -82,10 +79,8 @@ def _matrix(
         for j, judged_on in enumerate(names):
             key = (view if i == j else _crafted_on(view, crafted_on), judged_on)
             values[i, j] = by_place.get(key, np.nan)
-    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
+    heat_maps.draw(axes, values, scale)
     if len(names) <= _MOST_NUMBERED:
-        panels.write_numbers(axes, values, scale, size=9, written=lambda value: f"{value:.2f}")
+        heat_maps.write_numbers(axes, values, scale, size=9, written=lambda value: f"{value:.2f}")
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set_yticks(range(len(names)), names if with_labels else [""] * len(names))
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)

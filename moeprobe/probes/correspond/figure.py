@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib import patheffects
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.probes.correspond.pairs import PairedPatches
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import panels
 from moeprobe.results.palette import COLORS
 
 # Offset of view 2, in sides of a view: lower than view 1, or the lines of a row of patches would overlap.
@@ -27,9 +26,8 @@ def draw(pairs: Sequence[PairedPatches], *, title: str, lines: int) -> Figure:
 
     At most ``lines`` pairs of an image, spread over view 1, are joined by a line.
     """
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(6.6, 3.9 * len(pairs) + 0.8), layout="constrained")
-        axes = figure.subplots(len(pairs), 1, squeeze=False)[:, 0]
+    figure, column = panels.pictures(len(pairs), 1, (6.6, 3.9 * len(pairs) + 0.8))
+    axes = column[:, 0]
     for row, item in zip(axes, pairs, strict=True):
         _views(row, item, lines)
     grid = pairs[0].grid

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import BANNED, DISPENSABLE, PER_EXPERT, intervention_metric
 from moeprobe.probes.experts.redundancy import dispensable
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.tables import first_and_last
 
 # More experts than this, and numbers in the cells would be too small to read.
@@ -26,9 +25,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 
     Of more than ``SHOWN_LAYERS`` layers the first and the last are drawn.
     """
-    prices = _prices(table, colors)
-    distances = _distances(table)
-    return prices | distances
+    return _prices(table, colors) | _distances(table)
 
 
 def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
@@ -96,10 +93,8 @@ def _distances(table: pd.DataFrame) -> dict[str, Figure]:
     layers, notes = _layers_of_panels(rows)
     checkpoints = panels.checkpoints(rows)
     scale = Normalize(0, max(1.0, float(rows["value"].max())))
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        size = (3.4 * len(checkpoints) + 1.2, 3.2 * len(layers) + 0.7)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
+    size = (3.4 * len(checkpoints) + 1.2, 3.2 * len(layers) + 0.7)
+    figure, axes = panels.pictures(len(layers), len(checkpoints), size)
     for down, layer in enumerate(layers):
         for across, checkpoint in enumerate(checkpoints):
             panel = axes[down, across]
@@ -108,16 +103,14 @@ def _distances(table: pd.DataFrame) -> dict[str, Figure]:
                 panel.set_axis_off()  # this checkpoint has no such layer
                 continue
             matrix = _symmetric(of_one)
-            panel.imshow(matrix, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
+            heat_maps.draw(panel, matrix, scale)
             panel.set_title(f"{checkpoint}, {layer}", fontsize=9)
             panel.set(xlabel="expert", ylabel="expert" if across == 0 else "")
-            panel.tick_params(length=0, labelsize=8)
-            panel.spines[:].set_visible(False)
             if len(matrix) <= _MOST_NUMBERED:
                 panel.set_xticks(range(len(matrix)))
                 panel.set_yticks(range(len(matrix)))
-                panels.write_numbers(panel, matrix, scale, size=7.5, written="{:.2f}".format)
-    panels.color_bar(figure, axes, scale, "distance, over permuted patches", largest=0.7, above=False)
+                heat_maps.write_numbers(panel, matrix, scale, size=7.5, written="{:.2f}".format)
+    heat_maps.color_bar(figure, axes, scale, "distance, over permuted patches", largest=0.7)
     title = "Distance of the outputs of two experts on the same patches"
     notes = ["0: the same outputs; 1: the distance on different patches", *notes]
     rows_of_panels = rows[rows["layer"].isin(layers)]

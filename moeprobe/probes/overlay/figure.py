@@ -40,28 +40,18 @@ def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
     by_key = {(item.image_id, item.checkpoint): item for item in overlays}
     columns = 2 * len(checkpoints)
     inches = panel_inches(overlays)
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        heads = [panels.wrapped(name, inches - 0.1, size=10) for name in checkpoints]
-        # Room for the longest head: pictures keep their shape, whatever the page's.
-        room = 0.17 * max(head.count("\n") for head in heads) + 1.0
-        size = (inches * columns + 0.4, (inches + 0.3) * len(images) + room)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(images), columns, squeeze=False)
+    heads = [panels.wrapped(name, inches - 0.1, size=10) for name in checkpoints]
+    # Room for the longest head: pictures keep their shape, whatever the page's.
+    room = 0.17 * max(head.count("\n") for head in heads) + 1.0
+    size = (inches * columns + 0.4, (inches + 0.3) * len(images) + room)
+    figure, axes = panels.pictures(len(images), columns, size)
     for row, image in enumerate(images):
         for number, checkpoint in enumerate(checkpoints):
             item = by_key[image, checkpoint]
             clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
             everywhere = np.ones_like(item.compared)
             patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere, inches=inches - 0.3)
-            patches(
-                perturbed,
-                item.perturbed,
-                item.perturbed_expert,
-                item.changed,
-                item.compared,
-                inches=inches - 0.3,
-            )
-            perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+            _perturbed(perturbed, item, inches=inches - 0.3)
             if number == 0:
                 # The end of a long path is what tells it from others.
                 name = image if len(image) <= 60 else f"…{image[-59:]}"
@@ -160,6 +150,12 @@ def patches(
         _numbers(axes, experts, compared, corners, (width, height), size=float(np.clip(room * 0.45, 3.5, 14)))
 
 
+def _perturbed(axes: Axes, item: ImageOverlay, *, inches: float) -> None:
+    """Draw the perturbed image with its patches, and how many of them changed."""
+    patches(axes, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches)
+    axes.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+
+
 def _tints(experts: np.ndarray, compared: np.ndarray) -> np.ndarray:
     """Return the color and opacity ``(rows, columns, 4)`` of each patch."""
     tints = np.empty((*experts.shape, 4))
@@ -215,11 +211,9 @@ def frame(
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     images = list(dict.fromkeys(item.image_id for item in overlays))
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        inches = panel_inches(overlays) + 0.3
-        size = (max(inches * (1 + len(checkpoints)) + 0.4, 4.2), (inches + 0.25) * len(images) + 0.9)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(images), 1 + len(checkpoints), squeeze=False)
+    inches = panel_inches(overlays) + 0.3
+    size = (max(inches * (1 + len(checkpoints)) + 0.4, 4.2), (inches + 0.25) * len(images) + 0.9)
+    figure, axes = panels.pictures(len(images), 1 + len(checkpoints), size)
     for row, image in enumerate(images):
         _original(axes[row, 0], next(item for item in overlays if item.image_id == image))
         axes[row, 0].set_ylabel(panels.wrapped(image, 2.6, size=8), fontsize=8)
@@ -227,10 +221,7 @@ def frame(
     for item in overlays:
         row, column = images.index(item.image_id), 1 + checkpoints.index(item.checkpoint)
         panel = axes[row, column]
-        patches(
-            panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.3
-        )
-        panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+        _perturbed(panel, item, inches=inches - 0.3)
         if row == 0:
             panel.set_title(panels.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{panels.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
@@ -246,10 +237,8 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     severities = list(dict.fromkeys(item.severity for item in overlays))
     inches = float(np.clip(4.2 / len(severities), 1.15, 2.3)) * panel_inches(overlays) / 2.3
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        size = (max(inches * (1 + len(severities)) + 0.4, 4.6), (inches + 0.25) * len(checkpoints) + 1.0)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(checkpoints), 1 + len(severities), squeeze=False)
+    size = (max(inches * (1 + len(severities)) + 0.4, 4.6), (inches + 0.25) * len(checkpoints) + 1.0)
+    figure, axes = panels.pictures(len(checkpoints), 1 + len(severities), size)
     for row, checkpoint in enumerate(checkpoints):
         _original(axes[row, 0], overlays[0])
         name = panels.wrapped(checkpoint, 1.3 * inches, size=9)
@@ -258,9 +247,7 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
     for item in overlays:
         row, column = checkpoints.index(item.checkpoint), 1 + severities.index(item.severity)
         panel = axes[row, column]
-        patches(
-            panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.1
-        )
+        _perturbed(panel, item, inches=inches - 0.1)
         panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()}", fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)

@@ -4,10 +4,8 @@ Sheets show single images: a copy for each layer and expert, in which only the e
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,8 +22,7 @@ from moeprobe.metrics.analyses.coactivation import LIFT
 from moeprobe.metrics.registry import find
 from moeprobe.probes.routes.key_routes import KeyRoutes
 from moeprobe.probes.routes.tables import Tables
-from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.numbers import number
+from moeprobe.results.figures import heat_maps, panels
 
 if TYPE_CHECKING:
     from moeprobe.probes.routes.sheets import Sheet
@@ -76,14 +73,14 @@ def experts(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
     numbers = sorted({layer_table.total.shares.shape[-1] for layer_table in tables})
     layers = max(len(part) for part in of.values())
     width = float(np.clip(0.5 * numbers[-1], 2.8, 9.0))
-    figure, axes = grid(len(of), 1, width=width, height=max(1.2, 0.4 * layers + 0.7))
+    figure, axes = heat_maps.grid(len(of), 1, width=width, height=max(1.2, 0.4 * layers + 0.7))
     scale = Normalize(0, max(float(layer_table.total.shares.max()) for layer_table in tables))
     for panel, (name, part) in zip(axes[:, 0], of.items(), strict=True):
         num_experts = max(layer_table.total.shares.shape[-1] for layer_table in part)
         values = np.full((len(part), num_experts), np.nan)
         for row, layer_table in enumerate(part):
             values[row, : layer_table.total.shares.shape[-1]] = layer_table.total.shares[0]
-        heat_map(
+        heat_maps.draw_named(
             panel,
             values,
             scale,
@@ -93,7 +90,7 @@ def experts(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
         panel.set_title(name)
     axes[-1, 0].set_xlabel("expert")
     marks = {f"1/{number}": 1 / number for number in numbers}
-    bar(figure, axes, scale, "share of the tokens", mark=marks)
+    heat_maps.color_bar(figure, axes, scale, "share of the tokens", marks=marks)
     modality = modality_of([layer_table.tokens for layer_table in tables])
     return {"experts": finish(figure, table, title=f"{_sentence(modality.tokens)} per expert and layer")}
 
@@ -111,7 +108,7 @@ def position_maps(
         with_grid = all((name, layer_table.layer) in grids for layer_table in part)
         columns = num_experts if with_grid else 1
         width, height = (1.05, 1.2) if with_grid else (6.0, 2.4)
-        figure, axes = grid(len(part), columns, width=width, height=height)
+        figure, axes = heat_maps.grid(len(part), columns, width=width, height=height)
         shares_of = [layer_table.by_place.shares[layer_table.by_place.images > 0] for layer_table in part]
         scale = Normalize(0, max(float(shares.max()) for shares in shares_of))
         for row, layer_table in enumerate(part):
@@ -128,19 +125,19 @@ def position_maps(
                     )
                 axes[row, 0].set_ylabel(layer_table.layer, fontsize=9)
             else:
-                heat_map(
+                heat_maps.draw_named(
                     axes[row, 0], shares.T, scale, rows=[str(e) for e in range(shares.shape[1])],
                     columns=[str(position) for position in range(len(shares))],
                 )  # fmt: skip
                 axes[row, 0].set(title=layer_table.layer, ylabel="expert", xlabel="place in the text")
-        bar(figure, axes, scale, "share of the place", mark={f"1/{num_experts}": 1 / num_experts})
+        heat_maps.color_bar(figure, axes, scale, "share of the place", marks={f"1/{num_experts}": 1 / num_experts})
         title = f"{name}: experts at each place"
         figures[f"places-{name}"] = finish(figure, panels.select(table, checkpoint=name), title=title)
     return figures
 
 
 def _map(panel: Axes, values: np.ndarray, scale: Normalize, *, first: bool, expert: int) -> None:
-    panel.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
+    panel.imshow(values, cmap=heat_maps.COLOR_MAP, norm=scale, interpolation="nearest")
     panel.set_xticks([])
     panel.set_yticks([])
     if first:
@@ -158,7 +155,7 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
     highest = float(rows["value"].quantile(0.99) if many else rows["value"].max())
     scale = Normalize(0, highest if highest > 0 else 1.0)
     side = float(np.clip(0.22 * (rows["expert_b"].max() + 1), 3.3, 7.5))
-    figure, axes = grid(len(checkpoints), len(layers), width=side, height=side - 0.2)
+    figure, axes = heat_maps.grid(len(checkpoints), len(layers), width=side, height=side - 0.2)
     for (i, j), panel in np.ndenumerate(axes):
         pair_rows = panels.select(rows, checkpoint=checkpoints[i], layer=layers[j])
         if pair_rows.empty:
@@ -169,10 +166,10 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
         expert_a, expert_b = (pair_rows[name].to_numpy(int) for name in ("expert", "expert_b"))
         values[expert_a, expert_b] = values[expert_b, expert_a] = pair_rows["value"].to_numpy(float)
         names = [str(expert) for expert in range(number)]
-        heat_map(panel, values, scale, rows=names, columns=names)
+        heat_maps.draw_named(panel, values, scale, rows=names, columns=names)
         panel.set(title=f"{checkpoints[i]}, {layers[j]}", xlabel="expert", ylabel="expert")
     marks = {"independent": 1.0} if scale.vmax and scale.vmax >= 1 else {}
-    bar(figure, axes, scale, "lift of two experts", mark=marks, above=bool(rows["value"].max() > highest))
+    heat_maps.color_bar(figure, axes, scale, "lift of two experts", marks=marks, above=bool(rows["value"].max() > highest))
     tokens = modality_of(rows["tokens"]).tokens
     notes = [f"White: an expert with itself, or without any {tokens}"]
     return {
@@ -202,7 +199,7 @@ def classes(found: Sequence[Tables], routes: Sequence[KeyRoutes], table: pd.Data
         rows = -(-len(part) // columns)
         experts = max(share.shape[1] for share in shares)
         width, height = np.clip(0.42 * experts, 2.4, 8.0), np.clip(0.27 * len(order), 1.8, 14.0)
-        figure, axes = grid(rows, columns, width=float(width), height=float(height))
+        figure, axes = heat_maps.grid(rows, columns, width=float(width), height=float(height))
         scale = Normalize(0, max(float(share.max()) for share in shares))
         for index, panel in enumerate(axes.flat):
             if index >= len(part):
@@ -210,14 +207,14 @@ def classes(found: Sequence[Tables], routes: Sequence[KeyRoutes], table: pd.Data
                 continue
             # The names once, at the left, with the number of the class' route.
             names = [f"{key_routes.names[row]}  ({key_routes.groups[row]})" for row in order]
-            heat_map(
+            heat_maps.draw_named(
                 panel, shares[index][order], scale, rows=names if index % columns == 0 else [""] * len(names),
                 columns=[str(expert) for expert in range(shares[index].shape[1])],
             )  # fmt: skip
             outline(panel, [(row, int(key_routes.routes[image, index])) for row, image in enumerate(order)])
             panel.set(title=part[index].layer, xlabel="expert")
         number = part[0].by_class.tokens.shape[-1]
-        bar(figure, axes, scale, "share of the class' tokens", mark={f"1/{number}": 1 / number})
+        heat_maps.color_bar(figure, axes, scale, "share of the class' tokens", marks={f"1/{number}": 1 / number})
         notes = [
             "Outlined: the expert of most tokens, the class' key route; in brackets: the number of the route"
         ]
@@ -241,19 +238,19 @@ def colors(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
         columns = min(len(part), _MOST_COLUMNS)
         num_experts = max(shares.shape[1] for _, shares in part)
         width = float(np.clip(0.42 * num_experts, 2.4, 8.0))
-        figure, axes = grid(-(-len(part) // columns), columns, width=width, height=2.2)
+        figure, axes = heat_maps.grid(-(-len(part) // columns), columns, width=width, height=2.2)
         scale = Normalize(0, 1)
         for index, panel in enumerate(axes.flat):
             if index >= len(part):
                 panel.set_axis_off()
                 continue
             layer, shares = part[index]
-            heat_map(
+            heat_maps.draw_named(
                 panel, shares, scale, rows=list(COLORS) if index % columns == 0 else [""] * len(COLORS),
                 columns=[str(expert) for expert in range(shares.shape[1])],
             )  # fmt: skip
             panel.set(title=layer, xlabel="expert")
-        bar(figure, axes, scale, "share of the color's patches", mark={f"1/{num_experts}": 1 / num_experts})
+        heat_maps.color_bar(figure, axes, scale, "share of the color's patches", marks={f"1/{num_experts}": 1 / num_experts})
         rests = panels.select(table, checkpoint=name)
         figures[f"colors-{name}"] = finish(figure, rests, title=f"{name}: experts of each color")
     return figures
@@ -267,13 +264,13 @@ def distances(routes: Sequence[KeyRoutes], table: pd.DataFrame) -> dict[str, Fig
             hierarchy.linkage(squareform(key_routes.distances, checks=False), "average")
         )
         side = float(np.clip(0.42 * len(order), 3.2, 12))
-        figure, axes = grid(1, 1, width=side, height=side)
+        figure, axes = heat_maps.grid(1, 1, width=side, height=side)
         values = key_routes.distances[np.ix_(order, order)]
         scale = Normalize(0, float(values.max()) or 1.0)
         names = [key_routes.names[row] for row in order]
-        heat_map(axes[0, 0], values, scale, rows=names, columns=names)
+        heat_maps.draw_named(axes[0, 0], values, scale, rows=names, columns=names)
         axes[0, 0].tick_params(axis="x", rotation=90 if max(map(len, names)) > 2 else 0)
-        bar(figure, axes, scale, "Jensen-Shannon distance, mean over layers", mark={})
+        heat_maps.color_bar(figure, axes, scale, "Jensen-Shannon distance, mean over layers")
         notes = ["In the order of a clustering (average linkage)"]
         rests = panels.select(table, checkpoint=key_routes.checkpoint)
         title = f"{key_routes.checkpoint}: how far the experts of classes are apart"
@@ -281,39 +278,10 @@ def distances(routes: Sequence[KeyRoutes], table: pd.DataFrame) -> dict[str, Fig
     return figures
 
 
-# Heat maps of shares, with numbers in cells that have room for them.
-
-# More columns or rows than this have no numbers in their cells, and not all of their names.
-_MOST_NUMBERED, _MOST_NAMED = 12, 40
-
-
-def grid(rows: int, columns: int, *, width: float, height: float) -> tuple[Figure, np.ndarray]:
-    """Return a figure of heat maps, with axes ``(rows, columns)`` of so many inches."""
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(width * columns + 1.3, height * rows + 0.7), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, axes
-
-
 def finish(figure: Figure, shown_table: pd.DataFrame, *, title: str, notes: Sequence[str] = ()) -> Figure:
     """Add heading and caption: the content, and the number of images."""
     images = modality_of(shown_table["tokens"]).format_count(f"{int(shown_table['images'].max()):,}")
     return panels.finish(figure, shown_table, title=title, notes=[*notes, f"From {images}"], mark=None)
-
-
-def heat_map(
-    axes: Axes, values: np.ndarray, scale: Normalize, *, rows: Sequence[str], columns: Sequence[str]
-) -> None:
-    """Draw ``values`` ``(rows, columns)`` with the names of both."""
-    axes.imshow(values, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest", aspect="auto")
-    for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
-        step = -(-len(names) // _MOST_NAMED)
-        axis.set_ticks(range(0, len(names), step), list(names)[::step])
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
-    if max(values.shape[1], 1) > _MOST_NUMBERED or values.shape[0] > _MOST_NAMED:
-        return
-    panels.write_numbers(axes, values, scale, size=7, written=partial(number, decimals=2))
 
 
 def outline(axes: Axes, cells: Sequence[tuple[int, int]]) -> None:
@@ -326,25 +294,6 @@ def outline(axes: Axes, cells: Sequence[tuple[int, int]]) -> None:
             axes.add_patch(box)
 
 
-def bar(
-    figure: Figure,
-    axes: np.ndarray,
-    scale: Normalize,
-    label: str,
-    *,
-    mark: dict[str, float],
-    above: bool = False,
-) -> None:
-    """Add the color bar of all axes, with marked values by what they are called; ``above``: some are off its end."""
-    added = panels.color_bar(figure, axes, scale, label, largest=1.0, above=above)
-    for name, value in mark.items():
-        added.ax.axhline(value, color="#D55E00", linewidth=2)
-        added.ax.annotate(
-            name, (0, value), xytext=(-3, 0), textcoords="offset points", xycoords=added.ax.get_yaxis_transform(),
-            ha="right", va="center", fontsize=8, color="#D55E00",
-        )  # fmt: skip
-
-
 def draw_sheets(sheets: "Sequence[Sheet]") -> dict[str, Figure]:
     """Return a figure per checkpoint and image; a row per layer, a column per expert."""
     images = list(dict.fromkeys(sheet.image_id for sheet in sheets))
@@ -354,7 +303,7 @@ def draw_sheets(sheets: "Sequence[Sheet]") -> dict[str, Figure]:
 def _sheet(sheet: "Sheet") -> Figure:
     experts_shown = {layer: _drawn_experts(marks) for layer, marks in sheet.marks.items()}
     columns = max(1, *(len(experts) for experts in experts_shown.values()))
-    figure, axes = grid(len(sheet.marks), columns, width=1.1, height=1.3)
+    figure, axes = heat_maps.grid(len(sheet.marks), columns, width=1.1, height=1.3)
     figure.set_size_inches(max(figure.get_figwidth() - 0.9, 4.2), figure.get_figheight())
     for row, (layer, marks) in enumerate(sheet.marks.items()):
         weight, experts_of_layer = marks.sum((1, 2)), experts_shown[layer]

@@ -6,7 +6,6 @@ The steps are drawn with real numbers (Figures 2 and 3 of the paper, steps 1 and
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,7 +16,7 @@ from matplotlib.patches import Rectangle
 from moeprobe.inputs.modality import TEXT, modality_of
 from moeprobe.metrics.analyses.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
 from moeprobe.results import palette
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.tables import SHOWN_LAYERS
 
 if TYPE_CHECKING:
@@ -65,16 +64,15 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dic
 
 
 def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> None:
-    panels.color_bar(figure, axes, scale, "$S_{ij}$ (ideal: the identity)", largest=0.7, above=many)
+    heat_maps.color_bar(figure, axes, scale, "$S_{ij}$ (ideal: the identity)", largest=0.7, above=many)
 
 
 def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
     """Draw a labeled heat map for each layer and checkpoint."""
     entries = table[table["metric"] == S.name]
     checkpoints = panels.checkpoints(entries)
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7), layout="constrained")
-        axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
+    size = (3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7)
+    figure, axes = panels.pictures(len(layers), len(checkpoints), size)
     for row, layer in enumerate(layers):
         for column, checkpoint in enumerate(checkpoints):
             rows = panels.ordinary(panels.select(table, layer=layer, checkpoint=checkpoint))
@@ -92,10 +90,8 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
     checkpoints = panels.checkpoints(entries)
     columns = min(len(layers), _MOST_COLUMNS)
     rows_each = -(-len(layers) // columns)
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        size = (1.45 * columns + 1.1, 1.6 * rows_each * len(checkpoints) + 0.6)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows_each * len(checkpoints), columns, squeeze=False)
+    size = (1.45 * columns + 1.1, 1.6 * rows_each * len(checkpoints) + 0.6)
+    figure, axes = panels.pictures(rows_each * len(checkpoints), columns, size)
     for panel in axes.flat:
         panel.set_axis_off()
     for number, checkpoint in enumerate(checkpoints):
@@ -104,7 +100,7 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
             if rows.empty:
                 continue
             panel = axes[number * rows_each + index // columns, index % columns]
-            panel.imshow(_matrix(rows), cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest")
+            heat_maps.draw(panel, _matrix(rows), scale)
             name = f"{checkpoint}\n{layer}" if index == 0 else layer
             panel.set_title(name, fontsize=8, loc="left")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
@@ -134,17 +130,17 @@ def _matrix(rows: pd.DataFrame) -> np.ndarray:
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     matrix = _matrix(rows[rows["metric"] == S.name])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
-    axes.imshow(matrix, cmap=panels.COLOR_MAP, norm=scale, interpolation="nearest", aspect="auto")
+    heat_maps.draw(axes, matrix, scale, aspect="auto")
     first = "" if modality_of(rows["tokens"]) is TEXT else " (covers less)"
     axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
-    step = int(np.ceil(len(matrix) / 10))
-    axes.set_xticks(range(0, len(matrix), step))
-    axes.set_yticks(range(0, len(matrix), step))
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
-    if len(matrix) > _MOST_NUMBERED:
-        return
-    panels.write_numbers(axes, matrix, scale, size=7.5, written="{:.2f}".format)
+    _number_experts(axes, len(matrix))
+    if len(matrix) <= _MOST_NUMBERED:
+        heat_maps.write_numbers(axes, matrix, scale, size=7.5, written="{:.2f}".format)
+
+
+def _number_experts(axes: Axes, num_experts: int) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(range(0, num_experts, -(-num_experts // 10)))
 
 
 def _summary(rows: pd.DataFrame) -> str:
@@ -165,9 +161,9 @@ def draw_steps(steps: "Sequence[Steps]", table: pd.DataFrame) -> dict[str, Figur
     if not steps:
         return {}
     steps = steps[:_MOST_ROWS]
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(13.2, 3.1 * len(steps) + 0.5), layout="constrained")
-        axes = figure.subplots(len(steps), 5, squeeze=False, width_ratios=(1, 1, 1.25, 1.1, 1.1))
+    figure, axes = panels.pictures(
+        len(steps), 5, (13.2, 3.1 * len(steps) + 0.5), width_ratios=(1, 1, 1.25, 1.1, 1.1)
+    )
     entries = table[table["metric"] == S.name]
     for row, step_maps in zip(axes, steps, strict=True):
         cells = (step_maps.patch, int(step_maps.pairs.partner[step_maps.patch]))
@@ -179,9 +175,7 @@ def draw_steps(steps: "Sequence[Steps]", table: pd.DataFrame) -> dict[str, Figur
         _bars(row[2], step_maps.gates)
         _matrix_of_step(figure, row[3], step_maps.product)
         of_layer = panels.select(entries, checkpoint=step_maps.checkpoint, layer=step_maps.layer)
-        _matrix_of_step(
-            figure, row[4], of_layer.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
-        )
+        _matrix_of_step(figure, row[4], _matrix(of_layer))
     heads = ("1. view 1", "view 2", "2. gates $r_1$, $r_2$ of the patch", "3. $r_1 r_2^T$ of this pair")
     for panel, head in zip(axes[0], (*heads, "4. $S$: E × the mean over all pairs"), strict=True):
         panel.set_title(head, fontsize=10)
@@ -220,13 +214,9 @@ def _bars(axes: Axes, gates: tuple[np.ndarray, np.ndarray]) -> None:
 
 
 def _matrix_of_step(figure: Figure, axes: Axes, matrix: np.ndarray) -> None:
-    picture = axes.imshow(matrix, cmap=panels.COLOR_MAP, vmin=0, interpolation="nearest")
+    picture = heat_maps.draw(axes, matrix, Normalize(vmin=0))
     axes.set(xlabel="expert, view 2", ylabel="expert, view 1")
-    step = -(-len(matrix) // 10)
-    axes.set_xticks(range(0, len(matrix), step))
-    axes.set_yticks(range(0, len(matrix), step))
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
+    _number_experts(axes, len(matrix))
     bar = figure.colorbar(picture, ax=axes, shrink=0.8, aspect=18)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7)

@@ -6,7 +6,6 @@ A cell without a value or an interval is named as what it is (collapsed, few ima
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import compared_first, find
-from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import panels
 from moeprobe.results.tables import agreement_of, set_match_of
 
 _GRAY = "#606060"
@@ -45,9 +44,9 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
     columns = min(2 if len(panel_rows) <= 4 else 3, len(panel_rows))
     grid = [panel_rows[start : start + columns] for start in range(0, len(panel_rows), columns)]
     heights = [1.0 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(4.9 * columns, sum(heights) + 1.3), layout="constrained")
-        axes = figure.subplots(len(grid), columns, squeeze=False, height_ratios=heights)
+    figure, axes = panels.pictures(
+        len(grid), columns, (4.9 * columns, sum(heights) + 1.3), height_ratios=heights
+    )
     for row, line in enumerate(grid):
         for column in range(columns):
             if column < len(line):

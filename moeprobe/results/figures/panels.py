@@ -1,9 +1,9 @@
-"""What several figures share: panels, points with intervals, layers as an axis, heat maps, names beside lines."""
+"""What several figures share: panels, points with intervals, layers as an axis, names beside lines."""
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -11,9 +11,6 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
@@ -32,6 +29,19 @@ def panels(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if sharey else False)
+    return figure, axes
+
+
+def pictures(
+    rows: int, columns: int, size: tuple[float, float], **ratios: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure of ``size`` inches with axes ``(rows, columns)`` that have no grid lines.
+
+    ``ratios`` of widths or heights are as ``subplots`` takes them.
+    """
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **ratios)
     return figure, axes
 
 
@@ -226,42 +236,6 @@ def label_layers(axes: Axes, layers: Sequence[str], *, with_label: bool = True) 
     axes.set_xlim(-0.6, len(layers) - 0.4)
     if with_label:
         axes.set_xlabel(f"MoE layer ({_NUMBER.sub('N', layers[0])})" if numbered else "MoE layer")
-
-
-# Heat maps: the color map, its bar, and the numbers in the cells.
-
-# Perceptually even, and made to look the same with the common color deficiencies.
-COLOR_MAP = "cividis"
-
-
-def color_bar(
-    figure: Figure, axes: np.ndarray, scale: Normalize, label: str, *, largest: float, above: bool
-) -> Colorbar:
-    """Add the color bar of all axes, at most ``largest`` of their height; ``above``: some values are off its end."""
-    bar = figure.colorbar(
-        ScalarMappable(scale, COLOR_MAP),
-        ax=axes,
-        shrink=min(largest, 3.2 / figure.get_figheight()),
-        aspect=20,
-        extend="max" if above else "neither",
-    )
-    bar.set_label(label)
-    bar.outline.set_visible(False)
-    return bar
-
-
-def write_numbers(
-    axes: Axes, values: np.ndarray, scale: Normalize, *, size: float, written: Callable[[float], str]
-) -> None:
-    """Write each known value ``(rows, columns)`` into its cell, dark on bright cells and bright on dark ones."""
-    color = mpl.colormaps[COLOR_MAP]
-    for i, j in np.ndindex(values.shape):
-        if np.isfinite(values[i, j]):
-            bright = np.dot(color(scale(values[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
-            axes.text(
-                j, i, written(float(values[i, j])), ha="center", va="center", fontsize=size,
-                color="black" if bright else "white",
-            )  # fmt: skip
 
 
 # Names written next to what they name, in its color: no legend has to be matched by eye.
