@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
+from moeprobe.metrics.token_kinds import slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,12 +71,9 @@ class ContagionAnalysis(LayerAnalysis):
         watched = pair.reference.valid & pair.view.valid
         trials = torch.cat([watched[:, :prefix], watched[:, prefix:] & (pair.view_patch >= 0)], dim=1)
         values = self._values(pair.reference, pair.view)
-        sums = {"patch": _sum(values, trials, slice(prefix, None))}
-        if prefix:
-            sums["prefix"] = _sum(values, trials, slice(0, prefix))
         return {
-            tokens: {f"{self.metric}{name}": column for name, column in columns.items()}
-            for tokens, columns in sums.items()
+            tokens: {f"{self.metric}{name}": column for name, column in _sum(values, trials, part).items()}
+            for tokens, part in slices(pair.view).items()
         }
 
     def _values(self, reference: LayerRouting, view: LayerRouting) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moeprobe.metrics.base import Columns
-    from moeprobe.routing.record import LayerPair
+    from moeprobe.routing.record import LayerPair, LayerRouting
 
 
 # Column of the token ids, where they are known.
@@ -79,6 +79,13 @@ def _patches(pair: LayerPair) -> Paired:
         return _without_padding(pair, Paired(token, token, present, first=prefix))
     reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
     return _without_padding(pair, Paired(reference, view, present))
+
+
+def slices(layer: LayerRouting) -> dict[str, slice]:
+    """Return where the tokens of each kind stand: patches (or tokens) and, where there is one, the prefix."""
+    prefix = layer.num_prefix_tokens
+    kinds = {layer.modality.token: slice(prefix, None)}
+    return kinds | {"prefix": slice(0, prefix)} if prefix else kinds
 
 
 def by_token_kind(pair: LayerPair) -> dict[str, Paired]:

@@ -1,1 +1,1 @@
-"""The record of what routers decided, pairs of records, and traces of them on disk."""
+"""The record of what routers decided, pairs of records, and what a model must be able to do to be probed."""

@@ -20,7 +20,7 @@ class Traceable(Protocol):
     """A model that can be probed.
 
     ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalization is inside), or a
-    ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and the result has no gradient.
+    ``inputs.texts.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and the result has no gradient.
 
     Attributes:
         layer_names: MoE layers, in forward order.

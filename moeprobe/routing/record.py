@@ -1,4 +1,4 @@
-"""What a model's routers decided, as plain data, and what a model must be able to do to be probed.
+"""What a model's routers decided, as plain data.
 
 Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 """
@@ -44,8 +44,8 @@ class LayerRouting:
         ordered: ``selected`` is best first; else the first of several choices is no more than the others.
         places: ``(B,)`` float, capacity of all experts together, as an image's share of its group's;
             None where there is no limit, or it is not known.
-        every_gate: the gates of all experts are the router's; else the other experts' gates may share
-        the remainder of the token's sum.
+        every_gate: the gates of all experts are the router's; else the other experts' gates may share the remainder
+            of the token's sum.
         has_scores: what the choice is read off is here: ``scores``, or the gates where that is None.
         group_images: images whose tokens compete for the places of an expert; None = not known.
     """
@@ -236,7 +236,7 @@ class LayerPair:
     no partner. ``aligned``: pair j is patch j on both sides, for every image. ``view_first`` ``(B,)`` bool: the view
     is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
     is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
-    ``regions.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
+    ``geometry.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
     that statements on views hold for either. ``pixels`` ``(B, 3, S, S)`` are the view's, in [0, 1]; None where it
     is no image, or only its routing is known. ``generated`` ``(B, P)``: 1 where the token of pair j was generated, 0
     where it is one of the prompt, -1 where that is not known; None = of no token.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.token_kinds import slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,11 +73,7 @@ class ConfidenceAnalysis(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the summed gates of the view and the number of tokens per image."""
-        prefix = pair.view.num_prefix_tokens
-        parts = {pair.view.modality.token: slice(prefix, None)}
-        if prefix:
-            parts["prefix"] = slice(0, prefix)
-        return {tokens: _sums(pair.view, part) for tokens, part in parts.items()}
+        return {tokens: _sums(pair.view, part) for tokens, part in slices(pair.view).items()}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over tokens."""

@@ -1,7 +1,7 @@
 """What are the features worth to somebody with a few labeled images? Accuracy of a classifier fitted to them.
 
-The scores come from a regression on frozen features (``ridge``), not from the model's head; ``shots`` runs the model
-on the training images. Draws of the training images are cells of their own, and are put together per image.
+The scores come from a regression on frozen features, not from the model's head. Draws of the training images are cells
+of their own, and are put together per image.
 
 Axes: B images, n images of a run, d draws put together.
 """

@@ -114,29 +114,18 @@ class RankLoad(ModelAnalysis[RankLoads]):
 
         by_rank = columns["rank_load"].astype(np.float64).reshape(images, layers, -1).sum(1)
         total = by_rank.sum(1)
-        shares = [
+        estimators = [
             RANK_SHARE.raw(Share(load, total), trials, expert=rank)
             for rank, load in enumerate(by_rank.T.copy())
         ]
-        several = np.count_nonzero(window.any(0)) > 1
-        return shares + [
-            metric.raw(statistic, trials)
-            for raw, even, within in (
-                (RANK_IMBALANCE, RANK_IMBALANCE_EVEN, False),
-                (WINDOW_IMBALANCE, WINDOW_IMBALANCE_EVEN, True),
+        metrics = [(RANK_IMBALANCE, RANK_IMBALANCE_EVEN, False)]
+        if np.count_nonzero(window.any(0)) > 1:
+            metrics.append((WINDOW_IMBALANCE, WINDOW_IMBALANCE_EVEN, True))
+        for raw, even, within in metrics:
+            imbalance = RankImbalance(placed("rank_load", within=within))
+            level = even_imbalance(
+                placed("rank_expected", within=within), placed("rank_variance", within=within)
             )
-            if several or not within
-            for metric, statistic in (
-                (raw, RankImbalance(placed("rank_load", within=within))),
-                (
-                    even,
-                    FixedLevel(
-                        even_imbalance(
-                            placed("rank_expected", within=within), placed("rank_variance", within=within)
-                        ),
-                        images,
-                        linear=RankImbalance.linear,
-                    ),
-                ),
-            )
-        ]
+            fixed = FixedLevel(level, images, linear=RankImbalance.linear)
+            estimators += [raw.raw(imbalance, trials), even.raw(fixed, trials)]
+        return estimators

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.token_kinds import Paired, by_token_kind
+from moeprobe.metrics.token_kinds import Paired, by_token_kind, slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,9 +190,6 @@ def _kinds(pair: LayerPair) -> dict[str, Paired]:
 
     layer, kinds = pair.view, by_token_kind(pair)
     token = torch.arange(layer.valid.shape[1], device=layer.valid.device).expand_as(layer.valid)
-    prefix = layer.num_prefix_tokens
-    slices = {layer.modality.token: slice(prefix, None), "prefix": slice(0, prefix)}
-    for kind, part in slices.items():
-        if kind in kinds:
-            kinds[kind] = Paired(token[:, part], token[:, part], layer.valid[:, part], first=part.start)
+    for kind, part in slices(layer).items():
+        kinds[kind] = Paired(token[:, part], token[:, part], layer.valid[:, part], first=part.start)
     return kinds

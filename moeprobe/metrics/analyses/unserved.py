@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.token_kinds import slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +43,6 @@ class Unserved(LayerAnalysis):
         """Return the tokens per image, and how many of them no expert processes, for patches and prefix tokens."""
         import torch
 
-        prefix = pair.view.num_prefix_tokens
-        parts = {pair.view.modality.token: slice(prefix, None)}
-        if prefix:
-            parts["prefix"] = slice(0, prefix)
         # View by view, since only the tokens of one view are as many.
         valid = [layer.valid for layer in pair.views]
         alone = [~(layer.processed & (layer.selected >= 0)).any(-1) & layer.valid for layer in pair.views]
@@ -54,7 +51,7 @@ class Unserved(LayerAnalysis):
                 "unserved_tokens": torch.cat([view[:, part] for view in valid], 1).sum(1),
                 "unserved": torch.cat([view[:, part] for view in alone], 1).sum(1),
             }
-            for tokens, part in parts.items()
+            for tokens, part in slices(pair.view).items()
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -26,7 +26,6 @@ from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.metrics import contagion
 from moeprobe.metrics.analyses.attention_contagion import AttentionContagion
 from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.metrics.analyses.token_contagion import TokenContagion
@@ -162,7 +161,7 @@ class ContagionMeasurement(Measurement[Result]):
         """Return everything that the numbers depend on, including the exchanges possible in these groups."""
         return super().make_request() | {
             "analyses": [
-                one.metric for one in self.spec.analyses if isinstance(one, contagion.ContagionAnalysis)
+                one.metric for one in self.spec.analyses if isinstance(one, ContagionAnalysis)
             ],
             "group_images": self.options.group_images,
             "share": self.probe.share,
@@ -175,8 +174,7 @@ class ContagionMeasurement(Measurement[Result]):
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return cuts at the groups of the run, of models without groups of their own too."""
         size = self.options.group_images
-        batch = max(self.spec.batch_size // size, 1) * size
-        return BlockSizes(max(BLOCK_IMAGES // size, 1) * size, batch)
+        return BlockSizes.of_groups(size, block=BLOCK_IMAGES, batch=self.spec.batch_size)
 
     @property
     def passes(self) -> int:
@@ -203,10 +201,6 @@ class ContagionMeasurement(Measurement[Result]):
         if self.options.group_images == 1:
             notes.append("batch contagion: in groups of one image there are no batch-mates")
         return notes
-
-
-# Routing by layer, before and after an exchange.
-_Change = tuple[Mapping[str, LayerRouting], Mapping[str, LayerRouting]]
 
 
 @dataclass(frozen=True)
@@ -347,7 +341,7 @@ def _exchange_mates(scene: _Scene) -> dict[str, LayerPair]:
             for name, layer in view.items()
         }
     view = {name: _settle(scene.reference[name], layer) for name, layer in view.items()}
-    return _pairs((scene.reference, view), watched=torch.ones_like(scene.exchanged))
+    return _pairs(scene.reference, view, watched=torch.ones_like(scene.exchanged))
 
 
 def _exchange_tokens(scene: _Scene) -> dict[str, LayerPair]:
@@ -362,7 +356,7 @@ def _exchange_tokens(scene: _Scene) -> dict[str, LayerPair]:
         for turn, changed in enumerate(scene.turns(scene.at_once)):
             now = exchanged & changed[:, None].to(tokens.device)
             passes[turn][name] = scene.model.route(name, lent[name].where(now[..., None], tokens))
-    return _pairs((reference, _each_from_its_turn(passes)), watched=~scene.exchanged)
+    return _pairs(reference, _each_from_its_turn(passes), watched=~scene.exchanged)
 
 
 def _exchange_pixels(scene: _Scene) -> dict[str, LayerPair]:
@@ -374,7 +368,7 @@ def _exchange_pixels(scene: _Scene) -> dict[str, LayerPair]:
     passes = [
         scene.trace(mixed.where(_like(changed, mixed), scene.own)) for changed in scene.turns(scene.at_once)
     ]
-    return _pairs((scene.reference, _each_from_its_turn(passes)), watched=~scene.exchanged)
+    return _pairs(scene.reference, _each_from_its_turn(passes), watched=~scene.exchanged)
 
 
 _EXCHANGES: dict[type[ContagionAnalysis], Callable[[_Scene], dict[str, LayerPair]]] = {
@@ -422,11 +416,13 @@ def _settle(reference: LayerRouting, view: LayerRouting) -> LayerRouting:
     return dataclasses.replace(settled, selected=reference.selected.where(same, view.selected))
 
 
-def _pairs(change: _Change, *, watched: Tensor) -> dict[str, LayerPair]:
+def _pairs(
+    before: Mapping[str, LayerRouting], after: Mapping[str, LayerRouting], *, watched: Tensor
+) -> dict[str, LayerPair]:
     """Return a pair per layer; the patches that are not watched ``(B, P)`` have no partner."""
     pairs = {}
-    for name, view in change[1].items():
+    for name, view in after.items():
         patches = torch.arange(watched.shape[1]).expand(len(watched), -1).where(watched, -1)
         patches = patches.to(view.gates.device)
-        pairs[name] = LayerPair(change[0][name], view, patches, patches, aligned=True)
+        pairs[name] = LayerPair(before[name], view, patches, patches, aligned=True)
     return pairs

@@ -85,7 +85,7 @@ class CorruptionsMeasurement(Measurement[Result]):
     def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return where the images are cut: blocks are smaller, since an image takes a hundred passes."""
         group = model.model.group_images
-        return dataclasses.replace(super().block_sizes(model), block=max(_BLOCK_IMAGES // group, 1) * group)
+        return BlockSizes.of_groups(group, block=_BLOCK_IMAGES, batch=self.spec.batch_size)
 
     @property
     def passes(self) -> int:

@@ -1,21 +1,21 @@
 """The work of ``discontinuity``: paths of the output, the tables, and the paths that are drawn."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity, follow
 from moeprobe.probes.engine import loop
+from moeprobe.probes.engine.batch_sums import readable_examples
 from moeprobe.probes.engine.checks import check_choices
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
@@ -24,6 +24,9 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import rename_items
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.files import write_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
             selection = (
                 f"{images} chosen for {'its' if self.probe.count == 1 else 'their'} jump, among {among:,}"
             )
-        examples = _readable(spec, self.probe.count)
+        examples = list(itertools.islice(readable_examples(spec), self.probe.count))
         followed = [follow.follow(spec, model, example) for model in models for example in examples]
         if folder is not None:
             write_csv(folder.path / "paths.csv", path_table(followed))
@@ -126,20 +129,6 @@ def _by_jump(spec: RunSpec, result: Result) -> tuple[RunSpec, int]:
     measured = [index for index in spec.indices if names[index] in largest]
     ordered = sorted(measured, key=lambda index: -largest[names[index]])
     return dataclasses.replace(spec, indices=tuple(ordered)), len(largest)
-
-
-def _readable(spec: RunSpec, count: int) -> list[Example]:
-    """Return the first ``count`` images, without unreadable ones if they are to be skipped."""
-    examples: list[Example] = []
-    for index in spec.indices:
-        if len(examples) == count:
-            break
-        try:
-            examples.append(spec.dataset.example(index))
-        except UserError:
-            if not spec.skip_bad_images:
-                raise
-    return examples
 
 
 def _severities(spec: RunSpec, *, until: float | None, steps: int) -> tuple[float, ...]:
@@ -194,11 +183,11 @@ def switch_table(followed: Sequence[OutputPath], models: Sequence[Checkpoint], s
 
 def _drawing(
     followed: Sequence[OutputPath], models: Sequence[Checkpoint], selection: str
-) -> Callable[[Result], dict[str, Figure]]:
+) -> "Callable[[Result], dict[str, Figure]]":
     """Return what draws a result with these paths; ``selection`` says what they were chosen for, empty = at random."""
     names = {model.name: model.class_names for model in models}
 
-    def draw(result: Result) -> dict[str, Figure]:
+    def draw(result: Result) -> "dict[str, Figure]":
         from moeprobe.probes.discontinuity import figure
 
         colors, unit = result.sidecar.colors, result.sidecar.severity_unit or ""

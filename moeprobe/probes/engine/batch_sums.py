@@ -11,6 +11,7 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UnreadableError, UserError, option
 from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches_of_recipes
+from moeprobe.inputs.data.base import Example
 from moeprobe.metrics.base import (
     CornerAnalysis,
     Corners,
@@ -30,6 +31,18 @@ from moeprobe.runtime.progress import Advance
 
 # What one forward pass gives: class scores, if asked for, and routing.
 ForwardResult = tuple[Tensor | None, RoutingTrace]
+
+
+def readable_examples(spec: RunSpec) -> Iterator[Example]:
+    """Yield the inputs of the run one by one, without unreadable ones if they are to be skipped."""
+    for index in spec.indices:
+        try:
+            example = spec.dataset.example(index)
+        except UserError:
+            if not spec.skip_bad_images:
+                raise
+        else:
+            yield example
 
 
 def labels_of(spec: RunSpec, batch: Batch | TextBatch) -> Tensor:
@@ -163,7 +176,7 @@ def exchange(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the class scores of (pixels, routing): clean clean, perturbed clean, clean perturbed, perturbed perturbed.
 
-    ``gates`` as in ``routing.Replayable``.
+    ``gates`` as in ``capabilities.Replayable``.
     """
     return (
         clean[1],

@@ -88,18 +88,17 @@ def run(
         path = None if parts is None else parts / name
         identity = _identity(spec, checkpoint, images)
         part = _read_part(path, identity)
-        if part is None and spec.shards:
-            part = _merge_shards(spec, checkpoint, name, parts_by_block[span.block])
+        is_measured = part is None and not spec.shards
+        if part is None:
+            if is_measured:
+                accumulator, unreadable = (run_block or measure_block)(spec, checkpoint, images, progress)
+                part = of_table(image_table(accumulator, checkpoint=checkpoint.name)), unreadable
+            else:
+                part = _merge_shards(spec, checkpoint, name, parts_by_block[span.block])
             if path is not None:
                 part = _write_part(path, *part, identity)
-        if part is not None:
-            if progress is not None:
-                progress(len(images))
-        else:
-            accumulator, unreadable = (run_block or measure_block)(spec, checkpoint, images, progress)
-            part = of_table(image_table(accumulator, checkpoint=checkpoint.name)), unreadable
-            if path is not None:
-                part = _write_part(path, *part, identity)
+        if progress is not None and not is_measured:
+            progress(len(images))
         sums, unreadable = part
         skipped += unreadable
         part_sums.append(sums)
@@ -109,7 +108,7 @@ def run(
 def block_sizes(spec: RunSpec, checkpoint: Checkpoint) -> BlockSizes:
     """Return where the images are cut: into blocks and batches of whole groups."""
     group = checkpoint.model.group_images
-    return BlockSizes(max(BLOCK_IMAGES // group, 1) * group, max(spec.batch_size // group, 1) * group)
+    return BlockSizes.of_groups(group, block=BLOCK_IMAGES, batch=spec.batch_size)
 
 
 def _parts_by_block(spec: RunSpec, sizes: BlockSizes) -> dict[int, list[tuple[Path, ImageRange]]]:

@@ -55,6 +55,11 @@ class BlockSizes:
     block: int
     batch: int
 
+    @classmethod
+    def of_groups(cls, group: int, *, block: int, batch: int) -> "BlockSizes":
+        """Return the largest sizes of whole groups up to these, or of one group."""
+        return cls(max(block // group, 1) * group, max(batch // group, 1) * group)
+
 
 def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> Iterator[ImageRange]:
     """Yield the images to run, block by block: of all ``count`` images, or of a shard's part of them."""

@@ -1,7 +1,7 @@
 """The work of ``flips``: each batch as it is and perturbed, then single tokens with another set."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -137,7 +137,7 @@ def _batch_sums(
     trunks = model.trunks(batch.views[0], layers=layers) if isinstance(model, Resumable) else {}
     labels = labels_of(spec, batch).to(scores.device)
     clean = CleanPass(batch.views[0], scores, routing, labels, trunks)
-    analysis, (severity,) = FlipsAnalysis(), spec.severities
+    analysis = FlipsAnalysis()
     sums: Sums = {}
     price_list = PriceList()
     for name in layers:
@@ -161,15 +161,11 @@ def _batch_sums(
             )
             for forced, other_sets in sets.items()
         }
-        cell = Cell(
-            spec.label_of(model, name), layer.router, layer.choices_per_token, severity=float(severity)
-        )
         decile = _decile(layer, bounds[name])
         if held_out:
             price_list.add(name, layer, decile, priced["view"])
-        for tokens, mask in _kinds(batch, layer, decile).items():
-            of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
-            sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
+        for cell, mask in _cells(spec, checkpoint, batch, name, layer, decile):
+            sums[cell] = analysis.sums({forced: flips.among(mask) for forced, flips in priced.items()})
     by_view = {spec.view_name: sums}
     if held_out:
         by_view |= _cost_sums(spec, checkpoint, held_out, clean, price_list, batch)
@@ -187,7 +183,7 @@ def _text_sums(
     """Return the sums of a batch of texts, of each layer and kind of tokens."""
     assert isinstance(batch, TextBatch)
     clean, perturbed = run_clean(checkpoint, batch, resumable)
-    analysis, (severity,) = TextFlipsAnalysis(), spec.severities
+    analysis = TextFlipsAnalysis()
     sums: Sums = {}
     for name in _layers(spec, checkpoint, clean.routing.layers):
         layer = clean.routing.layers[name]
@@ -205,15 +201,8 @@ def _text_sums(
             )
             for forced, other_sets in sets.items()
         }
-        cell = Cell(
-            spec.label_of(checkpoint.model, name),
-            layer.router,
-            layer.choices_per_token,
-            severity=float(severity),
-        )
-        for tokens, mask in _kinds(batch, layer, _decile(layer, bounds[name])).items():
-            of_kind = {forced: flips.among(mask) for forced, flips in priced.items()}
-            sums[dataclasses.replace(cell, tokens=tokens)] = analysis.sums(of_kind)
+        for cell, mask in _cells(spec, checkpoint, batch, name, layer, _decile(layer, bounds[name])):
+            sums[cell] = analysis.sums({forced: flips.among(mask) for forced, flips in priced.items()})
     return {spec.view_name: sums}
 
 
@@ -249,6 +238,23 @@ def _layers(spec: RunSpec, checkpoint: Checkpoint, layers: Mapping[str, LayerRou
     """Return the layers of the run in which tokens can be flipped."""
     names = spec.layers_of(checkpoint.model) or list(layers)
     return [name for name in names if can_flip(layers[name])]
+
+
+def _cells(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    name: str,
+    layer: LayerRouting,
+    decile: Tensor,
+) -> Iterator[tuple[Cell, Tensor]]:
+    """Yield the cell of each kind of a layer's tokens, and which tokens ``(B, T)`` are of it."""
+    label, (severity,) = spec.label_of(checkpoint.model, name), spec.severities
+    for tokens, mask in _kinds(batch, layer, decile).items():
+        cell = Cell(
+            label, layer.router, layer.choices_per_token, severity=float(severity), tokens=tokens
+        )
+        yield cell, mask
 
 
 def _kinds(batch: Batch | TextBatch, layer: LayerRouting, decile: Tensor) -> dict[str, Tensor]:

@@ -12,18 +12,23 @@ from moeprobe.results.numbers import between, decimals_of, number
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Return in which layers flips of patches cannot reach the answer, and whether prices add up to what flips cost."""
-    unreachable = [
-        f"{checkpoint}: flips of patches in {layers} cannot reach the answer, so their price is 0."
-        for checkpoint, layers in _unreachable(table)
-    ]
-    return [*unreachable, *_describe_fit(table)]
+    conclusions = []
+    for checkpoint, rows in table[table["tokens"] == "patch"].groupby("checkpoint", sort=False):
+        layers = [
+            str(layer) for layer, of_layer in rows.groupby("layer", sort=False) if is_unreachable(of_layer)
+        ]
+        if layers:
+            conclusions.append(
+                f"{checkpoint}: flips of patches in {' and '.join(layers)} cannot reach the answer, so their price is "
+                "0."
+            )
+    return [*conclusions, *_describe_fit(table)]
 
 
 def is_unreachable(rows: pd.DataFrame) -> bool:
     """Return whether all flips of some rows move nothing at all."""
-    sizes = rows[rows["metric"].isin([flip_metric("size", forced).name for forced in FORCED])][
-        "value"
-    ].dropna()
+    names = [flip_metric("size", forced).name for forced in FORCED]
+    sizes = rows.loc[rows["metric"].isin(names), "value"].dropna()
     return len(sizes) > 0 and bool((sizes == 0).all())
 
 
@@ -45,14 +50,3 @@ def _describe_fit(table: pd.DataFrame) -> Iterator[str]:
 def _value(row: dict[str, Any]) -> str:
     """Return a value with its interval, or a dash."""
     return f"{number(row['value'], decimals=decimals_of(row))} {between(row)}".rstrip()
-
-
-def _unreachable(table: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield each checkpoint that has such layers, and these."""
-    patches = table[table["tokens"] == "patch"]
-    for checkpoint, rows in patches.groupby("checkpoint", sort=False):
-        layers = [
-            str(layer) for layer, of_layer in rows.groupby("layer", sort=False) if is_unreachable(of_layer)
-        ]
-        if layers:
-            yield str(checkpoint), " and ".join(layers)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,13 +14,14 @@ from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
 from moeprobe.models.nn.quantize import quantized
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
+from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.precision import Precision
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Scored, Weighed
 from moeprobe.routing.parts import Weight
+from moeprobe.routing.record import RoutingTrace
 
 # Bytes of rounded weights that are kept, so that each batch does not round them again.
 _KEPT = 2**30
@@ -93,7 +94,7 @@ class PrecisionMeasurement(VariantsMeasurement):
     def make_request(self) -> dict[str, Any]:
         """Return everything that the numbers depend on."""
         request = super().make_request()
-        if not any(isinstance(analysis, LogProbability) for analysis in self.spec.analyses):
+        if not _has_log_probabilities(self.spec):
             request["analyses"] = [name for name in request["analyses"] if name != "log_probability"]
         return request
 
@@ -105,8 +106,18 @@ class PrecisionMeasurement(VariantsMeasurement):
     @property
     def passes(self) -> int:
         """Forward passes per image; log-probabilities take one more each."""
-        has_log_probabilities = any(isinstance(analysis, LogProbability) for analysis in self.spec.analyses)
-        return (1 + len(self.probe.variants)) * (2 if has_log_probabilities else 1)
+        return (1 + len(self.probe.variants)) * (2 if _has_log_probabilities(self.spec) else 1)
+
+
+def _has_log_probabilities(spec: RunSpec) -> bool:
+    return any(isinstance(analysis, LogProbability) for analysis in spec.analyses)
+
+
+class _Output(NamedTuple):
+    """What a model answers, where it is asked for."""
+
+    scores: Tensor | None
+    log_probabilities: Tensor | None
 
 
 def _batch_sums(
@@ -117,33 +128,31 @@ def _batch_sums(
     batch: Batch | TextBatch,
 ) -> dict[str, Sums]:
     """Return the sums of the batch by view: of the model as it is, then of each rounding against it."""
-    model = checkpoint.model
+    model, inputs = checkpoint.model, batch.views[0]
     layers = spec.layers_of(model)
-    has_log_probabilities = any(isinstance(analysis, LogProbability) for analysis in spec.analyses)
 
-    def run() -> tuple[ForwardResult, Tensor | None]:
-        traced = model.trace(batch.views[0], layers=layers, logits=spec.of_output)
-        return traced, model.log_probabilities(batch.views[0]) if has_log_probabilities and isinstance(
-            model, Scored
-        ) else None
+    def run() -> tuple[RoutingTrace, _Output]:
+        scores, routing = model.trace(inputs, layers=layers, logits=spec.of_output)
+        log_probabilities = None
+        if isinstance(model, Scored) and _has_log_probabilities(spec):
+            log_probabilities = model.log_probabilities(inputs)
+        return routing, _Output(scores, log_probabilities)
 
-    def of_model(
-        compared: tuple[ForwardResult, Tensor | None] | None, result: tuple[ForwardResult, Tensor | None]
-    ) -> Sums:
+    def of_output(before: _Output, after: _Output) -> Sums:
         columns: dict[str, Tensor] = {}
         if spec.of_output:
-            before = None if compared is None else compared[0][0]
-            columns = output_sums(spec, checkpoint, batch, before, result[0][0])
-        if result[1] is not None:
-            earlier = None if compared is None else compared[1]
-            columns |= LogProbability().sums(LogProbabilities(earlier, result[1]))
+            columns = output_sums(spec, checkpoint, batch, before.scores, after.scores)
+        if after.log_probabilities is not None:
+            columns |= LogProbability().sums(
+                LogProbabilities(before.log_probabilities, after.log_probabilities)
+            )
         return {Cell(): columns} if columns else {}
 
-    clean = run()
-    sums = {CLEAN: of_model(None, clean)}
+    clean_routing, clean = run()
+    sums = {CLEAN: of_output(_Output(None, None), clean)}
     for name, parts, form in probe.variants:
         with rounding.of(parts, form):
-            view = run()
-        sums[name] = layer_sums(spec, checkpoint, batch, clean[0][1], view[0][1], 0)
-        sums[name] |= of_model(clean, view)
+            routing, rounded = run()
+        sums[name] = layer_sums(spec, checkpoint, batch, clean_routing, routing, 0)
+        sums[name] |= of_output(clean, rounded)
     return sums

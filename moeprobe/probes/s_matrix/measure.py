@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
+from moeprobe.probes.engine.batch_sums import readable_examples
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.results.folder import OutputFolder, Result
@@ -68,17 +68,10 @@ class SMatrixMeasurement(Measurement[Result]):
 
     def _steps(self) -> list[Steps]:
         """Return the steps of the first image that can be read and whose views have patches in common."""
-        for index in self.spec.indices:
-            try:
-                example = self.spec.dataset.example(index)
-            except UserError:
-                if not self.spec.skip_bad_images:
-                    raise
-                continue
-            steps = steps_of(self.spec, self.models, example)
-            if steps:
-                return steps
-        return []
+        candidates = (
+            steps_of(self.spec, self.models, example) for example in readable_examples(self.spec)
+        )
+        return next(filter(None, candidates), [])
 
 
 def steps_of(spec: RunSpec, models: Sequence[Checkpoint], example: Example) -> list[Steps]:

@@ -65,22 +65,16 @@ def recorded_views(spec: RunSpec, framing: AnyFraming, *, data: str, split: str)
     source = {"data": data, "split": split} | framing_fields
     if spec.is_pair:
         assert isinstance(spec.view, PairView)
-        inputs = source | _parameters(spec)
-        first, second = inputs | {"side": 1}, inputs | {"side": 2}
-        pair_facts: dict[str, Any] = facts | {"aligned": spec.view.aligned}
+        first, second = (source | _parameters(spec) | {"side": side} for side in (1, 2))
         # In a table the pair as a whole goes by the name of the view.
-        first_view = RecordedView(
-            f"{spec.view_name}-1",
-            0,
-            pair_facts | {"view": f"{spec.view_name}-1", "inputs": first, "reference": None},
+        sides = (
+            {"view": f"{spec.view_name}-1", "inputs": first, "reference": None},
+            {"view": spec.view_name, "inputs": second, "reference": None if spec.view.aligned else first},
         )
-        reference = None if spec.view.aligned else first
-        two = RecordedView(
-            f"{spec.view_name}-2",
-            1,
-            pair_facts | {"view": spec.view_name, "inputs": second, "reference": reference},
-        )
-        return [first_view, two]
+        return [
+            RecordedView(f"{spec.view_name}-{index + 1}", index, facts | {"aligned": spec.view.aligned} | side)
+            for index, side in enumerate(sides)
+        ]
     clean = source | {"view": CLEAN}
     views = [RecordedView(CLEAN, 0, facts | {"view": CLEAN, "inputs": clean, "reference": None})]
     if spec.view is None:
@@ -163,8 +157,9 @@ def skipped_images(
         except UserError:  # damaged: recorded again
             return None
         skipped = trace.about["skipped"]
-        image_ids = [spec.dataset.image_ids[index] for index in spec.indices]
-        same = [name for name in image_ids if name not in set(skipped)] == trace.ids
+        left_out = set(skipped)
+        image_ids = (spec.dataset.image_ids[index] for index in spec.indices)
+        same = [name for name in image_ids if name not in left_out] == trace.ids
         if (
             not same
             or trace.about["moeprobe"] != __version__
