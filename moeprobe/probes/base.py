@@ -8,7 +8,7 @@ import enum
 import functools
 import importlib
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
@@ -303,3 +303,8 @@ def resolve(reference: str) -> Any:
     """Return what ``module:name`` refers to: so declarations name what imports torch, pandas or them."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def deferred(reference: str) -> Callable[..., Any]:
+    """Return a function that does what ``module:function`` does, imported when it is called."""
+    return lambda *values, **named: resolve(reference)(*values, **named)

@@ -1,20 +1,16 @@
-"""Measure and draw the drift of recorded routing: each trace of a series against the first and against the last."""
+"""Measure the drift of recorded routing: each trace of a series against the first and against the last."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from moeprobe.errors import UserError
 from moeprobe.probes.analyze_trace.describe import facts_of, notes_of, request_of
 from moeprobe.probes.analyze_trace.measure import Measuring
+from moeprobe.probes.base import deferred
 from moeprobe.probes.drift import Drift
-from moeprobe.probes.drift.sentences import FIRST, LAST, kappas, steps_of, view_of
+from moeprobe.probes.drift.sentences import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -22,11 +18,8 @@ from moeprobe.probes.engine.run import TableWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
-from moeprobe.results.figures import panels
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.palette import colors
 from moeprobe.results.stored import concat
-from moeprobe.results.tables import first_and_last
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import shortest_ends
 from moeprobe.runtime.progress import Progress, progress_of
@@ -102,10 +95,9 @@ class _Series(TableWork[Result]):
         notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
         sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of([*since, *until]))
         leading = partial(leading_sentences, layout=Drift.layout)
-        return Result(table, comparison, sums, sidecar, self._figures, leading)
-
-    def _figures(self, result: Result) -> dict[str, Figure]:
-        return draw(result.table, steps=self.steps, numbered=self.numbered)
+        draw = deferred("moeprobe.probes.drift.figure:draw")
+        drawing = partial(draw, steps=self.steps, numbered=self.numbered)
+        return Result(table, comparison, sums, sidecar, drawing, leading)
 
 
 def _compared_with(
@@ -120,46 +112,3 @@ def _compared_with(
     ]
     reference_trace = named_traces.pop(index)
     return [reference_trace, *named_traces]
-
-
-_MOST_TICKS = 8
-
-
-def draw(table: pd.DataFrame, *, steps: Mapping[str, float], numbered: bool) -> dict[str, Figure]:
-    """Return the figure: a panel per layer (of many the first and the last).
-
-    Args:
-        table: of a run.
-        steps: by name of a checkpoint its place.
-        numbered: whether places are steps of the training, and not just the order.
-    """
-    rows = kappas(table)
-    if rows["value"].isna().all():
-        return {}
-    every = panels.layers(rows)
-    layers = first_and_last(every)
-    figure, axes = panels.panels(1, len(layers))
-    palette = colors([FIRST, LAST])
-    for panel, layer in zip(axes[0], layers, strict=True):
-        for against, form in ((FIRST, "o-"), (LAST, "s--")):
-            of_reference = panels.select(rows, layer=layer, against=against)
-            x = np.array([steps[name] for name in of_reference["name"]])
-            panels.points(panel, x, of_reference, color=palette[against], label=f"with {against}", fmt=form)
-            panels.name_collapsed(panel, x, of_reference, color=palette[against])
-        panel.set_title(layer)
-        panel.axhline(0, color="#999999", linewidth=0.8)
-        if numbered:
-            panel.set_xlabel("step")
-            panel.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
-        else:
-            ticks = list(steps)[:: max(1, len(steps) // _MOST_TICKS)]
-            panel.set_xticks([steps[name] for name in ticks], ticks, rotation=30, ha="right")
-    # All panels share the axis, which begins at chance, or below where values do.
-    lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
-    axes[0, 0].set_ylim(lowest - 0.02, 1.05)
-    axes[0, 0].set_ylabel("κ (0 = chance)")
-    notes = panels.note_between(layers, every)
-    rows_of_panels = rows[rows["layer"].isin(layers)]
-    return {
-        "drift": panels.finish(figure, rows_of_panels, title="Drift of routing over a training", notes=notes)
-    }

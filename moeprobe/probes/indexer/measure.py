@@ -1,4 +1,4 @@
-"""Measure and draw the agreement of two captures of sparse-attention indexers: each query selects keys, layer by layer.
+"""Measure the agreement of two captures of sparse-attention indexers: each query selects keys, layer by layer.
 
 Axes: n sequences, R queries of one, L layers.
 """
@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.indexer import IndexerAnalysis, KeyOverlap
 from moeprobe.metrics.token_kinds import PARTS, POSITION
+from moeprobe.probes.base import deferred
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import TableWork
@@ -32,13 +30,11 @@ from moeprobe.probes.indexer.overlaps import (
     pair_sequences,
     shift_sentence,
 )
-from moeprobe.probes.indexer.sentences import KEY_KAPPA, by_position, rows_of
 from moeprobe.recordings.indexer import Selections, read_selections
 from moeprobe.recordings.model_config import read_indexer_shape
 from moeprobe.results import summaries
-from moeprobe.results.figures import panels
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.palette import COLORS, colors
+from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -132,9 +128,9 @@ class _Captures(TableWork[Result]):
             wall_seconds=self.seconds,
             device="cpu",
         )
-        return Result(
-            table, comparison, sums, sidecar, draw, partial(leading_sentences, layout=Indexer.layout)
-        )
+        leading = partial(leading_sentences, layout=Indexer.layout)
+        drawing = deferred("moeprobe.probes.indexer.figure:draw")
+        return Result(table, comparison, sums, sidecar, drawing, leading)
 
     def _layers(self, first: Selections, second: Selections) -> dict[str, int]:
         """Return the layers that are looked at: the index of each among the common ones by its name."""
@@ -179,10 +175,8 @@ class _Captures(TableWork[Result]):
                         name: column.sum(keepdims=True) for name, column in columns.items()
                     }
             progress.advance(1)
-        accumulator = Accumulator()
-        for cell in sorted(
-            parts, key=lambda cell: (cell.layer == "", list(layers).index(cell.layer or next(iter(layers))))
-        ):
+        accumulator, order = Accumulator(), [*layers, ""]
+        for cell in sorted(parts, key=lambda cell: order.index(cell.layer)):
             for name, columns in parts[cell].items():
                 accumulator.add(cell, [name], {"label": np.full(1, -1)} | columns)
         clusters = {pair.name: pair.first.cluster for pair in pairs if pair.first.cluster != pair.name}
@@ -252,46 +246,3 @@ def _notes(first: Selections, second: Selections, pairs: list[Pair]) -> list[str
     if any(pair.first.tokens is None or pair.second.tokens is None for pair in pairs):
         notes.append("whether both captures are of the same tokens, whose ids are not in the responses")
     return notes
-
-
-_LEVELS = {"random": "random sets (hypergeometric)", "recency": "another request, same position"}
-
-
-def draw(result: Result) -> dict[str, Figure]:
-    """Return the figure of a run: a panel of layers, and one of positions."""
-    table = result.table
-    figure, axes = panels.panels(1, 2, width=5.0)
-    _draw_layers(axes[0, 0], table[(table["layer"] != "") & (table["tokens"] == REQUEST.token)])
-    _draw_positions(axes[0, 1], by_position(table))
-    for panel in axes[0]:
-        panel.axhline(0, color="#999999", linewidth=0.8)
-    kappas = table[table["metric"] == KEY_KAPPA]
-    lowest = min(0.0, float(kappas[["value", "ci_low"]].min().min()))
-    axes[0, 0].set_ylim(lowest - 0.02, 1.05)
-    title = f"Selected keys of {table['checkpoint'].iloc[0]} and the first capture"
-    return {"indexer": panels.finish(figure, kappas, title=title)}
-
-
-def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw κ of each layer, a line for each chance level."""
-    layers = panels.layers(rows)
-    for (null, label), color, shift in zip(
-        _LEVELS.items(), COLORS, panels.shifts(len(_LEVELS)), strict=False
-    ):
-        of_null = rows_of(rows, KEY_KAPPA, null)
-        if len(of_null):
-            panels.draw_over_layers(
-                axes, of_null, layers, color=color, label=f"κ, chance: {label}", shift=shift
-            )
-    panels.label_layers(axes, layers)
-    axes.set_xlabel(axes.get_xlabel().replace("MoE layer", "layer with sparse attention"))
-    axes.set_ylabel("κ (0 = chance)")
-
-
-def _draw_positions(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw κ of all layers by the position of the query."""
-    x = np.arange(len(rows))
-    panels.points(axes, x, rows, color=COLORS[0], label="", fmt="o-")
-    names = [name.removeprefix(f"{POSITION} ") for name in rows["tokens"]]
-    axes.set_xticks(x, names, rotation=30, ha="right")
-    axes.set_xlabel("position of the query; all layers")

@@ -1,5 +1,7 @@
 """What a table of ``indexer`` says in words."""
 
+from typing import Any
+
 import pandas as pd
 
 from moeprobe.inputs.modality import REQUEST
@@ -17,31 +19,31 @@ def rows_of(table: pd.DataFrame, metric: str, null: str = "") -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return how far the captures agree over all layers, in which layer least, and at which positions."""
+    """Return how far the captures agree over all layers, and in which layer least."""
     overall = table[(table["layer"] == "") & (table["tokens"] == REQUEST.token)]
-    values = {
-        name: rows_of(overall, name, null).to_dict("records")
-        for name, null in (
-            (KEY_JACCARD.name, ""), (f"{KEY_JACCARD.name}{CHANCE}", "random"), (KEY_KAPPA, "random"),
-            (KEYS_LOST.name, ""), (f"{KEYS_LOST.name}{CHANCE}", "random"), (ATTENTION_LOST.name, ""),
-        )
-    }  # fmt: skip
-    if not values[KEY_KAPPA]:
+
+    def records(name: str, null: str = "") -> list[dict[Any, Any]]:
+        return rows_of(overall, name, null).to_dict("records")
+
+    if not (kappas := records(KEY_KAPPA, "random")):
         return []
-    jaccard, chance, kappa, lost, lost_chance = (rows[0] for rows in list(values.values())[:5])
+    kappa = kappas[0]
+    jaccard, lost = (records(metric.name)[0] for metric in (KEY_JACCARD, KEYS_LOST))
+    chance, lost_chance = (
+        records(f"{metric.name}{CHANCE}", "random")[0]["value"] for metric in (KEY_JACCARD, KEYS_LOST)
+    )
     conclusions = [
         f"{kappa['checkpoint']}: κ of the selected keys is {interval(kappa)} over all layers (overlap "
-        f"{interval(jaccard)}, by chance {number(chance['value'])}). Of the selected keys {interval(lost)} are lost, "
-        f"by chance {number(lost_chance['value'])}."
+        f"{interval(jaccard)}, by chance {number(chance)}). Of the selected keys {interval(lost)} are lost, "
+        f"by chance {number(lost_chance)}."
     ]
-    recency = rows_of(overall, KEY_KAPPA, "recency").to_dict("records")
-    if recency:
+    if recency := records(KEY_KAPPA, "recency"):
         conclusions.append(
             f"κ is {interval(recency[0])} where chance is another request's selection at the same position, which "
             "knows only how far back keys are."
         )
-    if values[ATTENTION_LOST.name]:
-        conclusions.append(f"The lost keys had {interval(values[ATTENTION_LOST.name][0])} of the attention.")
+    if attention := records(ATTENTION_LOST.name):
+        conclusions.append(f"The lost keys had {interval(attention[0])} of the attention.")
     return conclusions + _least_layer(table)
 
 

@@ -1,4 +1,4 @@
-"""Measure and draw how much of the mismatch between a server and a model is routing: each sequence is scored twice.
+"""Measure how much of the mismatch between a server and a model is routing: each sequence is scored twice.
 
 Axes: B requests of a batch, T tokens.
 """
@@ -7,13 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
@@ -21,6 +18,7 @@ from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
+from moeprobe.probes.base import deferred
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -36,9 +34,7 @@ from moeprobe.recordings.pairs import check_placed, clusters_of
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
-from moeprobe.results.figures import panels
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.numbers import decimals_of, number
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
@@ -136,7 +132,8 @@ class _Scoring(TableWork[Result]):
             device=str(choose_device(self.options.device)),
         )
         leading = partial(leading_sentences, layout=Mismatch.layout)
-        return Result(table, comparison, sums, sidecar, draw, leading)
+        drawing = deferred("moeprobe.probes.mismatch.figure:draw")
+        return Result(table, comparison, sums, sidecar, drawing, leading)
 
     def _sums(self, progress: Progress) -> SumsStore:
         accumulator, request_names = Accumulator(), self.served.names
@@ -280,94 +277,3 @@ def _scores(
     own_scores = model.log_probabilities(texts)
     replayed = model.replayed_log_probabilities(texts, routing, gates=gates)
     return Scores(server.to(own_scores.device), own_scores, replayed)
-
-
-# Metrics of a panel from top to bottom, by what follows their common name.
-_PARTS = {"": "all of it", "_routing": "of routing", "_rest": "the rest"}
-_TITLES = {"mismatch": "mean absolute difference", "mismatch_k3": "k3 divergence"}
-# So many requests are points of an ordinary size; of more, small and pale ones, as pixels in an SVG too.
-_FEW, _MANY = 100, 2000
-
-
-def draw(result: Result) -> dict[str, Figure]:
-    """Return the figure of a run: a panel per divergence, and one of the requests."""
-    figure, axes = panels.panels(1, 3, width=3.7, height=2.9, sharey=False)
-    palette = colors(list(_PARTS.values()))
-    for panel, (name, title) in zip(axes[0], _TITLES.items(), strict=False):
-        _parts(panel, result, name, palette)
-        panel.set_title(title)
-    requests = _requests(axes[0, 2], result, color=palette["all of it"])
-    table = result.table
-    count = f"{requests:,} request{'' if requests == 1 else 's'}"
-    if unscored := len(result.images) - requests:
-        count += f"; {unscored:,} without a scored token are not shown"
-    bars = (
-        "bars: 95 % over requests"
-        if table["ci_low"].notna().any()
-        else "no intervals: they need at least 20 requests"
-    )
-    figure.suptitle(f"Difference of log-probability between the server and {table['checkpoint'].iloc[0]}")
-    text = (
-        f"{count}; {bars}. On the right: below the line the model is nearer to the server with its routing."
-    )
-    return {"mismatch": panels.add_caption(figure, text)}
-
-
-def _parts(axes: Axes, result: Result, name: str, palette: dict[str, str]) -> None:
-    """Draw the whole of one divergence and its two parts as points with intervals."""
-    rows = result.table.set_index("metric")
-    for position, (part, label) in enumerate(_PARTS.items()):
-        row = rows.loc[f"{name}{part}"]
-        value, ends = float(row["value"]), row[["ci_low", "ci_high"]].to_numpy(float)
-        # Rounding may leave an end a hair on the wrong side of a value.
-        errors = None if np.isnan(ends).any() else np.clip([[value - ends[0]], [ends[1] - value]], 0, None)
-        axes.errorbar(
-            [value],
-            [position],
-            xerr=errors,
-            fmt="o",
-            color=palette[label],
-            markersize=6,
-            capsize=4,
-            linewidth=1.5,
-        )
-        value_text = (
-            number(value, decimals=decimals_of({"metric": row.name, **row})) if abs(value) >= 5e-6 else "0"
-        )
-        above: Any = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 9}
-        axes.annotate(value_text, (value, position), **above)
-    axes.axvline(0, color="#999999", linewidth=0.8)
-    axes.set_yticks(range(len(_PARTS)), list(_PARTS.values()))
-    axes.set_ylim(len(_PARTS) - 0.5, -0.6)
-    axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel("nats per token")
-
-
-def _requests(axes: Axes, result: Result, *, color: str) -> int:
-    """Draw a point per request with scored tokens; returns how many there are."""
-    sums = {
-        name: np.asarray(result.images[name], dtype=float)
-        for name in (MismatchAnalysis.signature, "mismatch_own", "mismatch_rest")
-    }
-    has_scores = sums[MismatchAnalysis.signature] > 0
-    own_error, replayed_error = (
-        sums[name][has_scores] / sums[MismatchAnalysis.signature][has_scores]
-        for name in ("mismatch_own", "mismatch_rest")
-    )
-    few = len(own_error) <= _FEW
-    axes.scatter(
-        own_error, replayed_error, s=18 if few else 6, alpha=0.7 if few else 0.3, color=color, linewidths=0,
-        rasterized=len(own_error) > _MANY, clip_on=False, zorder=3,
-    )  # fmt: skip
-    limit = 1.06 * max(own_error.max(initial=0), replayed_error.max(initial=0), 1e-9)
-    axes.plot([0, limit], [0, limit], color="#999999", linewidth=0.8)
-    axes.set_xlim(0, limit)
-    axes.set_ylim(0, limit)
-    axes.set_aspect("equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5))
-    axes.set_title("each request, mean absolute")
-    axes.set_xlabel("as the model routes it, nats per token")
-    axes.set_ylabel("with the server's routing")
-    return len(own_error)

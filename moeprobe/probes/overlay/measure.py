@@ -7,12 +7,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -41,7 +40,8 @@ from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.files import PATCHES, PIXELS, TOKENS, atomic_file, write_csv
 from moeprobe.runtime.progress import Advance, Progress
 
-# Run a few images and keep what is to be looked at.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def record_overlays(
@@ -346,7 +346,7 @@ def _by_layer(overlays: Sequence[Shown]) -> dict[str, list[Shown]]:
     return by_layer
 
 
-def _figures(overlays: Sequence[InputOverlay], *, view: str) -> dict[str, Figure]:
+def _figures(overlays: Sequence[InputOverlay], *, view: str) -> "dict[str, Figure]":
     """Return a figure per layer by name: clean and perturbed inputs, these at the strongest severity."""
     from moeprobe.probes.overlay.figure import draw, draw_texts
 

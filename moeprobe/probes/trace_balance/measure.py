@@ -1,4 +1,4 @@
-"""Measure and draw the load of a recording over windows of requests, and over the ranks of a placement of experts.
+"""Measure the load of a recording over windows of requests, and over the ranks of a placement of experts.
 
 Axes: n requests, E experts, W windows, L layers, N ranks.
 """
@@ -10,35 +10,29 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST
-from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFFLED, HotExperts, WindowLoads
+from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
 from moeprobe.metrics.analyses.load import loads
-from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_IMBALANCE_EVEN, RankLoad, RankLoads
-from moeprobe.metrics.declaration import CHANCE
+from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
 from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.statistic import Array
+from moeprobe.probes.base import deferred
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import TableWork
 from moeprobe.probes.trace_balance import TraceBalance
-from moeprobe.probes.trace_balance.sentences import rows_of
 from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
-from moeprobe.results.figures import panels
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.layouts.load_over_time import placements
-from moeprobe.results.palette import COLORS, colors
+from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -177,7 +171,8 @@ class _Load(TableWork[Result]):
             device="cpu",
         )
         leading = partial(leading_sentences, layout=TraceBalance.layout)
-        return Result(table, comparison, sums, sidecar, draw, leading)
+        drawing = deferred("moeprobe.probes.trace_balance.figure:draw")
+        return Result(table, comparison, sums, sidecar, drawing, leading)
 
     def _notes(self) -> list[str]:
         """Return a sentence on requests that are no samples by themselves."""
@@ -299,52 +294,3 @@ def _choices_of(trace: TraceFile, layer: str, ids: Sequence[str]) -> NDArray[np.
     columns = loads("load", [to_routing(trace.read(layer, ids))])
     counts: NDArray[np.int64] = columns.get("load_any", columns["load"]).numpy()
     return counts
-
-
-_OVERLAPS = {
-    HOT_OVERLAP.name: "one window and the next",
-    HOT_OVERLAP_SHUFFLED.name: "shuffled requests",
-    f"{HOT_OVERLAP.name}{CHANCE}": "chance",
-}
-
-
-def draw(result: Result) -> dict[str, Figure]:
-    """Return the figure of a run: a panel of hot experts and, of ranks, one of layers and one of windows."""
-    table = result.table
-    placed = placements(rows_of(table, RANK_IMBALANCE.name))
-    figure, axes = panels.panels(1, 3 if placed else 1, width=4.6, sharey=False)
-    overlaps = rows_of(table, HOT_OVERLAP.name)
-    layers = panels.layers(overlaps)
-    lines = {label: rows_of(table, name) for name, label in _OVERLAPS.items()}
-    _draw_lines(axes[0, 0], lines, layers, COLORS)
-    axes[0, 0].set_ylim(-0.02, 1.02)
-    axes[0, 0].set_ylabel("overlap of hot experts")
-    if placed:
-        lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
-        lines["even router"] = rows_of(table, RANK_IMBALANCE_EVEN.name, view=placed[0])
-        lines = {label: rows[rows["layer"] != ""] for label, rows in lines.items()}
-        _draw_lines(axes[0, 1], lines, layers, COLORS[len(_OVERLAPS) :])
-        _draw_windows(axes[0, 2], table, COLORS[len(_OVERLAPS)])
-        for panel in axes[0, 1:]:
-            panel.axhline(1, color="#999999", linewidth=0.8)
-            panel.set_ylabel("busiest rank / mean")
-    title = "Hot experts and the load of ranks over time" if placed else "Hot experts over time"
-    return {"balance": panels.finish(figure, overlaps, title=title)}
-
-
-def _draw_lines(
-    axes: Axes, lines: Mapping[str, pd.DataFrame], layers: list[str], palette: tuple[str, ...] | list[str]
-) -> None:
-    """Draw a line for each number over the layers."""
-    for (label, rows), color, shift in zip(lines.items(), palette, panels.shifts(len(lines)), strict=False):
-        panels.draw_over_layers(axes, rows, layers, color=color, label=label, shift=shift)
-    panels.label_layers(axes, layers)
-
-
-def _draw_windows(axes: Axes, table: pd.DataFrame, color: str) -> None:
-    """Draw the imbalance of the given placement in each window, over all layers."""
-    rows = table[(table["metric"] == RANK_IMBALANCE.name) & table["severity"].notna()]
-    x = rows["severity"].to_numpy(float)
-    panels.points(axes, x, rows, color=color, label="", fmt="o-")
-    axes.set_xticks(np.unique(x))
-    axes.set_xlabel("window of requests; all layers")

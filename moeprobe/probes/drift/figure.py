@@ -1,0 +1,55 @@
+"""The figure of ``drift``: κ with the first and with the last trace along a training, layer by layer."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from moeprobe.probes.drift.sentences import FIRST, LAST, kappas
+from moeprobe.results.figures import panels
+from moeprobe.results.folder import Result
+from moeprobe.results.palette import colors
+from moeprobe.results.tables import first_and_last
+
+_MOST_TICKS = 8
+
+
+def draw(result: Result, *, steps: Mapping[str, float], numbered: bool) -> dict[str, Figure]:
+    """Return the figure: a panel per layer (of many the first and the last).
+
+    Args:
+        result: of a run.
+        steps: by name of a checkpoint its place.
+        numbered: whether places are steps of the training, and not just the order.
+    """
+    rows = kappas(result.table)
+    if rows["value"].isna().all():
+        return {}
+    every = panels.layers(rows)
+    layers = first_and_last(every)
+    figure, axes = panels.panels(1, len(layers))
+    palette = colors([FIRST, LAST])
+    for panel, layer in zip(axes[0], layers, strict=True):
+        for against, form in ((FIRST, "o-"), (LAST, "s--")):
+            of_reference = panels.select(rows, layer=layer, against=against)
+            x = np.array([steps[name] for name in of_reference["name"]])
+            panels.points(panel, x, of_reference, color=palette[against], label=f"with {against}", fmt=form)
+            panels.name_collapsed(panel, x, of_reference, color=palette[against])
+        panel.set_title(layer)
+        panel.axhline(0, color="#999999", linewidth=0.8)
+        if numbered:
+            panel.set_xlabel("step")
+            panel.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        else:
+            ticks = list(steps)[:: max(1, len(steps) // _MOST_TICKS)]
+            panel.set_xticks([steps[name] for name in ticks], ticks, rotation=30, ha="right")
+    # All panels share the axis, which begins at chance, or below where values do.
+    lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
+    axes[0, 0].set_ylim(lowest - 0.02, 1.05)
+    axes[0, 0].set_ylabel("κ (0 = chance)")
+    notes = panels.note_between(layers, every)
+    rows_of_panels = rows[rows["layer"].isin(layers)]
+    return {
+        "drift": panels.finish(figure, rows_of_panels, title="Drift of routing over a training", notes=notes)
+    }

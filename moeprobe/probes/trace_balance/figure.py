@@ -1,0 +1,65 @@
+"""The figure of ``trace balance``: how long hot experts stay hot, and the imbalance of ranks."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFFLED
+from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_IMBALANCE_EVEN
+from moeprobe.metrics.declaration import CHANCE
+from moeprobe.probes.trace_balance.sentences import rows_of
+from moeprobe.results.figures import panels
+from moeprobe.results.folder import Result
+from moeprobe.results.layouts.load_over_time import placements
+from moeprobe.results.palette import COLORS
+
+_OVERLAPS = {
+    HOT_OVERLAP.name: "one window and the next",
+    HOT_OVERLAP_SHUFFLED.name: "shuffled requests",
+    f"{HOT_OVERLAP.name}{CHANCE}": "chance",
+}
+
+
+def draw(result: Result) -> dict[str, Figure]:
+    """Return the figure of a run: a panel of hot experts and, of ranks, one of layers and one of windows."""
+    table = result.table
+    placed = placements(rows_of(table, RANK_IMBALANCE.name))
+    figure, axes = panels.panels(1, 3 if placed else 1, width=4.6, sharey=False)
+    overlaps = rows_of(table, HOT_OVERLAP.name)
+    layers = panels.layers(overlaps)
+    lines = {label: rows_of(table, name) for name, label in _OVERLAPS.items()}
+    _draw_lines(axes[0, 0], lines, layers, COLORS)
+    axes[0, 0].set_ylim(-0.02, 1.02)
+    axes[0, 0].set_ylabel("overlap of hot experts")
+    if placed:
+        lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
+        lines["even router"] = rows_of(table, RANK_IMBALANCE_EVEN.name, view=placed[0])
+        lines = {label: rows[rows["layer"] != ""] for label, rows in lines.items()}
+        _draw_lines(axes[0, 1], lines, layers, COLORS[len(_OVERLAPS) :])
+        _draw_windows(axes[0, 2], table, COLORS[len(_OVERLAPS)])
+        for panel in axes[0, 1:]:
+            panel.axhline(1, color="#999999", linewidth=0.8)
+            panel.set_ylabel("busiest rank / mean")
+    title = "Hot experts and the load of ranks over time" if placed else "Hot experts over time"
+    return {"balance": panels.finish(figure, overlaps, title=title)}
+
+
+def _draw_lines(
+    axes: Axes, lines: Mapping[str, pd.DataFrame], layers: list[str], palette: tuple[str, ...] | list[str]
+) -> None:
+    """Draw a line for each number over the layers."""
+    for (label, rows), color, shift in zip(lines.items(), palette, panels.shifts(len(lines)), strict=False):
+        panels.draw_over_layers(axes, rows, layers, color=color, label=label, shift=shift)
+    panels.label_layers(axes, layers)
+
+
+def _draw_windows(axes: Axes, table: pd.DataFrame, color: str) -> None:
+    """Draw the imbalance of the given placement in each window, over all layers."""
+    rows = table[(table["metric"] == RANK_IMBALANCE.name) & table["severity"].notna()]
+    x = rows["severity"].to_numpy(float)
+    panels.points(axes, x, rows, color=color, label="", fmt="o-")
+    axes.set_xticks(np.unique(x))
+    axes.set_xlabel("window of requests; all layers")
