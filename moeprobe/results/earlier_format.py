@@ -4,11 +4,12 @@ Such a table calls the load of first choices ``load_entropy``, a name that now m
 """
 
 from collections.abc import Mapping
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.results.sums import FORMAT
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _LOADS = ("load_entropy", "dead_experts", "expert_share", "max_violation", "load_cv", "load_gini")
 # What is called so now that had these names: where K > 1, and for any K.
@@ -24,7 +25,7 @@ def is_earlier(sidecar: Mapping[str, Any]) -> bool:
     return isinstance(number, int) and number < FORMAT
 
 
-def with_present_names(table: pd.DataFrame, sidecar: Mapping[str, Any]) -> pd.DataFrame:
+def with_present_names(table: "DataFrame", sidecar: Mapping[str, Any]) -> "DataFrame":
     """Return a table whose metrics of load have the names that they have in the present format."""
     if not is_earlier(sidecar) or not {"metric", "top_k"} <= set(table):
         return table
@@ -32,6 +33,8 @@ def with_present_names(table: pd.DataFrame, sidecar: Mapping[str, Any]) -> pd.Da
     # Some tables of runs without a number have the present names.
     if metrics.isin(_FIRST.values()).any():
         return table
+    import pandas as pd  # whoever has a table has loaded it
+
     has_several = pd.to_numeric(table["top_k"], errors="coerce") > 1
     names = [
         _FIRST.get(name, name) if several else name

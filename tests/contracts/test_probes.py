@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pytest
@@ -130,9 +131,17 @@ def test_keywords_are_the_fields_of_options() -> None:
 def test_declarations_are_light() -> None:
     modules = ", ".join(f"moeprobe.probes.{name}" for name in PROBES.names())
     code = (
-        f"import sys; import {modules}, moeprobe.probes.registry, moeprobe.probes.engine.options\n"
-        "assert not {'torch', 'pandas', 'matplotlib', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
+        f"import sys; import {modules}, moeprobe.probes.registry, moeprobe.probes.engine.run\n"
+        "heavy = {'torch', 'scipy', 'pandas', 'matplotlib', 'pyarrow'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_measures_draws_nothing_yet() -> None:
+    files = Path(registry.__file__).parent.glob("*/measure.py")
+    modules = [f"moeprobe.probes.{file.parent.name}.measure" for file in files]
+    code = f"import sys; import {', '.join(modules)}\nassert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,7 +10,6 @@ and Graubard 1998, Dean and Pagano 2015; t widened percentiles, Hesterberg 2015.
 import functools
 
 import numpy as np
-from scipy import special  # a fraction of scipy.stats to import
 
 CONFIDENCE = 0.95
 # Shares this close to 0 or 1 are 0 or 1: the rest is the rounding of their sums.
@@ -48,6 +47,8 @@ def score_interval(
 @functools.cache
 def critical(images: int, *, confidence: float = CONFIDENCE) -> float:
     """Return the quantile of t with images − 1 degrees of freedom that leaves out half of the rest on either side."""
+    from scipy import special  # here, since runs are checked without; a fraction of scipy.stats
+
     return float(-special.stdtrit(images - 1, (1 - confidence) / 2))
 
 
@@ -57,6 +58,8 @@ def tail(images: int, *, confidence: float = CONFIDENCE) -> float:
 
     Less than half of the rest: resamples of few images vary by the root of 1 − 1 / n too little, and have normal tails.
     """
+    from scipy import special
+
     return float(special.ndtr(-critical(images, confidence=confidence) / np.sqrt(1 - 1 / images)))
 
 
