@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from moeprobe import api
-from moeprobe.metrics.stats.entries import AnyOf, Observed
+from moeprobe.metrics.analyses.touched import AnyOf, Observed
 from tests.commands import run
 from tests.recordings.test_check_trace import PROMPT, saved
 

@@ -19,7 +19,7 @@ import numpy as np
 from moeprobe.metrics.analyses.load import first_of, loads, loads_of
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.entries import OfShares
+from moeprobe.metrics.stats.load import OfShares
 from moeprobe.metrics.stats.statistic import Array, divide
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Beside it stands what layers that differ independently of each other would give, 1 − Π_l (1 − p_l): where fewer tokens
 are affected, differences gather on the same tokens.
 
-Sequences only. Axes: L layers, B texts, J tokens, n texts of a whole run.
+Sequences only. Axes: L layers, B texts, J tokens, n texts of a whole run, R resamples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.entries import AnyOf, Observed
+from moeprobe.metrics.stats.statistic import Array, Totals, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +81,78 @@ class Differences:
         for layer in reversed(range(num_layers)):
             first.masked_fill_(self.differs[layer], layer)
         return first.masked_fill(~self.trial, num_layers)
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """1 − Π_l (1 − p_l), where p_l is how often thing l happens: Σ hits_l / Σ trials.
+
+    Attributes:
+        hits: ``(n, L)`` how often each happened in an image.
+        trials: ``(n,)`` out of how many.
+    """
+
+    hits: Array
+    trials: Array
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights."""
+        rates = divide(self.hits.T @ weights, self.trials @ weights)
+        return 1 - (1 - rates).prod(0)
+
+    def totals(self) -> Totals:
+        """Return the sums of the hits, then the sum of the trials."""
+        return np.append(self.hits.sum(0), self.trials.sum())
+
+    def value(self, totals: Totals) -> float:
+        """Return it for the sums of all images."""
+        return float(1 - (1 - divide(totals[:-1], totals[-1])).prod())
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return Σ_l dp_l Π_{m ≠ l} (1 − p_m)."""
+        totals = self.totals() if totals is None else totals
+        rates = divide(totals[:-1], totals[-1])
+        of_rates = divide(self.hits - self.trials[:, None] * rates, totals[-1])
+        without = np.array([np.delete(1 - rates, layer).prod() for layer in range(len(rates))])
+        return of_rates @ without
+
+
+@dataclass(frozen=True)
+class Observed:
+    """How often at least one happened, divided by how often it would if they were independent (``AnyOf``).
+
+    Attributes:
+        hits: ``(n,)`` how often at least one happened.
+        independent: what it would be.
+    """
+
+    hits: Array
+    independent: AnyOf
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights."""
+        observed = divide(self.hits @ weights, self.independent.trials @ weights)
+        return divide(observed, self.independent.evaluate(weights))
+
+    def totals(self) -> Totals:
+        """Return the sum of ``hits``, and the totals of the other."""
+        return np.array([self.hits.sum()]), self.independent.totals()
+
+    def value(self, totals: Totals) -> float:
+        """Return it for the sums of all images."""
+        (hits,), independent_totals = totals
+        return float(divide(divide(hits, independent_totals[-1]), self.independent.value(independent_totals)))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return (do − value · de) / e."""
+        totals = self.totals() if totals is None else totals
+        (hits,), independent_totals = totals
+        observed = divide(hits, independent_totals[-1])
+        of_observed = divide(self.hits - observed * self.independent.trials, independent_totals[-1])
+        expected = self.independent.value(independent_totals)
+        return divide(
+            of_observed - self.value(totals) * self.independent.influence(independent_totals), expected
+        )
 
 
 class Touched(ModelAnalysis[Differences]):
