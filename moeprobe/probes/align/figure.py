@@ -14,7 +14,6 @@ from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.palette import colors as make_palette
-from moeprobe.results.tables import first_and_last
 
 # Pairs of trainings that have heat maps; layers with one each, of more the first and the last.
 _MOST_PAIRS, _MOST_LAYERS = 3, 3
@@ -34,8 +33,8 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 
 
 def _maps(entries: pd.DataFrame) -> Figure:
-    every, pairs = panels.layers(entries), panels.checkpoints(entries)
-    layers = first_and_last(every, limit=_MOST_LAYERS)
+    layers, notes = panels.shown_layers(panels.layers(entries), limit=_MOST_LAYERS)
+    pairs = panels.checkpoints(entries)
     # The first pair of each set of trainings before any second one.
     groups = entries.drop_duplicates("checkpoint").set_index("checkpoint")["group"]
     ranks = groups.groupby(groups).cumcount()
@@ -52,7 +51,7 @@ def _maps(entries: pd.DataFrame) -> Figure:
             panel.set_ylabel(f"expert of {first}")
             panel.set_xlabel(f"expert of {second}")
     heat_maps.color_bar(figure, axes, scale, "share of the row's tokens", largest=0.7)
-    notes = ["Columns in the order of the alignment on all inputs", *panels.note_between(layers, every)]
+    notes = ["Columns in the order of the alignment on all inputs", *notes]
     if len(pairs_in_maps) < len(pairs):
         notes.append(f"In the table only: {len(pairs) - len(pairs_in_maps)} more pairs")
     return panels.finish(

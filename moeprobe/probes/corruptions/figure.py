@@ -11,7 +11,6 @@ from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
 from moeprobe.results.layouts.by_view import agreement_rows
-from moeprobe.results.tables import first_and_last
 
 # Layers that have a row of panels; of more the first and the last.
 _MOST_LAYERS = 2
@@ -21,8 +20,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     """Return the figure: thin lines are single corruptions, thick ones with bands their means."""
     accuracy = table[table["metric"].eq(ACCURACY.name) & table["severity"].notna()]
     kappas = agreement_rows(table, severity=True)
-    layers = panels.layers(kappas)
-    panel_layers = first_and_last(layers, limit=_MOST_LAYERS)
+    panel_layers, note = panels.shown_layers(panels.layers(kappas), limit=_MOST_LAYERS)
     rows = [("accuracy", accuracy)] if len(accuracy) else []
     rows += [(f"κ, {layer}", panels.select(kappas, layer=layer)) for layer in panel_layers]
     columns = [name for name in (*FAMILIES, MEAN) if (kappas["view"] == name).any()]
@@ -40,8 +38,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
                 panel.set_xlabel("severity")
         axes[down, 0].set_ylabel(label)
         axes[down, 0].set_ylim(top=1.02)
-    notes = ["Thin lines and ticks: single corruptions, the extra ones dotted", "0: the clean image"]
-    notes += panels.note_between(panel_layers, layers)
+    notes = ["Thin lines and ticks: single corruptions, the extra ones dotted", "0: the clean image", *note]
     all_rows = pd.concat([of_row for _, of_row in rows])
     is_single = all_rows.loc[all_rows["view"] == MEAN, "severity"].nunique() == 1
     mark = ("bars" if accuracy.empty else "bands and bars") if is_single else "bands"
@@ -52,7 +49,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 def _curves(axes: Axes, rows: pd.DataFrame, name: str, colors: Mapping[str, str]) -> None:
     """Draw a family, or the mean over all corruptions; of a single severity points, which have no line or band."""
     checkpoints = panels.checkpoints(rows)
-    for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+    for checkpoint, shift in panels.shifted(checkpoints):
         of_checkpoint, color = panels.select(rows, checkpoint=checkpoint), colors[checkpoint]
         mean = of_checkpoint[of_checkpoint["view"].isin([name, CLEAN])].sort_values("severity")
         is_single = len(mean) == 1

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from moeprobe.inputs.modality import Modality
 from moeprobe.results.figures import panels
 from moeprobe.results.layouts.by_view import flips
-from moeprobe.results.tables import first_and_last
 
 
 def draw(
@@ -26,14 +25,13 @@ def draw(
     rows = flips(table)
     if rows.empty or not (rows["value"] > 0).any():
         return {}
-    every, views = panels.layers(rows), list(dict.fromkeys(rows["view"]))
-    layers = first_and_last(every)
-    checkpoints = panels.checkpoints(rows)
+    layers, notes = panels.shown_layers(panels.layers(rows))
+    views, checkpoints = list(dict.fromkeys(rows["view"])), panels.checkpoints(rows)
     height = float(np.clip(0.22 * len(views) * max(1, len(checkpoints) / 3), 2.4, 9))
     figure, axes = panels.panels(1, len(layers), width=4.2, height=height)
     for across, layer in enumerate(layers):
         panel = axes[0, across]
-        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in panels.shifted(checkpoints):
             of_one = panels.select(rows, layer=layer, checkpoint=checkpoint)
             of_one = of_one.set_index("view").reindex(views).reset_index()
             y, value = np.arange(len(views)) + shift, of_one["value"].to_numpy(float)
@@ -54,6 +52,5 @@ def draw(
         panel.set_xlim(left=0)
         panel.set_title(layer)
         panel.set_xlabel("tokens that choose other experts")
-    notes = panels.note_between(layers, every)
     layer_rows = rows[rows["layer"].isin(layers)]
     return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes, sampled=sampled)}

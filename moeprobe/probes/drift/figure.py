@@ -10,7 +10,6 @@ from moeprobe.probes.drift.sentences import FIRST, LAST, kappas
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import colors
-from moeprobe.results.tables import first_and_last
 
 _MOST_TICKS = 8
 
@@ -26,8 +25,7 @@ def draw(result: Result, *, steps: Mapping[str, float], numbered: bool) -> dict[
     rows = kappas(result.table)
     if rows["value"].isna().all():
         return {}
-    every = panels.layers(rows)
-    layers = first_and_last(every)
+    layers, notes = panels.shown_layers(panels.layers(rows))
     figure, axes = panels.panels(1, len(layers))
     palette = colors([FIRST, LAST])
     for panel, layer in zip(axes[0], layers, strict=True):
@@ -48,7 +46,6 @@ def draw(result: Result, *, steps: Mapping[str, float], numbered: bool) -> dict[
     lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
     axes[0, 0].set_ylim(lowest - 0.02, 1.05)
     axes[0, 0].set_ylabel("κ (0 = chance)")
-    notes = panels.note_between(layers, every)
     rows_of_panels = rows[rows["layer"].isin(layers)]
     return {
         "drift": panels.finish(figure, rows_of_panels, title="Drift of routing over a training", notes=notes)

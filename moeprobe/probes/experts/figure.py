@@ -11,7 +11,6 @@ from moeprobe.metrics.analyses.expert_outputs import EXPERT_DISTANCE, EXPERT_DIS
 from moeprobe.metrics.analyses.experts import BANNED, DISPENSABLE, PER_EXPERT, intervention_metric
 from moeprobe.probes.experts.redundancy import dispensable
 from moeprobe.results.figures import heat_maps, panels
-from moeprobe.results.tables import first_and_last
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
@@ -37,7 +36,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
     rows = table[table["metric"].isin(names.values()) & table["value"].notna() & table["expert"].notna()]
     if rows.empty:
         return {}
-    layers, notes = _layers_of_panels(rows)
+    layers, notes = panels.shown_layers(panels.layers(rows))
     figure, axes = panels.panels(len(layers), len(names), width=4.4, height=2.6, sharey=False)
     checkpoints = panels.checkpoints(rows)
     bounds = dispensable(table)
@@ -46,7 +45,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
     for across, (kind, metric) in enumerate(names.items()):
         for down, layer in enumerate(layers):
             panel = axes[down, across]
-            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in panels.shifted(checkpoints):
                 of_one = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=metric)
                 x = of_one["expert"].to_numpy(float) + shift
                 panels.points(panel, x, of_one, color=colors[checkpoint], label=checkpoint, size=4)
@@ -90,7 +89,7 @@ def _distances(table: pd.DataFrame) -> dict[str, Figure]:
     permuted = table[table["metric"] == EXPERT_DISTANCE_PERMUTED.name].set_index(keys)["value"]
     relative = rows["value"] / permuted.loc[pd.MultiIndex.from_frame(rows[keys])].to_numpy()
     rows = rows.assign(value=relative)
-    layers, notes = _layers_of_panels(rows)
+    layers, notes = panels.shown_layers(panels.layers(rows))
     checkpoints = panels.checkpoints(rows)
     scale = Normalize(0, max(1.0, float(rows["value"].max())))
     size = (3.4 * len(checkpoints) + 1.2, 3.2 * len(layers) + 0.7)
@@ -124,10 +123,3 @@ def _symmetric(rows: pd.DataFrame) -> np.ndarray:
     i, j = (rows[column].to_numpy(int) for column in ("expert", "expert_b"))
     matrix[i, j] = matrix[j, i] = rows["value"]
     return matrix
-
-
-def _layers_of_panels(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the layers that are drawn, and a note where there are more."""
-    layers = panels.layers(rows)
-    panel_layers = first_and_last(layers)
-    return panel_layers, panels.note_between(panel_layers, layers)

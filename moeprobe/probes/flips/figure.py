@@ -12,7 +12,6 @@ from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.metrics.analyses.text_flips import text_flip_metric
 from moeprobe.probes.flips.sentences import is_unreachable
 from moeprobe.results.figures import panels
-from moeprobe.results.tables import first_and_last
 
 # What a flip of a text does that the figure shows.
 _OF_TEXTS = "following_size"
@@ -42,7 +41,7 @@ def _sizes(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
         name for name in panels.layers(margins) if not is_unreachable(panels.select(margins, layer=name))
     ]
     still = [name for name in panels.layers(margins) if name not in layers]
-    panel_layers = first_and_last(layers, limit=_MOST_LAYERS)
+    panel_layers, note = panels.shown_layers(layers, limit=_MOST_LAYERS)
     is_of_texts = margins["metric"].eq(text_flip_metric(_OF_TEXTS, "runner_up").name).any()
     names = {
         forced: (text_flip_metric(_OF_TEXTS, forced) if is_of_texts else flip_metric("size", forced)).name
@@ -59,7 +58,7 @@ def _sizes(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
     for row, layer in enumerate(panel_layers):
         for column, forced in enumerate(kinds):
             panel = axes[row, column]
-            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in panels.shifted(checkpoints):
                 line = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=names[forced])
                 line = line.set_index("tokens").reindex(deciles).reset_index()
                 x = np.arange(1, len(deciles) + 1) + shift
@@ -75,7 +74,7 @@ def _sizes(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
                     f"{layer}\n{'|Δ Σ log-probability|' if is_of_texts else '|Δ log-probability|'}"
                 )
     notes = [f"Flips of patches in {' and '.join(still)} cannot reach the answer"] if still else []
-    notes += panels.note_between(panel_layers, layers)
+    notes += note
     title = "How far one flip of a patch moves the answer"
     if is_of_texts:
         title = "How far one flip of a token moves all following ones"

@@ -11,7 +11,6 @@ from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.analyses.flip_prediction import BINS, HIGHEST, OBSERVED, PREDICTED, bin_name
 from moeprobe.metrics.analyses.set_survival import SURVIVAL, SURVIVAL_BAND
 from moeprobe.results.figures import panels
-from moeprobe.results.tables import first_and_last
 
 # Layers that have a column; of more the first and the last.
 _MOST_LAYERS = 3
@@ -25,8 +24,8 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], unit: str) -> dict[s
     curves = table[table["tokens"].isin(ORDINARY) & (table["metric"] == SURVIVAL.name)]
     if curves.empty:
         return {}
-    layers, checkpoints = panels.layers(curves), panels.checkpoints(curves)
-    columns = first_and_last(layers, limit=_MOST_LAYERS)
+    columns, note = panels.shown_layers(panels.layers(curves), limit=_MOST_LAYERS)
+    checkpoints = panels.checkpoints(curves)
     figure, axes = panels.panels(1 + len(checkpoints), len(columns), width=4.2, height=2.9)
     for column, layer in enumerate(columns):
         for checkpoint in checkpoints:
@@ -42,8 +41,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], unit: str) -> dict[s
     axes[0, 0].set_ylabel("sets not changed yet")
     for row, checkpoint in enumerate(checkpoints, start=1):
         axes[row, 0].set_ylabel(f"{checkpoint}\nobserved flips")
-    notes = ["Bands hold at all σ at once", "Dashed: prediction and observation agree"]
-    notes += panels.note_between(columns, layers)
+    notes = ["Bands hold at all σ at once", "Dashed: prediction and observation agree", *note]
     title = "Sets of patches along nested noise, and flips predicted by margins"
     return {"margins": panels.finish(figure, curves[curves["layer"].isin(columns)], title=title, notes=notes)}
 

@@ -7,7 +7,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.results.figures import panels
-from moeprobe.results.tables import first_and_last
 
 
 def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str]) -> dict[str, Figure]:
@@ -20,14 +19,13 @@ def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str
     """
     if rows.empty:
         return {}
-    every = panels.layers(rows)
-    layers = first_and_last(every)
+    layers, notes = panels.shown_layers(panels.layers(rows))
     parts, checkpoints = list(dict.fromkeys(rows["part"])), panels.checkpoints(rows)
     figure, axes = panels.panels(len(layers), len(parts), width=2.9, height=2.4)
     for down, layer in enumerate(layers):
         for across, part in enumerate(parts):
             panel = axes[down, across]
-            for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in panels.shifted(checkpoints):
                 of_one = panels.select(rows, layer=layer, part=part, checkpoint=checkpoint)
                 of_one = of_one.set_index("format").reindex(list(formats)).reset_index()
                 x = np.arange(len(formats)) + shift
@@ -39,6 +37,5 @@ def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str
                 panel.set_ylabel("tokens that choose\nother experts")
         axes[down, 0].set_ylim(bottom=0)
     title = "Which part may be rounded before tokens change experts?"
-    notes = panels.note_between(layers, every)
     layer_rows = rows[rows["layer"].isin(layers)]
     return {"precision": panels.finish(figure, layer_rows, title=title, notes=notes)}

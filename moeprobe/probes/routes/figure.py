@@ -49,7 +49,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     figure, axes = panels.panels(1, len(kinds), width=3.6)
     for panel, metric in zip(axes[0], kinds, strict=True):
         panel.axhline(0, color="#808080", linewidth=1)
-        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in panels.shifted(checkpoints):
             of_kind = panels.select(rows, checkpoint=checkpoint, metric=metric)
             panels.draw_over_layers(
                 panel, of_kind, layers, color=colors[checkpoint], label=checkpoint, shift=shift

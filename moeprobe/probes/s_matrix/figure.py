@@ -113,7 +113,7 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]
     checkpoints = panels.checkpoints(rows)
     figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
-        for checkpoint, shift in zip(checkpoints, panels.shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in panels.shifted(checkpoints):
             of_mean = panels.select(rows, checkpoint=checkpoint, metric=metric)
             panels.draw_over_layers(
                 panel, of_mean, layers, color=colors[checkpoint], label=checkpoint, shift=shift

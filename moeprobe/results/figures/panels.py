@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -18,6 +18,7 @@ from matplotlib.legend import Legend
 from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.results.figures import STYLE
+from moeprobe.results.tables import SHOWN_LAYERS, first_and_last
 
 _CAPTION = "#505050"
 
@@ -156,9 +157,10 @@ def note_undrawn(table: pd.DataFrame) -> list[str]:
     return [f"In the table only: {', '.join(parts)}"] if parts else []
 
 
-def note_between(panel_layers: Sequence[str], layers: Sequence[str]) -> list[str]:
-    """Return a note for a figure whose panels show only the first and the last layer."""
-    return ["In the table only: the layers between"] if len(panel_layers) < len(layers) else []
+def shown_layers(every: list[str], *, limit: int = SHOWN_LAYERS) -> tuple[list[str], list[str]]:
+    """Return the layers that have panels, of more than ``limit`` the first and the last, and a note on the others."""
+    shown = first_and_last(every, limit=limit)
+    return shown, ["In the table only: the layers between"] if len(shown) < len(every) else []
 
 
 def wrapped(text: str, inches: float, *, size: float = 11) -> str:
@@ -221,6 +223,11 @@ def draw_over_layers(
 def shifts(count: int) -> np.ndarray:
     """Return the offsets of so many lines."""
     return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
+
+
+def shifted(names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """Yield what has a line each, with the offset of the line."""
+    return zip(names, shifts(len(names)), strict=True)
 
 
 def label_layers(axes: Axes, layers: Sequence[str], *, with_label: bool = True) -> None:
