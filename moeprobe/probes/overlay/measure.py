@@ -43,6 +43,16 @@ from moeprobe.runtime.progress import Advance, Progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# An overlay of images or of texts.
+Shown = TypeVar("Shown", bound=InputOverlay)
+SEVERITY = 0.2
+# Pixels of a side: patches are seen, and a page stays small.
+_LARGEST_TILE = 96
+# What a figure can hold and an eye can take in.
+MAX_IMAGES = 24
+# Names of columns in a table of texts.
+_OF_TOKENS = {"clean_patch": "clean_token", "clean_patch_expert": "clean_token_expert"}
+
 
 def record_overlays(
     spec: RunSpec, checkpoints: Sequence[Checkpoint], *, progress: Advance | None = None
@@ -169,10 +179,6 @@ def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
     return table.rename(columns=_OF_TOKENS) if "word" in table else table
 
 
-# Names of columns in a table of texts.
-_OF_TOKENS = {"clean_patch": "clean_token", "clean_patch_expert": "clean_token_expert"}
-
-
 def _identity(item: InputOverlay, number: int) -> dict[str, Any]:
     """Return the position of a patch and the expert there in the clean image, or the words of a token."""
     if isinstance(item, TextOverlay):
@@ -216,15 +222,6 @@ def pixel_sheet(overlays: Sequence[ImageOverlay]) -> Image.Image:
             tile = Image.fromarray((255 * pixels.clip(0, 1)).round().astype(np.uint8))
             sheet.paste(tile.resize((side, side), Image.Resampling.BOX), (side * column, side * row))
     return sheet
-
-
-# An overlay of images or of texts.
-Shown = TypeVar("Shown", bound=InputOverlay)
-SEVERITY = 0.2
-# Pixels of a side: patches are seen, and a page stays small.
-_LARGEST_TILE = 96
-# What a figure can hold and an eye can take in.
-MAX_IMAGES = 24
 
 
 @dataclass(frozen=True)
