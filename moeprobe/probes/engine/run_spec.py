@@ -34,10 +34,10 @@ class RunSpec:
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
     ``labeled`` False ignores the data's labels (the model has other classes). ``replayed_gates`` says how an
-    analysis of corners weights the experts of a replayed routing (see ``capabilities.Replayable``). ``draws``: purpose of
-    the view's random numbers; empty = its name. ``floor_images``: how many of the images, from the first one on, are
-    run again unchanged for the noise floor (see ``loop.repeats``).
-    ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, not refused (``routing.finite``).
+    analysis of corners weights the experts of a replayed routing (see ``capabilities.Replayable``). ``draws``: purpose
+    of the view's random numbers; empty = its name. ``floor_images``: how many of the images, from the first one on, are
+    run again unchanged for the noise floor (see ``loop.repeats``). ``allow_not_finite``: inputs whose gates or scores
+    are no numbers are left out, not refused (``routing.finite``).
     ``shard``: the part of the images that is run; None = all. ``shards``: folders of the part files of all shards, in
     their order, which are put together in place of running anything; empty = there are none.
     """
