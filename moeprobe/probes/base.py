@@ -307,4 +307,8 @@ def resolve(reference: str) -> Any:
 
 def deferred(reference: str) -> Callable[..., Any]:
     """Return a function that does what ``module:function`` does, imported when it is called."""
-    return lambda *values, **named: resolve(reference)(*values, **named)
+
+    def call(*values: Any, **keywords: Any) -> Any:
+        return resolve(reference)(*values, **keywords)
+
+    return call

@@ -18,7 +18,18 @@ from moeprobe.inputs.data.digits import Digits
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
-from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of, resolve
+from moeprobe.probes.base import (
+    Agreement,
+    Arg,
+    Kind,
+    Layout,
+    Probe,
+    Views,
+    arg_of,
+    fields_of,
+    flag_of,
+    resolve,
+)
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.engine.run import prepare

@@ -12,7 +12,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.inputs.data.digits import Digits
-from moeprobe.probes.routes.sheets import shared
+from moeprobe.probes.routes.key_routes import shared
 from moeprobe.probes.routes.tables import sentences
 from tests.commands import Trained
 

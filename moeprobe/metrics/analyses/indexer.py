@@ -124,7 +124,5 @@ class IndexerAnalysis(ModelAnalysis[KeyOverlap]):
                 beside,
             )
         if columns["attention_trials"].any():
-            estimators.append(
-                ATTENTION_LOST.share_of(columns["attention_lost"], columns["attention_trials"])
-            )
+            estimators.append(ATTENTION_LOST.share_of(columns["attention_lost"], columns["attention_trials"]))
         return estimators

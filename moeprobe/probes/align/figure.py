@@ -73,9 +73,7 @@ def _map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     values = values[np.ix_(rows_in_order, columns)]
     heat_maps.draw(axes, values, scale)
     if max(values.shape) <= _MOST_NUMBERED:
-        heat_maps.write_numbers(
-            axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0")
-        )
+        heat_maps.write_numbers(axes, values, scale, size=7, written=lambda value: f"{value:.2f}".lstrip("0"))
     for axis, names in ((axes.yaxis, rows_in_order), (axes.xaxis, columns)):
         step = -(-len(names) // _MOST_NUMBERED)
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])

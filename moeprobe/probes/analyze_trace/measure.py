@@ -265,9 +265,7 @@ class Measuring:
                     view_trace=trace_view,
                     known_columns=self._marked if number else (),
                 )
-                has_weights = (
-                    weighted(trace_block.layer) and weighted(blocks[0].layer) and longest <= LONGEST
-                )
+                has_weights = weighted(trace_block.layer) and weighted(blocks[0].layer) and longest <= LONGEST
                 if number and self._renumber is not None:
                     subject = self._renumber(layer, ids, subject)
                 analyses = [

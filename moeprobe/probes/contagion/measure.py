@@ -160,9 +160,7 @@ class ContagionMeasurement(Measurement[Result]):
     def make_request(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, including the exchanges possible in these groups."""
         return super().make_request() | {
-            "analyses": [
-                one.metric for one in self.spec.analyses if isinstance(one, ContagionAnalysis)
-            ],
+            "analyses": [one.metric for one in self.spec.analyses if isinstance(one, ContagionAnalysis)],
             "group_images": self.options.group_images,
             "share": self.probe.share,
         }

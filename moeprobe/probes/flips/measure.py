@@ -251,9 +251,7 @@ def _cells(
     """Yield the cell of each kind of a layer's tokens, and which tokens ``(B, T)`` are of it."""
     label, (severity,) = spec.label_of(checkpoint.model, name), spec.severities
     for tokens, mask in _kinds(batch, layer, decile).items():
-        cell = Cell(
-            label, layer.router, layer.choices_per_token, severity=float(severity), tokens=tokens
-        )
+        cell = Cell(label, layer.router, layer.choices_per_token, severity=float(severity), tokens=tokens)
         yield cell, mask
 
 

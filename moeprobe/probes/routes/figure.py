@@ -130,7 +130,9 @@ def position_maps(
                     columns=[str(position) for position in range(len(shares))],
                 )  # fmt: skip
                 axes[row, 0].set(title=layer_table.layer, ylabel="expert", xlabel="place in the text")
-        heat_maps.color_bar(figure, axes, scale, "share of the place", marks={f"1/{num_experts}": 1 / num_experts})
+        heat_maps.color_bar(
+            figure, axes, scale, "share of the place", marks={f"1/{num_experts}": 1 / num_experts}
+        )
         title = f"{name}: experts at each place"
         figures[f"places-{name}"] = finish(figure, panels.select(table, checkpoint=name), title=title)
     return figures
@@ -169,7 +171,9 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
         heat_maps.draw_named(panel, values, scale, rows=names, columns=names)
         panel.set(title=f"{checkpoints[i]}, {layers[j]}", xlabel="expert", ylabel="expert")
     marks = {"independent": 1.0} if scale.vmax and scale.vmax >= 1 else {}
-    heat_maps.color_bar(figure, axes, scale, "lift of two experts", marks=marks, above=bool(rows["value"].max() > highest))
+    heat_maps.color_bar(
+        figure, axes, scale, "lift of two experts", marks=marks, above=bool(rows["value"].max() > highest)
+    )
     tokens = modality_of(rows["tokens"]).tokens
     notes = [f"White: an expert with itself, or without any {tokens}"]
     return {
@@ -214,7 +218,9 @@ def classes(found: Sequence[Tables], routes: Sequence[KeyRoutes], table: pd.Data
             outline(panel, [(row, int(key_routes.routes[image, index])) for row, image in enumerate(order)])
             panel.set(title=part[index].layer, xlabel="expert")
         number = part[0].by_class.tokens.shape[-1]
-        heat_maps.color_bar(figure, axes, scale, "share of the class' tokens", marks={f"1/{number}": 1 / number})
+        heat_maps.color_bar(
+            figure, axes, scale, "share of the class' tokens", marks={f"1/{number}": 1 / number}
+        )
         notes = [
             "Outlined: the expert of most tokens, the class' key route; in brackets: the number of the route"
         ]
@@ -250,7 +256,9 @@ def colors(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
                 columns=[str(expert) for expert in range(shares.shape[1])],
             )  # fmt: skip
             panel.set(title=layer, xlabel="expert")
-        heat_maps.color_bar(figure, axes, scale, "share of the color's patches", marks={f"1/{num_experts}": 1 / num_experts})
+        heat_maps.color_bar(
+            figure, axes, scale, "share of the color's patches", marks={f"1/{num_experts}": 1 / num_experts}
+        )
         rests = panels.select(table, checkpoint=name)
         figures[f"colors-{name}"] = finish(figure, rests, title=f"{name}: experts of each color")
     return figures

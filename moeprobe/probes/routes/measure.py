@@ -22,7 +22,14 @@ from moeprobe.probes.engine.checks import routing_of_blank_input
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.routes import Routes
-from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, shared, summed
+from moeprobe.probes.routes.key_routes import (
+    KeyRoutes,
+    distance_table,
+    key_routes,
+    route_table,
+    shared,
+    summed,
+)
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result

@@ -68,9 +68,7 @@ class SMatrixMeasurement(Measurement[Result]):
 
     def _steps(self) -> list[Steps]:
         """Return the steps of the first image that can be read and whose views have patches in common."""
-        candidates = (
-            steps_of(self.spec, self.models, example) for example in readable_examples(self.spec)
-        )
+        candidates = (steps_of(self.spec, self.models, example) for example in readable_examples(self.spec))
         return next(filter(None, candidates), [])
 
 

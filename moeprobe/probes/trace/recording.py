@@ -72,7 +72,9 @@ def recorded_views(spec: RunSpec, framing: AnyFraming, *, data: str, split: str)
             {"view": spec.view_name, "inputs": second, "reference": None if spec.view.aligned else first},
         )
         return [
-            RecordedView(f"{spec.view_name}-{index + 1}", index, facts | {"aligned": spec.view.aligned} | side)
+            RecordedView(
+                f"{spec.view_name}-{index + 1}", index, facts | {"aligned": spec.view.aligned} | side
+            )
             for index, side in enumerate(sides)
         ]
     clean = source | {"view": CLEAN}

@@ -33,9 +33,7 @@ def panels(
     return figure, axes
 
 
-def pictures(
-    rows: int, columns: int, size: tuple[float, float], **ratios: Any
-) -> tuple[Figure, np.ndarray]:
+def pictures(rows: int, columns: int, size: tuple[float, float], **ratios: Any) -> tuple[Figure, np.ndarray]:
     """Return a figure of ``size`` inches with axes ``(rows, columns)`` that have no grid lines.
 
     ``ratios`` of widths or heights are as ``subplots`` takes them.
@@ -159,8 +157,9 @@ def note_undrawn(table: pd.DataFrame) -> list[str]:
 
 def shown_layers(every: list[str], *, limit: int = SHOWN_LAYERS) -> tuple[list[str], list[str]]:
     """Return the layers that have panels, of more than ``limit`` the first and the last, and a note on the others."""
-    shown = first_and_last(every, limit=limit)
-    return shown, ["In the table only: the layers between"] if len(shown) < len(every) else []
+    with_panels = first_and_last(every, limit=limit)
+    note = "In the table only: the layers between"
+    return with_panels, [note] if len(with_panels) < len(every) else []
 
 
 def wrapped(text: str, inches: float, *, size: float = 11) -> str:
