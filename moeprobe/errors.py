@@ -28,6 +28,11 @@ def option(keyword: str, value: object = None, flag: str | None = None) -> str:
     return f"{_START}{flag}{_BETWEEN}{keyword}{_END}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of a library says, or its class, as the end of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 class UserError(Exception):
     """The user's input is wrong: one sentence that says what, and how to fix it.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError, first_line, option
 from moeprobe.routing.capabilities import HasRouterModules, Traceable, Weighed
 from moeprobe.runtime.device import FLOAT32, label_of
 
@@ -77,9 +77,8 @@ def check_runs(model: Traceable, blank: Any, *, name: str, device: torch.device)
     except UserError as error:
         raise UserError(f"{name} cannot run in {precision}: {error}") from None
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
-            f"{name} cannot run in {precision} on this {label_of(device.type)} ({reason}); use "
+            f"{name} cannot run in {precision} on this {label_of(device.type)} ({first_line(error)}); use "
             f"{option('precision', FLOAT32)}."
         ) from error
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.device import AUTO
@@ -188,7 +188,7 @@ def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoT
             raise UserError(
                 f"There is no folder {quoted(reference)}, and no model of that name in the local cache; {HOW}."
             ) from None
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".:")
+        reason = first_line(error)[:300].rstrip(".:")
         name = quoted(f"hf:{reference}")
         where = "The folder" if local else f"{name} is no folder, and the model"
         raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error

@@ -10,6 +10,7 @@ import typer
 
 from moeprobe import __version__
 from moeprobe.cli.front.environment import print_json
+from moeprobe.errors import first_line
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -87,10 +88,8 @@ def _torchvision() -> CheckResult:
         import_with_operators("torchvision")
     # A library that was built for another torch fails in as many ways as there are releases.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        return CheckResult(
-            "wrong", "torch and torchvision", f"do not fit together, importing torchvision fails: {reason}"
-        )
+        text = f"do not fit together, importing torchvision fails: {first_line(error)}"
+        return CheckResult("wrong", "torch and torchvision", text)
     if not operators_were_declared():
         return CheckResult("ok", "torch and torchvision", "fit together")
     return CheckResult(

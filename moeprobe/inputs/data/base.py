@@ -1,10 +1,10 @@
 """What a data set is to moeprobe: images, or texts, that are found by index and known by a name that stays."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,10 @@ from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 from moeprobe.runtime.files import expanded, is_folder
 
 SPLITS = ("train", "val", "test")
+# What folders, files and data sets of others call a split; the first that is there is taken.
+SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Dataset(ABC):
     streamed: ClassVar[bool] = False
     split_note: str = ""
     splits: ClassVar[tuple[str, ...]] = SPLITS
+    # Of each image the label, None or -1 = none; unset where only reading an image tells it.
+    _labels: Any = None
 
     @abstractmethod
     def __init__(self, *, split: str, location: str | None = None) -> None: ...
@@ -77,8 +83,10 @@ class Dataset(ABC):
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every image ``(n,)``, -1 = none.
 
-        Data that keep their labels apart from their pixels read no image for it.
+        Data that keep their labels apart from their pixels, in ``_labels``, read no image for it.
         """
+        if self._labels is not None:
+            return as_labels(self._labels)
         return as_labels(self.example(index).label for index in range(len(self)))
 
     def in_order(self, indices: Sequence[int]) -> list[int]:
@@ -125,6 +133,15 @@ class TextDataset(Dataset):
 def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:
     """Return labels as an array ``(n,)``, -1 where there is none."""
     return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
+
+
+def by_split(parts: Mapping[str, Part]) -> dict[str, Part]:
+    """Return the part of each split, by moeprobe's name of it, of parts by any of ``SPLIT_NAMES``."""
+    return {
+        split: next(parts[name] for name in names if name in parts)
+        for split, names in SPLIT_NAMES.items()
+        if any(name in parts for name in names)
+    }
 
 
 def check_split(split: str, available: Sequence[str]) -> None:

@@ -8,11 +8,10 @@ import itertools
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split
+from moeprobe.inputs.data.base import Example, ImageDataset, check_split
 
 # The corners of the cube of red, green and blue.
 COLORS = {
@@ -36,6 +35,7 @@ class Checkerboard(ImageDataset):
             for left_class, right_class in (pair, pair[::-1])
         ]
         self.class_names = tuple(f"{left_class} and {right_class}" for left_class, right_class in _PAIRS)
+        self._labels = [index // 2 for index in range(len(self.image_ids))]
 
     def example(self, index: int) -> Example:
         """Return board ``index``, in whose corner above on the left is its first color."""
@@ -45,10 +45,6 @@ class Checkerboard(ImageDataset):
         board = np.add.outer(np.arange(self.cells), np.arange(self.cells)) % 2
         pixels = np.kron(board, np.ones((self.cell, self.cell), dtype=np.int64))
         return Example(Image.fromarray(colors[pixels]), self.image_ids[index], label=index // 2)
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the pair of colors of every board."""
-        return as_labels(index // 2 for index in range(len(self)))
 
 
 def _parse(location: str | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import SEVERITIES, parse_location
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.inputs.data.base import Example, ImageDataset, check_split, require_folder
 from moeprobe.runtime.files import is_file
 
 # Those of CIFAR-10, in the order of its labels; the archive of CIFAR-10-C has no names.
@@ -62,10 +62,6 @@ class Cifar10C(ImageDataset):
         return Example(
             Image.fromarray(self._pixels[index]), self.image_ids[index], label=int(self._labels[index])
         )
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
 
 def _read(path: Path) -> NDArray[np.generic]:

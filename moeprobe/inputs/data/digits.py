@@ -5,11 +5,10 @@ of "Optical Recognition of Handwritten Digits"), upscaled once so that crops hav
 """
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, as_labels, check_split
+from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, check_split
 from moeprobe.runtime.seeds import generator
 
 RESOLUTION = 32
@@ -43,10 +42,6 @@ class Digits(ImageDataset):
         scan = Image.fromarray(self._pixels[index])
         image = scan.resize((RESOLUTION, RESOLUTION), Image.Resampling.BILINEAR).convert("RGB")
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
 
 def _split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -11,11 +11,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers.images import open_rgb
+from moeprobe.inputs.data.base import check_split, require_folder
+from moeprobe.inputs.data.readers.images import ImageFiles
 from moeprobe.runtime.files import is_file
 
 _NUM_CLASSES = 102
@@ -23,7 +22,7 @@ _MOST = 1_000_000
 _LISTS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
-class Flowers102(ImageDataset):
+class Flowers102(ImageFiles):
     """Oxford's 102 flower categories with the official train, val and test lists.
 
     The published files number the classes and do not name them, so the names are "1" to "102".
@@ -36,19 +35,9 @@ class Flowers102(ImageDataset):
         labels = _read_list(self._root / "imagelabels.mat", "labels")
         numbers = _read_list(self._root / "setid.mat", _LISTS[split])
         self._check(labels, numbers)
-        self._labels = labels[numbers - 1] - 1
+        self._labels = (labels[numbers - 1] - 1).tolist()
         self.image_ids = [f"jpg/image_{number:05d}.jpg" for number in numbers]
         self.class_names = tuple(str(label) for label in range(1, _NUM_CLASSES + 1))
-
-    def example(self, index: int) -> Example:
-        """Return the image at ``index`` of the split's list, at its own size."""
-        path = self._root / self.image_ids[index]
-        image = open_rgb(path, name=repr(str(path)))
-        return Example(image, self.image_ids[index], label=int(self._labels[index]))
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
     def _check(self, labels: np.ndarray, numbers: np.ndarray) -> None:
         """Raise ``UserError`` unless the lists and the folder have the same images."""

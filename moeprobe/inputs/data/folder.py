@@ -17,21 +17,16 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers.images import list_folders, list_images, open_rgb
+from moeprobe.inputs.data.base import SPLITS, by_split, check_split, require_folder
+from moeprobe.inputs.data.readers.images import ImageFiles, list_folders, list_images
 
 # Shares of images where no folders say which split they are of.
 _VAL_FRACTION, _TEST_FRACTION = 0.1, 0.1
 _FRACTION = "?val_fraction="
-# What the folder of a split may be called; the first that is there is taken.
-_FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 
 
-class Folder(ImageDataset):
+class Folder(ImageFiles):
     """A folder of image files: PATH/<split>/<class>/..., PATH/<class>/... or unlabeled images.
 
     Classes are sorted by name over all splits, so a class has one number even where a split lacks it; a class folder
@@ -41,8 +36,9 @@ class Folder(ImageDataset):
     def __init__(self, *, split: str, location: str | None = None) -> None:
         path, val_fraction = _fraction(location)
         self._root = require_folder(path, name="folder", layout="<split>/<class>/..., <class>/... or images")
-        present = _split_folders(self._root)
-        layout = _Layout.of(present, labeled=bool(not present and list_folders(self._root)))
+        folders = list_folders(self._root)
+        present = by_split({name: name for name in folders})
+        layout = _Layout.of(present, labeled=bool(folders))
         if val_fraction is not None and not layout.val_from_hash:
             raise UserError(
                 f"{str(self._root)!r} needs no share for val: leave data.val_fraction ({_FRACTION}) out."
@@ -53,7 +49,6 @@ class Folder(ImageDataset):
         if not files:
             raise UserError(f"There are no images in {str(self._root / folder)!r}.")
         self.class_names = None
-        self._labels: list[int] | None = None
         classes = _classes(files, folder=self._root / folder)
         val_fraction = _VAL_FRACTION if val_fraction is None else val_fraction
         split_files = [file for file in files if layout.holds(split, file, val_fraction)]
@@ -62,6 +57,7 @@ class Folder(ImageDataset):
                 f"None of the {len(files)} images in {str(self._root / folder)!r} falls to the split {split!r}, which "
                 "a hash of their paths chooses; put the images of each split into a folder: train/, val/, test/."
             )
+        self._labels = [None] * len(split_files)
         if classes:
             for split_folder in present.values() or [""]:
                 classes.update(list_folders(self._root / split_folder))
@@ -70,16 +66,6 @@ class Folder(ImageDataset):
             self._labels = [number[file.split("/", 1)[0]] for file in split_files]
         self.split_note = layout.note(val_fraction)
         self.image_ids = [f"{folder}/{file}" if folder else file for file in split_files]
-
-    def example(self, index: int) -> Example:
-        """Return image ``index`` of the sorted paths, at its own size."""
-        path = self._root / self.image_ids[index]
-        label = None if self._labels is None else self._labels[index]
-        return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=label)
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels or [None] * len(self))
 
 
 @dataclass(frozen=True)
@@ -152,16 +138,6 @@ def _fraction(location: str | None) -> tuple[str | None, float | None]:
             f"In {location!r}, val_fraction is a number above 0 and below {1 - _TEST_FRACTION:g}."
         )
     return path, value
-
-
-def _split_folders(root: Path) -> dict[str, str]:
-    """Return split -> its folder in ``root``; empty where none is named after a split."""
-    present = set(list_folders(root))
-    return {
-        split: next(name for name in names if name in present)
-        for split, names in _FOLDERS.items()
-        if present.intersection(names)
-    }
 
 
 def _classes(files: list[str], *, folder: Path) -> set[str]:

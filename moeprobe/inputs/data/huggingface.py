@@ -29,7 +29,7 @@ class Huggingface(ImageDataset):
         datasets = hub_rows.library()
         if not location:
             raise UserError("'huggingface' needs a folder or a name: write huggingface:PATH_OR_NAME.")
-        parts = hub_rows.by_split(hub_rows.load(datasets, location))
+        parts = hub_rows.splits_of(hub_rows.load(datasets, location))
         check_split(split, tuple(parts))
         rows = parts[split]
         self._columns = hub_rows.find_columns(datasets, rows.features, location)

@@ -40,7 +40,7 @@ class HuggingfaceStream(ImageDataset):
             raise UserError(
                 "'huggingface_stream' needs a folder or a name: write huggingface_stream:PATH_OR_NAME."
             )
-        parts = hub_rows.by_split(_streams(datasets, location))
+        parts = hub_rows.splits_of(_streams(datasets, location))
         check_split(split, tuple(parts))
         features = parts[split].features
         if features is None:
@@ -73,10 +73,6 @@ class HuggingfaceStream(ImageDataset):
                 f"Shard {shard} of {self._location!r} has become shorter while it was read; start again."
             )
         return self._columns.example(example, self.image_ids[index], location=self._location)
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every row."""
-        return self._labels
 
     def in_order(self, indices: Sequence[int]) -> list[int]:
         """Return images shard by shard, each shard's in its order; the shard of the first one first."""
@@ -164,9 +160,9 @@ def _stream(rows: Any) -> Any:
 def _shards(datasets: Any, location: str, split: str, columns: list[str]) -> list[Any]:
     """Return the shards of a split, a stream each, of some columns; of parquet files no other is read."""
     try:
-        rows = hub_rows.by_split(_streams(datasets, location, columns=columns))[split]
+        rows = hub_rows.splits_of(_streams(datasets, location, columns=columns))[split]
     except UserError:  # of another format, which knows no columns before it is read
-        rows = hub_rows.by_split(_streams(datasets, location))[split]
+        rows = hub_rows.splits_of(_streams(datasets, location))[split]
     return [
         rows.shard(num_shards=rows.num_shards, index=number).select_columns(columns)
         for number in range(rows.num_shards)

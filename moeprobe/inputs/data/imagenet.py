@@ -14,12 +14,9 @@ TFDS's own order; and an image keeps its split even where only a part of ImageNe
 import hashlib
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers.images import list_folders, list_images, open_rgb
+from moeprobe.inputs.data.base import check_split, require_folder
+from moeprobe.inputs.data.readers.images import ImageFiles, list_folders, list_images
 from moeprobe.runtime.files import is_file, is_folder, read_bytes
 
 _VAL_PERCENT = 1
@@ -28,7 +25,7 @@ _MAPPING = "LOC_synset_mapping.txt"
 _LARGEST = 2**24
 
 
-class Imagenet(ImageDataset):
+class Imagenet(ImageFiles):
     """ImageNet in folders: train and val are 99 % and 1 % of PATH/train, test is PATH/val.
 
     Labels number the sorted wnids of ``LOC_synset_mapping.txt`` where it exists, so that a part of ImageNet
@@ -59,15 +56,6 @@ class Imagenet(ImageDataset):
             self._labels += [number[wnid]] * len(files)
         if not self.image_ids:
             raise UserError(f"The split {split!r} of 'imagenet' has no images in {str(folder)!r}.")
-
-    def example(self, index: int) -> Example:
-        """Return image ``index``, at its own size."""
-        path = self._root / self.image_ids[index]
-        return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=self._labels[index])
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
 
 def _is_val(file: str) -> bool:

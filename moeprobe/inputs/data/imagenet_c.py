@@ -9,18 +9,15 @@
 Its images are ImageNet's official validation images, stored as JPEG once more.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import FAMILIES, parse_location
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.inputs.data.base import check_split, require_folder
 from moeprobe.inputs.data.imagenet import class_names
-from moeprobe.inputs.data.readers.images import list_images, open_rgb
+from moeprobe.inputs.data.readers.images import ImageFiles, list_images
 from moeprobe.runtime.files import is_folder
 
 
-class ImagenetC(ImageDataset):
+class ImagenetC(ImageFiles):
     """ImageNet-C: one corruption at one severity, ``imagenet_c:PATH?corruption=snow&severity=3``.
 
     Images have the same names under every corruption, so that ``--limit`` takes the same photographs of all.
@@ -38,7 +35,7 @@ class ImagenetC(ImageDataset):
             raise UserError(
                 f"There is no folder {f'{kind}/{severity}'!r} in {location!r}, or in one of a family."
             )
-        self._folder = folder
+        self._root = folder
         self.image_ids = list_images(folder)
         names = class_names(root, folder)
         self.class_names = tuple(names.values())
@@ -49,12 +46,3 @@ class ImagenetC(ImageDataset):
         if not wnids:
             raise UserError(f"There are no images in {str(folder)!r}.")
         self._labels = [number[wnid] for wnid in wnids]
-
-    def example(self, index: int) -> Example:
-        """Return image ``index``, 224 x 224."""
-        path = self._folder / self.image_ids[index]
-        return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=self._labels[index])
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)

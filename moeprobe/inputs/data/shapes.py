@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from moeprobe.errors import UserError
@@ -35,6 +34,7 @@ class Shapes(ImageDataset):
         self._resolution = _parse_resolution(location)
         self.image_ids = [f"{split}/{index:05d}" for index in range(_LENGTHS[split])]
         self.class_names = tuple(OUTLINES)
+        self._labels = [index % len(OUTLINES) for index in range(len(self.image_ids))]
 
     def example(self, index: int) -> Example:
         """Return scene ``index``; its label is ``index`` modulo 10, its mask where the object covers half a pixel."""
@@ -42,15 +42,11 @@ class Shapes(ImageDataset):
         random = generator(_SEED, "shapes", self.image_ids[index])
         coverage = _draw_coverage(tuple(OUTLINES.values())[label], random, self._resolution)
         ground_colors, object_colors = draw_palette(random)
-        ground = draw_ground(random, ground_colors, self._resolution)
-        figure = draw_object(random, object_colors, self._resolution)
+        ground = draw_surface(random, ground_colors, self._resolution, light=0.12)
+        figure = draw_surface(random, object_colors, self._resolution, light=0.2)
         pixels = ground + (figure - ground) * coverage[:, :, None]
         image = Image.fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8))
         return Example(image, self.image_ids[index], label=label, mask=coverage >= 0.5)
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every scene."""
-        return np.arange(len(self), dtype=np.int64) % len(OUTLINES)
 
 
 def _parse_resolution(location: str | None) -> int:
@@ -179,14 +175,16 @@ def draw_palette(random: np.random.Generator) -> tuple[Colors, Colors]:
     return _vary(random, ground), _vary(random, figure)
 
 
-def draw_ground(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
-    """Return a ground: a pattern under uneven light, (resolution, resolution, 3) float32."""
-    return _light(random, _draw_texture(random, colors, resolution), strength=0.12)
+def draw_surface(random: np.random.Generator, colors: Colors, resolution: int, *, light: float) -> np.ndarray:
+    """Return a pattern, brighter by ``light`` towards one side and darker towards the other, as float32.
 
-
-def draw_object(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
-    """Return the surface that the object is cut from, like a ground, more strongly lit."""
-    return _light(random, _draw_texture(random, colors, resolution), strength=0.2)
+    Its shape is (resolution, resolution, 3).
+    """
+    pattern = _PATTERNS[int(random.integers(len(_PATTERNS)))]
+    first, second = colors
+    texture = first + (second - first) * pattern(random, resolution)[:, :, None]
+    along = _axis(random.uniform(0, 2 * np.pi), resolution)
+    return texture * (1 + light * along)[:, :, None]
 
 
 def _draw_color(random: np.random.Generator) -> np.ndarray:
@@ -199,18 +197,6 @@ def _vary(random: np.random.Generator, color: np.ndarray) -> Colors:
     step = random.uniform(0.06, 0.16) * np.sign(random.uniform(-1, 1, size=3))
     step = np.minimum(np.abs(step), np.minimum(color, 1 - color)) * np.sign(step)
     return (color - step).astype(np.float32), (color + step).astype(np.float32)
-
-
-def _draw_texture(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
-    pattern = _PATTERNS[int(random.integers(len(_PATTERNS)))]
-    first, second = colors
-    return first + (second - first) * pattern(random, resolution)[:, :, None]
-
-
-def _light(random: np.random.Generator, surface: np.ndarray, *, strength: float) -> np.ndarray:
-    """Return ``surface`` brightened towards one side and darkened towards the other."""
-    along = _axis(random.uniform(0, 2 * np.pi), surface.shape[0])
-    return surface * (1 + strength * along)[:, :, None]
 
 
 def _axis(angle: float, resolution: int) -> np.ndarray:

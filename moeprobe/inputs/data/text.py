@@ -5,11 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import TextDataset, TextExample, as_labels, check_split
+from moeprobe.inputs.data.base import TextDataset, TextExample, check_split
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import expanded, is_file, read_bytes
 
@@ -76,10 +73,6 @@ class Text(TextDataset):
         """Return a hash of the names and the texts: lines of a file are counted, and may be rewritten."""
         content = json.dumps(list(zip(self.image_ids, self._texts, strict=True)))
         return hashlib.sha256(content.encode()).hexdigest()
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every text ``(n,)``, -1 = none."""
-        return as_labels(self._labels)
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

@@ -23,17 +23,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split
+from moeprobe.inputs.data.base import SPLIT_NAMES, Example, ImageDataset, check_split
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import JSON_LIMIT, expanded, is_file, is_folder
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm"})
 _LABELS = frozenset({"cls", "json"})
-_WORDS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+_WORDS = {name: split for split, names in SPLIT_NAMES.items() for name in names}
 # The largest public sets have some ten thousand shards.
 _MOST_SHARDS = 100_000
 _MOST_BRACES = 16
@@ -241,10 +240,6 @@ class Webdataset(ImageDataset):
         return Example(
             open_rgb(io.BytesIO(content), name=name), self.image_ids[index], label=self._labels[index]
         )
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
     def _check_unique(self, records: list[tuple[int, ShardRecord]]) -> None:
         shard_by_id: dict[str, int] = {}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError, first_line, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, UpcycleConfig, choose
@@ -275,7 +275,7 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
 
 def _in_short(error: Exception) -> str:
     """Return the first sentence; the rest is advice for callers of the library."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
+    return first_line(error).split(". ")[0].rstrip(".")
 
 
 def _written(values: tuple[float, ...]) -> str:

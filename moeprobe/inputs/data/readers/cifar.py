@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.inputs.data.base import Example, ImageDataset, check_split, require_folder
 from moeprobe.runtime.files import is_file, read_bytes
 
 Labels = NDArray[np.int64]
@@ -78,10 +78,6 @@ class Cifar(ImageDataset):
         planes = self._pixels[index].reshape(3, 32, 32)
         image = Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
     def _find(self, root: Path) -> tuple[Path, Version]:
         """Return the first version that is there: below ``root``, or ``root`` itself."""

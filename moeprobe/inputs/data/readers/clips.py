@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels
+from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.images import EXTENSIONS, open_rgb
 from moeprobe.runtime.files import is_file
 
@@ -52,16 +51,11 @@ class Clips(ImageDataset):
         self.clip_names = [name or root.name for name, _ in clips]
         ends = np.cumsum([len(frames) for _, frames in clips]).tolist()
         self.clips = [range(end - len(frames), end) for end, (_, frames) in zip(ends, clips, strict=True)]
-        self._labels: list[int] | None = None
+        self._labels = [None] * len(self._frames)
 
     def example(self, index: int) -> Example:
         """Return frame ``index``, at its own size."""
-        label = None if self._labels is None else self._labels[index]
-        return Example(self._frames[index].read(), self.image_ids[index], label=label)
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every frame."""
-        return as_labels(self._labels or [None] * len(self))
+        return Example(self._frames[index].read(), self.image_ids[index], label=self._labels[index])
 
     def in_order(self, indices: Sequence[int]) -> list[int]:
         """Return the frames in the order of the clips."""

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import Example
+from moeprobe.errors import UserError, first_line
+from moeprobe.inputs.data.base import Example, by_split
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import check_regular_files, expanded, is_file, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 
-# What a data set may call a split; the first that is there is taken.
-_SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 # What ``save_to_disk`` leaves, of several splits or of one.
 _SAVED = ("dataset_dict.json", "state.json")
 # Which column is meant where there are several of its kind.
@@ -133,7 +131,7 @@ def load(datasets: Any, location: str, **more: Any) -> Any:
 
 def reason(error: Exception) -> str:
     """Return the first line of what an error of the library says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
+    return first_line(error)[:300].rstrip(".")
 
 
 @contextlib.contextmanager
@@ -149,14 +147,9 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def by_split(loaded: Any) -> dict[str, Any]:
+def splits_of(loaded: Any) -> dict[str, Any]:
     """Return moeprobe's name of each split -> its rows."""
-    parts = loaded if isinstance(loaded, dict) else {str(loaded.split or "test"): loaded}
-    return {
-        split: next(parts[name] for name in names if name in parts)
-        for split, names in _SPLITS.items()
-        if any(name in parts for name in names)
-    }
+    return by_split(loaded if isinstance(loaded, dict) else {str(loaded.split or "test"): loaded})
 
 
 def _choose(names: list[str], preferred: tuple[str, ...], *, kind: str, location: str) -> str:

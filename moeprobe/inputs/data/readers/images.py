@@ -177,6 +177,18 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+class ImageFiles(ImageDataset):
+    """Images in files of their own, named by their paths below a folder, each with its label or None."""
+
+    _root: Path
+    _labels: Sequence[int | None]
+
+    def example(self, index: int) -> Example:
+        """Return image ``index``, at its own size."""
+        path = self._root / self.image_ids[index]
+        return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=self._labels[index])
+
+
 class Masked(ImageDataset):
     """A data set with the masks of ``folder``: FOLDER/<image id without its suffix>.png, foreground not black."""
 

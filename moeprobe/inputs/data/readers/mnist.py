@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.errors import UserError, option
-from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.errors import UserError, first_line, option
+from moeprobe.inputs.data.base import Example, ImageDataset, check_split, require_folder
 from moeprobe.runtime.files import is_file, is_folder
 from moeprobe.runtime.hub import may_download
 from moeprobe.runtime.torchvision_compat import import_with_operators
@@ -72,10 +72,6 @@ class MnistFiles(ImageDataset):
         """Return image ``index`` of the split, 28x28, its gray repeated over three channels."""
         image = Image.fromarray(self._upright(self._pixels[index])).convert("RGB")
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the label of every image."""
-        return as_labels(self._labels)
 
     @staticmethod
     def _upright(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -136,8 +132,7 @@ class MnistFiles(ImageDataset):
         try:
             getattr(datasets, self.published)(str(root), download=True, **self._download_keywords())
         except Exception as error:  # of the network, of archives, of the disk: each has errors of its own
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise UserError(f"{self.name!r} cannot be downloaded: {reason}.") from error
+            raise UserError(f"{self.name!r} cannot be downloaded: {first_line(error)}.") from error
 
     def _download_keywords(self) -> dict[str, str]:
         """Return what torchvision's class takes beside the folder."""
