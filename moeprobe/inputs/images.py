@@ -61,7 +61,8 @@ def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, flo
         or to_source[1, 1] <= 0
     ):
         return None
-    left, top, right, bottom = _box(to_source, size)
+    corners = geometry.apply(to_source, np.array([[0.0, 0.0, 1.0], [size, size, 1.0]]))
+    (left, top), (right, bottom) = corners.min(0).tolist(), corners.max(0).tolist()
     inside = (
         left >= -_AXIS_TOLERANCE
         and top >= -_AXIS_TOLERANCE
@@ -71,12 +72,6 @@ def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, flo
     if not inside:
         return None
     return max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
-
-
-def _box(to_source: Map, size: int) -> tuple[float, float, float, float]:
-    corners = geometry.apply(to_source, np.array([[0.0, 0.0, 1.0], [size, size, 1.0]]))
-    (left, top), (right, bottom) = corners.min(0), corners.max(0)
-    return float(left), float(top), float(right), float(bottom)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Token ids with what belongs to them; its length is B, and a slice of it is a batch of some of its texts.
+    """Token ids with what belongs to them; its length is B, and a slice or numbers of texts ``(N,)`` take some of them.
 
     Attributes:
         ids: ``(B, T)`` int64, 0 in padding.
@@ -51,11 +51,7 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, texts: slice) -> TokenBatch:
-        return self._each(lambda tensor: tensor[texts])
-
-    def choose(self, texts: Tensor) -> TokenBatch:
-        """Return the batch of texts ``(N,)``, by their numbers; one may be there several times."""
+    def __getitem__(self, texts: slice | Tensor) -> TokenBatch:
         return self._each(lambda tensor: tensor[texts])
 
     @property

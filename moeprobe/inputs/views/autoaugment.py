@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageOps
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
@@ -41,14 +41,8 @@ POLICY = (
     (("translate_y", 0.7, 9), ("auto_contrast", 0.9, 0)),
 )
 _LARGEST = 9
-_ENHANCED = {
-    "brightness": ImageEnhance.Brightness,
-    "color": ImageEnhance.Color,
-    "contrast": ImageEnhance.Contrast,
-    "sharpness": ImageEnhance.Sharpness,
-}
-_ENHANCEMENT = 0.9
-_POSTERIZED_BITS = 4
+# Operations that go either way.
+_SIGNED = ("brightness", "color", "contrast", "sharpness")
 _BRIGHTEST = 255
 # Of the frame's side: 150 pixels of 331, the size of the images that the policy was first published for.
 _TRANSLATION = 150 / 331
@@ -123,12 +117,10 @@ def _movement(name: str, amount: float, size: int) -> Map:
 
 
 def _recolored(view: Image.Image, name: str, amount: float) -> Image.Image:
-    if name in _ENHANCED:
-        return _ENHANCED[name](view).enhance(1 + _ENHANCEMENT * amount)
-    if name == "posterize":
-        return ImageOps.posterize(view, 8 - round(_POSTERIZED_BITS * abs(amount)))
     if name == "solarize":
         # What is as bright as a whole threshold is inverted, which a last digit must not undo.
         threshold = round(_BRIGHTEST * (1 - abs(amount)), 6)
         return ImageOps.solarize(view, threshold)  # type: ignore[arg-type]
-    return COLOR[name](view, 1.0)
+    if name in _SIGNED:
+        return COLOR[name](view, amount)
+    return COLOR[name](view, abs(amount) if name == "posterize" else 1.0)

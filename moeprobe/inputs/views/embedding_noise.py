@@ -1,14 +1,14 @@
 """Independent Gaussian noise on the embedding of every token of a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from moeprobe.inputs.texts import TextFraming, TextSample
 from moeprobe.inputs.views.base import check_severities
-from moeprobe.inputs.views.text import TextView, with_noise
+from moeprobe.inputs.views.text import TextView
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class EmbeddingNoise(TextView):
         clean = framing.clean(source)
         noise = torch.from_numpy(rng.standard_normal((len(clean.ids), framing.width), dtype=np.float32))
         noise[torch.from_numpy(clean.special)] = 0
-        return [with_noise(clean, noise, severity) for severity in severities]
+        return [replace(clean, noise=noise, sigma=severity) for severity in severities]

@@ -15,7 +15,7 @@ center of the frame, shear about its upper left corner.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -34,32 +34,13 @@ _SHEAR = 0.3
 _TRANSLATION = 100 / 224
 
 
-def _rotate(amount: float, size: int) -> Map:
-    return geometry.around(geometry.rotation(_ROTATION * amount), size / 2, size / 2)
-
-
-def _shear_x(amount: float, size: int) -> Map:
-    return geometry.shearing(_SHEAR * amount, 0)
-
-
-def _shear_y(amount: float, size: int) -> Map:
-    return geometry.shearing(0, _SHEAR * amount)
-
-
-def _translate_x(amount: float, size: int) -> Map:
-    return geometry.translation(_TRANSLATION * size * amount, 0)
-
-
-def _translate_y(amount: float, size: int) -> Map:
-    return geometry.translation(0, _TRANSLATION * size * amount)
-
-
+# Of an amount and the side of the frame in pixels.
 GEOMETRIC: dict[str, Callable[[float, int], Map]] = {
-    "rotate": _rotate,
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
+    "rotate": lambda amount, size: geometry.around(geometry.rotation(_ROTATION * amount), size / 2, size / 2),
+    "shear_x": lambda amount, _: geometry.shearing(_SHEAR * amount, 0),
+    "shear_y": lambda amount, _: geometry.shearing(0, _SHEAR * amount),
+    "translate_x": lambda amount, size: geometry.translation(_TRANSLATION * size * amount, 0),
+    "translate_y": lambda amount, size: geometry.translation(0, _TRANSLATION * size * amount),
 }
 
 
@@ -73,16 +54,12 @@ _CUTOUT = 40 / 224
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
-def _auto_contrast(image: Image.Image, strength: float) -> Image.Image:
-    return Image.blend(image, ImageOps.autocontrast(image), strength)
+def _blended(operation: Callable[[Image.Image], Image.Image]) -> Operation:
+    return lambda image, strength: Image.blend(image, operation(image), strength)
 
 
-def _equalize(image: Image.Image, strength: float) -> Image.Image:
-    return Image.blend(image, ImageOps.equalize(image), strength)
-
-
-def _invert(image: Image.Image, strength: float) -> Image.Image:
-    return Image.blend(image, ImageOps.invert(image), strength)
+def _enhanced(kind: Callable[[Image.Image], Any]) -> Operation:
+    return lambda image, strength: kind(image).enhance(1 + _ENHANCEMENT * strength)
 
 
 def _posterize(image: Image.Image, strength: float) -> Image.Image:
@@ -104,32 +81,17 @@ def _solarize_add(image: Image.Image, strength: float) -> Image.Image:
     return image.point(table * 3)
 
 
-def _color(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(1 + _ENHANCEMENT * strength)
-
-
-def _contrast(image: Image.Image, strength: float) -> Image.Image:
-    """Move away from the mean gray (the released program takes a constant, 196 at 224 pixels, for the mean)."""
-    return ImageEnhance.Contrast(image).enhance(1 + _ENHANCEMENT * strength)
-
-
-def _brightness(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(1 + _ENHANCEMENT * strength)
-
-
-def _sharpness(image: Image.Image, strength: float) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + _ENHANCEMENT * strength)
-
-
+# The order is that of the numbers by which operations are drawn.
 COLOR: dict[str, Operation] = {
-    "auto_contrast": _auto_contrast,
-    "brightness": _brightness,
-    "color": _color,
-    "contrast": _contrast,
-    "equalize": _equalize,
-    "invert": _invert,
+    "auto_contrast": _blended(ImageOps.autocontrast),
+    "brightness": _enhanced(ImageEnhance.Brightness),
+    "color": _enhanced(ImageEnhance.Color),
+    # Away from the mean gray; the released program takes a constant, 196 at 224 pixels, for the mean.
+    "contrast": _enhanced(ImageEnhance.Contrast),
+    "equalize": _blended(ImageOps.equalize),
+    "invert": _blended(ImageOps.invert),
     "posterize": _posterize,
-    "sharpness": _sharpness,
+    "sharpness": _enhanced(ImageEnhance.Sharpness),
     "solarize": _solarize,
     "solarize_add": _solarize_add,
 }
@@ -172,8 +134,8 @@ class Randaugment(PairView, SeverityView):
     severity is the magnitude. Operations are drawn uniformly, with replacement, from ``operations`` and always applied.
 
     Magnitude 10 is the operation as released; 0 changes nothing, for every operation. (So auto-contrast, equalize and
-    invert, which know no magnitude, are blended with the original by magnitude / 10; see ``_color.py``. Beyond 10
-    the released formulas wrap around, so 10 is the limit.)
+    invert, which know no magnitude, are blended with the original by magnitude / 10. Beyond 10 the released formulas
+    wrap around, so 10 is the limit.)
 
     Crop, mirroring, rotation, shear and translation are composed into one map and the source is resampled once,
     bilinearly; then the color operations and cutouts follow in the order drawn. The released programs interleave

@@ -1,18 +1,14 @@
-"""What views of texts share: pieces of text that know where they come from, words, noise on embeddings."""
+"""What views of texts share: two versions as a pair, and words that are rewritten."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.inputs.texts import Piece, TextFraming, TextSample, write
 from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFraming, TextSample]):
@@ -74,8 +70,3 @@ class WordView(TextView, ABC):
                     copied = end
             samples.append(framing.sample(write([*pieces, (source[copied:], copied, len(source))])))
         return samples
-
-
-def with_noise(sample: TextSample, noise: "torch.Tensor", sigma: float) -> TextSample:
-    """Return a sample whose embeddings get ``sigma`` times ``noise`` ``(T, D)``."""
-    return replace(sample, noise=noise, sigma=sigma)

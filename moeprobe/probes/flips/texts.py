@@ -111,7 +111,7 @@ def price_text_flips(
     for start in range(0, len(text), batch_size):
         rows, flipped = (index[start : start + batch_size] for index in (text, token))
         routing = flipped_routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
-        texts = clean.texts.choose(rows)
+        texts = clean.texts[rows]
         if layer in clean.hidden:
             after = model.resumed_log_probabilities(layer, clean.hidden[layer][rows], texts, routing)
         else:
