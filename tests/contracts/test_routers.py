@@ -15,6 +15,7 @@ from moeprobe.models.nn.routers.base import Decision, Router
 from moeprobe.models.nn.sparse import make_router
 from moeprobe.routing.record import LayerRouting, order_choices
 from moeprobe.runtime.catalog import ROUTERS
+from tests.models.nn.dense_form import dense
 from tests.models.training.tiny import trainer
 from tests.routing.routings import tiny
 
@@ -71,7 +72,7 @@ def test_the_index_plan_is_the_dense_plan(name: str, factor: float) -> None:
     given = tokens()
     made = router(name, capacity_factor=factor, eval_capacity_factor=factor)
     found = decide(made, given)
-    dispatch, combine = found.plan.dense()
+    dispatch, combine = dense(found.plan)
     torch.manual_seed(2)
     experts = MlpExperts(NUM_EXPERTS, WIDTH, 16)
     with torch.no_grad():
@@ -88,7 +89,7 @@ def test_a_slot_of_a_sparse_router_holds_one_token_and_no_expert_takes_too_many(
     found = decide(made, tokens())
     if not isinstance(found.plan, DispatchPlan):
         return
-    dispatch, combine = found.plan.dense()
+    dispatch, combine = dense(found.plan)
     assert dispatch.sum(1).max() <= 1
     assert (combine[~dispatch] == 0).all()
     assert found.plan.capacity is not None

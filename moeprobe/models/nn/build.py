@@ -2,18 +2,12 @@
 
 from typing import Any
 
-import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig, MoeConfig
-from moeprobe.models.nn.sparse import make_sparse
+from moeprobe.models.nn.sparse import SIZES, make_sparse
+from moeprobe.models.nn.vit import check_patches
 from moeprobe.models.timm import VisionTransformer, is_model, list_models, model_entrypoint, timm
 from moeprobe.runtime.catalog import unknown
-
-# Ours and timm's.
-_SIZES = {
-    "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
-    "num_heads": "num_heads",
-}  # fmt: skip
 
 
 def build_model(config: ModelConfig) -> VisionTransformer:
@@ -30,7 +24,7 @@ def build_model(config: ModelConfig) -> VisionTransformer:
         raise UserError("The model needs model.num_classes.")
     arguments: dict[str, Any] = {"num_classes": config.num_classes}
     arguments |= {
-        theirs: getattr(config, ours) for ours, theirs in _SIZES.items() if getattr(config, ours) is not None
+        theirs: getattr(config, ours) for ours, theirs in SIZES.items() if getattr(config, ours) is not None
     }
     if config.hidden_width is not None:
         arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
@@ -60,14 +54,11 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
     try:
         model = timm.create_model(name, **arguments)
     except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"timm cannot build {name!r} with these values: {_one_line(error)}.") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"timm cannot build {name!r} with these values: {reason}.") from None
     if not isinstance(model, VisionTransformer):
         raise UserError(f"{name!r} is a {type(model).__name__}; only vision transformers can be made sparse.")
-    size, patch = model.patch_embed.img_size[0], model.patch_embed.patch_size[0]
-    if size % patch:
-        raise UserError(
-            f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
-        )
+    check_patches(model.patch_embed.img_size[0], model.patch_embed.patch_size[0])
     return model
 
 
@@ -76,7 +67,3 @@ def _mlp_ratio(hidden_width: int, width: int | None) -> float:
     if width is None:
         raise UserError("model.hidden_width also needs model.width.")
     return (hidden_width + 0.5) / width
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -18,7 +18,7 @@ from moeprobe.models.nn.routers.base import Decision, Router
 
 
 class SharedExperts(Protocol):
-    """All experts of a layer, of which this process has some (see ``training.parallel.experts``)."""
+    """All experts of a layer, of which this process has some (see ``training.parallel.layouts``)."""
 
     def prefer_sorted(self, rows: Tensor) -> bool:
         """Whether rows are better sorted, as for ``StackedExperts``."""

@@ -16,14 +16,11 @@ from torch.utils.flop_counter import flop_registry
 from moeprobe.models.config import NUM_EXPERTS, ModelConfig, MoeConfig
 from moeprobe.models.nn.experts import StackedExperts
 from moeprobe.models.nn.moe import MoeLayer
-from moeprobe.models.nn.sparse import VARIANTS, assembled, sparse_blocks
+from moeprobe.models.nn.sparse import SIZES, VARIANTS, assemble, sparse_blocks
 
 Shapes = Mapping[str, tuple[int, ...]]
 # The configuration's key -> the argument of a variant.
-_SIZES = {
-    "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
-    "num_heads": "num_heads", "num_classes": "num_classes", "pre_logits": "pre_logits", "head": "head",
-}  # fmt: skip
+_SIZES = SIZES | {key: key for key in ("num_classes", "pre_logits", "head")}
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def outline(config: ModelConfig, shapes: Shapes) -> Outline | None:
     }
     moe = MoeConfig(**{**variant, **configured})
     layers = {
-        f"blocks.{index}": assembled(moe, _NoExperts(), width, num_tokens=tokens).eval()
+        f"blocks.{index}": assemble(moe, _NoExperts(), width, num_tokens=tokens).eval()
         for index in sparse_blocks(moe, depth=depth)
     }
     pre_logits = sizes.get("pre_logits", True)

@@ -3,10 +3,9 @@
 Axes: G groups, S tokens per group, E experts, K choices per token, C capacity per group and expert, N = G·S·K
 assignments.
 
-The plan of a sparse router is an index form: one entry per assignment, work proportional to N. ``DispatchPlan.dense``
-gives the ``(G, S, E, C)`` form in which the papers write it; nothing but a test should need that. Where every
-slot holds a share of every token (soft MoE), the dense form is the plan: ``SoftPlan``. Where every expert runs on every
-token, their weights are: ``FullPlan``.
+The plan of a sparse router is an index form: one entry per assignment, work proportional to N, where the papers write a
+dense ``(G, S, E, C)``. Where every slot holds a share of every token (soft MoE), the dense form is the plan:
+``SoftPlan``. Where every expert runs on every token, their weights are: ``FullPlan``.
 
 Source: V-MoE (Riquelme et al. 2021), section 2 and its released program.
 """
@@ -85,23 +84,6 @@ class DispatchPlan:
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return replace(self, weight=self.weight * factors[self.expert])
 
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """Return dispatch (bool) and combine weights, each ``(G, S, E, C)``: the reference form, for tests."""
-        slot = self.slot
-        if slot is None:
-            selected = self.expert.view(self.num_groups, self.group_size, -1)
-            slot = _arrival(selected, self.num_experts).flatten()
-        capacity = self.capacity if self.capacity is not None else int(slot.max()) + 1
-        shape = (self.num_groups, self.group_size, self.num_experts, capacity)
-        index = (self.token * self.num_experts + self.expert) * capacity + slot
-        index, weight = index[self.kept], self.weight[self.kept]
-        dispatch = torch.zeros(math.prod(shape), dtype=torch.bool, device=index.device)
-        dispatch[index] = True
-        combine = torch.zeros(math.prod(shape), dtype=weight.dtype, device=index.device).index_put(
-            (index,), weight
-        )
-        return dispatch.view(shape), combine.view(shape)
-
 
 @dataclass(frozen=True)
 class SoftPlan:
@@ -119,10 +101,6 @@ class SoftPlan:
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return replace(self, combine=self.combine * factors[:, None])
 
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """Return dispatch and combine weights, as they are."""
-        return self.dispatch, self.combine
-
 
 @dataclass(frozen=True)
 class FullPlan:
@@ -137,12 +115,6 @@ class FullPlan:
     def scaled(self, factors: Tensor) -> "FullPlan":
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return FullPlan(self.weight * factors)
-
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """Return dispatch (bool) and combine weights, each ``(G, S, E, S)``: token s in slot s; for tests."""
-        identity = torch.eye(self.weight.shape[1], dtype=torch.bool, device=self.weight.device)
-        dispatch = identity[None, :, None, :].expand(-1, -1, self.weight.shape[2], -1)
-        return dispatch.expand(len(self.weight), -1, -1, -1), self.weight[..., None] * dispatch
 
 
 def plan_token_choice(

@@ -42,6 +42,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# The configuration's key -> timm's argument.
+SIZES = {
+    "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
+    "num_heads": "num_heads",
+}  # fmt: skip
+
 # Arguments of routers that a configuration sets in addition to the number of experts and the group, by their key there.
 _OF_THE_MODEL = {
     "num_experts": "num_experts",
@@ -65,7 +71,7 @@ def make_sparse(model: "VisionTransformer", config: MoeConfig) -> "VisionTransfo
     num_tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     for index in sparse_blocks(config, depth=len(model.blocks)):
         block = model.blocks[index]
-        block.mlp = moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
+        block.mlp = make_moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
     return model
 
 
@@ -98,7 +104,7 @@ def sparse_blocks(config: MoeConfig, *, depth: int) -> tuple[int, ...]:
     return tuple(sorted(set(layers)))
 
 
-def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
+def make_moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
     """Return the MoE layer for the place of a block's MLP; ``where`` the block is, for sentences.
 
     Raises:
@@ -125,10 +131,10 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
     )
     experts.fc1.copy_linear(mlp.fc1)
     experts.fc2.copy_linear(mlp.fc2)
-    return assembled(config, experts, width, num_tokens=num_tokens)
+    return assemble(config, experts, width, num_tokens=num_tokens)
 
 
-def assembled(config: MoeConfig, experts: StackedExperts, width: int, *, num_tokens: int) -> MoeLayer:
+def assemble(config: MoeConfig, experts: StackedExperts, width: int, *, num_tokens: int) -> MoeLayer:
     """Return the MoE layer of these experts, for tokens of ``width``, ``num_tokens`` of them in an image.
 
     Raises:

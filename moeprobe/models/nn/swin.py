@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.nn.sparse import moe_layer, sparse_blocks
+from moeprobe.models.nn.sparse import make_moe_layer, sparse_blocks
 from moeprobe.models.timm import SwinTransformer, SwinTransformerBlock, VisionTransformer
 
 
@@ -55,7 +55,7 @@ def build_swin(config: ModelConfig) -> SwinTransformer:
     for index in sparse_blocks(config, depth=len(names)):
         block = blocks[names[index]]
         rows, columns = block.input_resolution
-        block.mlp = moe_layer(block, config, num_tokens=rows * columns, where=names[index])
+        block.mlp = make_moe_layer(block, config, num_tokens=rows * columns, where=names[index])
     return model
 
 

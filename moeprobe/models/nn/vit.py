@@ -17,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
-from moeprobe.models.nn.sparse import VARIANTS, make_sparse
+from moeprobe.models.nn.sparse import SIZES, VARIANTS, make_sparse
 from moeprobe.models.timm import VisionTransformer, register_model
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.schema import sentence
@@ -74,11 +74,7 @@ def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) 
     for key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
         kwargs.pop(key, None)
     config = _moe_config({name: kwargs.pop(name) for name in MoeConfig.model_fields if name in kwargs})
-    size, patch = kwargs["img_size"], kwargs["patch_size"]
-    if size % patch:
-        raise UserError(
-            f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
-        )
+    check_patches(kwargs["img_size"], kwargs["patch_size"])
     model = VisionTransformer(act_layer=_TanhGelu, **{**_HEADS[head], **kwargs})
     if pre_logits:
         width = model.embed_dim if pre_logits is True else pre_logits
@@ -87,6 +83,14 @@ def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) 
             model.head = nn.Linear(width, model.head.out_features)
     initialise(model)
     return make_sparse(model, config)
+
+
+def check_patches(size: int, patch: int) -> None:
+    """Raise ``UserError`` unless patches fill an image; sides in pixels."""
+    if size % patch:
+        raise UserError(
+            f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
+        )
 
 
 def _moe_config(content: dict[str, Any]) -> MoeConfig:
@@ -107,21 +111,13 @@ def _entry(name: str, kwargs: dict[str, Any]) -> VisionTransformer:
     return _vmoe(**{**VARIANTS[name], **kwargs})
 
 
-# timm's argument -> the configuration's key, for what a model without a size of its own must be given.
-_SIZES = {
-    "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth",
-    "num_heads": "num_heads", "mlp_ratio": "hidden_width",
-}  # fmt: skip
-
-
 @register_model
 def vmoe(**kwargs: Any) -> VisionTransformer:
     """Build a V-MoE of any size: resolution, patch size, width, depth, heads and hidden width must be given."""
-    missing = [name for name in _SIZES if name not in kwargs]
+    needed = SIZES | {"hidden_width": "mlp_ratio"}
+    missing = [key for key, name in needed.items() if name not in kwargs]
     if missing:
-        raise UserError(
-            f"The model 'vmoe' has no sizes of its own; give {', '.join(_SIZES[m] for m in missing)}."
-        )
+        raise UserError(f"The model 'vmoe' has no sizes of its own; give {', '.join(missing)}.")
     return _entry("vmoe", kwargs)
 
 

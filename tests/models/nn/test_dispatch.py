@@ -21,6 +21,7 @@ from moeprobe.models.nn.plans import (
 from moeprobe.models.nn.routers.rules.linear import top_choices
 from tests.golden import assert_golden, golden, golden_names
 from tests.models.nn import references
+from tests.models.nn.dense_form import dense
 from tests.models.nn.test_experts import TOLERANCE, PaddedFirst
 
 # 6 tokens x 3 experts, small enough to serve by hand: with one choice and two places, experts take
@@ -60,12 +61,12 @@ def buffers(dispatch: torch.Tensor) -> list[list[int]]:
 )
 def test_hand_example(top_k: int, capacity: int, batch_priority: bool, expected: list[list[int]]) -> None:
     made = plan(torch.tensor([HAND]), top_k=top_k, capacity=capacity, batch_priority=batch_priority)
-    assert buffers(made.dense()[0]) == expected
+    assert buffers(dense(made)[0]) == expected
 
 
 def test_ties_go_to_the_lower_index_and_keep_the_order() -> None:
     made = plan(torch.full((1, 6, 3), 1 / 3), top_k=2, capacity=4, batch_priority=True)
-    assert buffers(made.dense()[0]) == [[0, 1, 2, 3], [0, 1, 2, 3], []]
+    assert buffers(dense(made)[0]) == [[0, 1, 2, 3], [0, 1, 2, 3], []]
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,9 +79,9 @@ def test_plan_is_the_written_algorithm(data: st.DataObject) -> None:
     # Few distinct values, so that ties are common.
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     gates = rng.integers(1, 5, (groups, tokens, experts)) / 8
-    dispatch, combine = plan(
-        torch.from_numpy(gates), top_k=top_k, capacity=capacity, batch_priority=priority
-    ).dense()
+    dispatch, combine = dense(
+        plan(torch.from_numpy(gates), top_k=top_k, capacity=capacity, batch_priority=priority)
+    )
     expected = references.dispatch(gates, top_k=top_k, capacity=capacity, batch_priority=priority)
     np.testing.assert_array_equal(dispatch.numpy(), expected[0])
     np.testing.assert_array_equal(combine.numpy(), expected[1])
@@ -203,7 +204,7 @@ def test_released_dispatch(name: str) -> None:
 
 
 def check_dispatch(made: DispatchPlan, arrays: Any) -> None:
-    dispatch, combine = made.dense()
+    dispatch, combine = dense(made)
     if "dispatch" in arrays:
         np.testing.assert_array_equal(dispatch.numpy(), arrays["dispatch"])
         assert_golden(combine, arrays["combine"])
@@ -223,7 +224,7 @@ def test_released_bfloat16_dispatch() -> None:
 
     top_k = int(arrays["dispatch"].any(-1).sum(-1).max())
     made = plan(gates, top_k=top_k, capacity=arrays["dispatch"].shape[-1])
-    np.testing.assert_array_equal(made.dense()[0].numpy(), arrays["dispatch"])
+    np.testing.assert_array_equal(dense(made)[0].numpy(), arrays["dispatch"])
     out = run_experts(Product(4), tokens.flatten(0, 1), made, bfloat16=True)
     assert_golden(out.view_as(tokens), arrays["out_bf16"], 1e-6)
 

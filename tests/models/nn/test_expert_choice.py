@@ -11,6 +11,7 @@ from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_exper
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from tests.golden import assert_golden, golden
 from tests.models.nn import references
+from tests.models.nn.dense_form import dense
 
 
 @pytest.mark.golden
@@ -26,7 +27,7 @@ def test_released_router(name: str) -> None:
     noise = torch.from_numpy(arrays["standard_normal"]) if "standard_normal" in arrays else None
     decision = router(torch.from_numpy(arrays["inputs"]), noise)
     assert_golden(decision.gates, arrays["gates"])
-    dispatch, combine = decision.plan.dense()
+    dispatch, combine = dense(decision.plan)
     assert decision.plan.capacity == case["capacity"]
     np.testing.assert_array_equal(dispatch.numpy(), arrays["dispatch_weights"])
     assert_golden(combine, arrays["combine_weights"])
@@ -53,7 +54,7 @@ def test_it_is_the_plain_loop(
     gates = random.random((groups, size, experts))
     plan = plan_expert_choice(torch.from_numpy(scores), torch.from_numpy(gates), capacity=capacity)
     where, combine = references.expert_choice(scores, gates, capacity=capacity)
-    got = plan.dense()
+    got = dense(plan)
     np.testing.assert_array_equal(got[0].numpy(), where)
     np.testing.assert_array_equal(got[1].numpy(), combine)
     selected = chosen_by_experts(plan, torch.from_numpy(scores)).numpy()

@@ -21,6 +21,7 @@ from moeprobe.models.nn.sparse import make_router
 from moeprobe.runtime.schema import Plugin
 from tests.golden import GRADIENTS, assert_golden
 from tests.models.nn import references
+from tests.models.nn.dense_form import dense
 
 ROUTERS = pytest.mark.parametrize("kind", [SinkhornTokenChoice, SinkhornExpertChoice])
 COMBINE = pytest.mark.parametrize("combine", ["softmax", "plan"])
@@ -142,7 +143,7 @@ def test_a_router_is_the_papers_algorithm(kind: type[SinkhornRouter], combine: s
         where, weights = references.dispatch(
             gates, scores=plans["noisy"], top_k=2, capacity=7
         )  # 20 · 2 / 6 = 6.7
-    dispatch, combined = found.plan.dense()
+    dispatch, combined = dense(found.plan)
     np.testing.assert_array_equal(dispatch.numpy(), where)
     assert_golden(combined, weights, 1e-9)
 
@@ -175,7 +176,7 @@ def test_any_size_and_ties(
         else:
             capacity = int(np.ceil(size * factor / experts))
             expected = references.expert_choice(scores, gates, capacity=capacity)
-        for got, wanted in zip(found.plan.dense(), expected, strict=True):
+        for got, wanted in zip(dense(found.plan), expected, strict=True):
             np.testing.assert_array_equal(got.detach().numpy(), wanted)
 
 
@@ -186,7 +187,7 @@ def test_the_softmax_carries_no_gradient_of_the_plan(kind: type[SinkhornRouter])
     found = router(tokens)
     assert found.scores is not None and not found.scores.requires_grad
     (got,) = torch.autograd.grad(found.plan.weight.square().sum(), router.gate.weight)
-    taken = found.plan.dense()[0].any(-1)
+    taken = dense(found.plan)[0].any(-1)
     softmax = torch.nn.functional.linear(tokens, router.gate.weight).softmax(-1)
     (expected,) = torch.autograd.grad(softmax[taken].square().sum(), router.gate.weight)
     assert_golden(got, expected)

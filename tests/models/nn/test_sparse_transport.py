@@ -14,6 +14,7 @@ from moeprobe.models.nn.routers.rules.transport import SparseTransport, project
 from moeprobe.models.nn.routers.sparse_expert_choice import SparseExpertChoice
 from moeprobe.models.nn.routers.sparse_token_choice import SparseTokenChoice
 from tests.models.nn import references
+from tests.models.nn.dense_form import dense
 
 SIZES = {
     "rows": st.integers(1, 12),
@@ -132,7 +133,7 @@ def test_experts_take_the_best_of_the_plan(
         plan.sum(1), torch.full((groups, experts), size / experts), rtol=1e-5, atol=1e-6
     )
     assert ((plan > 0).sum(1) <= capacity).all()
-    where, combine = decision.plan.dense()
+    where, combine = dense(decision.plan)
     expected, weights = references.expert_choice(
         plan.double().numpy(), softmax.double().numpy(), capacity=capacity
     )

@@ -13,6 +13,7 @@ from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.dense import Dense
 from moeprobe.models.nn.routers.soft_moe import SoftMoe
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
+from tests.models.nn.dense_form import dense
 
 WIDTH, NUM_EXPERTS, RATE = 6, 4, 0.3
 ROOM = CapacityRule(1.0)
@@ -56,8 +57,8 @@ def test_the_output_is_that_of_the_experts_that_stay(name: str, monkeypatch: pyt
     torch.testing.assert_close(torch.stack(parts).sum(0), whole)
     expected = sum(factor * part for factor, part in zip(factors, parts, strict=True))
     torch.testing.assert_close(found.flatten(0, 1), expected)
-    dispatch, combine = plan.scaled(factors).dense()
-    before, weights = plan.dense()
+    dispatch, combine = dense(plan.scaled(factors))
+    before, weights = dense(plan)
     assert torch.equal(dispatch, before) and torch.equal(combine, weights * factors[:, None])
 
 

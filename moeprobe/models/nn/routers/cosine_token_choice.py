@@ -85,7 +85,4 @@ class CosineTokenChoice(LimitedRouter):
             at_least_float32(self.directions), dim=0
         )
         clean = cosine * self.log_scale.clamp(max=-math.log(_LEAST_TEMPERATURE)).exp()
-        if noise is None:
-            return Logits(clean, clean, 0.0)
-        scale = self.noise_std / self.num_experts
-        return Logits(clean, clean + scale * noise, scale)
+        return Logits.of(clean, noise, scale=self.noise_std / self.num_experts)

@@ -6,14 +6,18 @@ Source: adaptive mixtures of experts (Jacobs et al. 1991); before every block's 
 Experts and Sparse Vision Transformers", section 3.2, whose gate is "a single MLP layer".
 """
 
-import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule, FullPlan
 from moeprobe.models.nn.routers.base import Decision, Router
-from moeprobe.models.nn.routers.rules.linear import at_least_float32, without_autocast
+from moeprobe.models.nn.routers.rules.linear import (
+    Logits,
+    at_least_float32,
+    chosen_by_nobody,
+    without_autocast,
+)
 
 
 class Dense(Router):
@@ -74,21 +78,7 @@ class Dense(Router):
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""
         with without_autocast(tokens):
-            logits = self.gate(at_least_float32(tokens))
-            scale = 0.0 if noise is None else self.noise_std / self.num_experts
-            noisy = logits if noise is None else logits + scale * noise
-            clean_gates = logits.softmax(-1)
-            gates = clean_gates if noise is None else noisy.softmax(-1)
-            nothing = torch.empty(*tokens.shape[:2], 0, dtype=torch.long, device=tokens.device)
-        return Decision(
-            logits=logits,
-            noisy_logits=noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=None,
-            selected=nothing,
-            processed=nothing.bool(),
-            top_k=None,
-            noise_scale=scale,
-            plan=FullPlan(gates),
-        )
+            clean = self.gate(at_least_float32(tokens))
+            logits = Logits.of(clean, noise, scale=self.noise_std / self.num_experts)
+            gates, clean_gates = logits.softmax()
+            return chosen_by_nobody(logits, gates, clean_gates, FullPlan(gates))

@@ -15,7 +15,9 @@ from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,
     Limits,
+    Logits,
     at_least_float32,
+    chosen_by_tokens,
     top_choices,
     without_autocast,
 )
@@ -63,18 +65,8 @@ class Hash(LimitedRouter):
             selected = top_choices(priority, self.top_k)
             gates = torch.zeros_like(priority).scatter(-1, selected, 1 / self.top_k)
             plan = plan_token_choice(gates, selected, capacity=self._places(tokens.shape[1]))
-        return Decision(
-            logits=priority,
-            noisy_logits=priority,
-            gates=gates,
-            clean_gates=gates,
-            scores=priority,
-            selected=selected,
-            processed=plan.kept.view_as(selected),
-            top_k=self.top_k,
-            noise_scale=0.0,
-            plan=plan,
-        )
+        logits = Logits(priority, priority, 0.0)
+        return chosen_by_tokens(logits, gates, gates, selected, plan, scores=priority)
 
     def _codes(self, tokens: Tensor) -> Tensor:
         """Return the b signs of each token's projections as one integer ``(G, S)``."""

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_choices, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import (
+    Limits,
+    LinearRouter,
+    chosen_by_tokens,
+    top_choices,
+    without_autocast,
+)
 
 
 class Priority(LinearRouter):
@@ -50,8 +56,7 @@ class Priority(LinearRouter):
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""
         with without_autocast(tokens):
             logits = self._logits(tokens, noise)
-            clean_gates = logits.clean.softmax(-1)
-            gates = clean_gates if noise is None else logits.noisy.softmax(-1)
+            gates, clean_gates = logits.softmax()
             assert self.top_k is not None
             capacity = self._places(tokens.shape[1])
             if capacity is None:
@@ -60,18 +65,7 @@ class Priority(LinearRouter):
             else:
                 selected, accepted = assign(gates.detach(), top_k=self.top_k, capacity=capacity)
                 plan = plan_choices(gates, selected, accepted, capacity=capacity)
-        return Decision(
-            logits=logits.clean,
-            noisy_logits=logits.noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=None,
-            selected=selected,
-            processed=plan.kept.view_as(selected),
-            top_k=self.top_k,
-            noise_scale=logits.noise_scale,
-            plan=plan,
-        )
+            return chosen_by_tokens(logits, gates, clean_gates, selected, plan)
 
 
 def assign(gates: Tensor, *, top_k: int, capacity: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import Limits, top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import Limits, chosen_by_tokens, top_choices, without_autocast
 from moeprobe.models.nn.routers.rules.transport import Combine, SinkhornRouter
 
 
@@ -53,15 +53,4 @@ class SinkhornTokenChoice(SinkhornRouter):
             assert self.top_k is not None
             selected = top_choices(scores, self.top_k)
             plan = plan_token_choice(gates, selected, capacity=self._places(tokens.shape[1]))
-        return Decision(
-            logits=logits.clean,
-            noisy_logits=logits.noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=scores,
-            selected=selected,
-            processed=plan.kept.view_as(selected),
-            top_k=self.top_k,
-            noise_scale=logits.noise_scale,
-            plan=plan,
-        )
+            return chosen_by_tokens(logits, gates, clean_gates, selected, plan, scores=scores)

@@ -14,7 +14,12 @@ from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal_
 from moeprobe.models.nn.plans import CapacityRule, SoftPlan
 from moeprobe.models.nn.routers.base import Decision, Router
-from moeprobe.models.nn.routers.rules.linear import at_least_float32, without_autocast
+from moeprobe.models.nn.routers.rules.linear import (
+    Logits,
+    at_least_float32,
+    chosen_by_nobody,
+    without_autocast,
+)
 
 _EPSILON = 1e-6
 
@@ -91,26 +96,15 @@ class SoftMoe(Router):
         with without_autocast(tokens):
             inputs = _normalized(at_least_float32(tokens), dim=-1)
             slots = self.scale * _normalized(at_least_float32(self.phi), dim=0)
-            logits = inputs @ slots.flatten(1).to(inputs.dtype)
-            noisy = logits if noise is None else logits + self.noise_std * noise
+            clean = inputs @ slots.flatten(1).to(inputs.dtype)
+            logits = Logits.of(clean, noise, scale=self.noise_std)
             shape = (*tokens.shape[:2], self.num_experts, self.slots)
-            combine = noisy.softmax(-1).view(shape)
-            plan = SoftPlan(dispatch=noisy.softmax(1).view(shape), combine=combine)
+            # All slots of an expert together are its share of a token.
+            combine, clean_combine = (weights.view(shape) for weights in logits.softmax())
             gates = combine.sum(-1)
-            clean_gates = gates if noise is None else logits.softmax(-1).view(shape).sum(-1)
-            nothing = torch.empty(*tokens.shape[:2], 0, dtype=torch.long, device=tokens.device)
-        return Decision(
-            logits=logits,
-            noisy_logits=noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=None,
-            selected=nothing,
-            processed=nothing.bool(),
-            top_k=None,
-            noise_scale=0.0 if noise is None else self.noise_std,
-            plan=plan,
-        )
+            clean_gates = gates if noise is None else clean_combine.sum(-1)
+            plan = SoftPlan(dispatch=logits.noisy.softmax(1).view(shape), combine=combine)
+            return chosen_by_nobody(logits, gates, clean_gates, plan)
 
 
 def _slots(rule: CapacityRule, *, num_tokens: int, num_experts: int) -> int:

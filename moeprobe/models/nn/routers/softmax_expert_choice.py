@@ -38,8 +38,7 @@ class SoftmaxExpertChoice(LinearRouter):
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""
         with without_autocast(tokens):
             logits = self._logits(tokens, noise)
-            clean_gates = logits.clean.softmax(-1)
-            gates = clean_gates if noise is None else logits.noisy.softmax(-1)
+            gates, clean_gates = logits.softmax()
             capacity = self._places(tokens.shape[1])
             assert capacity is not None
             return choose_by_experts(

@@ -54,7 +54,7 @@ class SparseExpertChoice(LinearRouter):
         group_size = tokens.shape[1]
         with without_autocast(tokens):
             logits = self._logits(tokens, None)
-            softmax = logits.clean.softmax(-1)
+            softmax, _ = logits.softmax()
             similarity = softmax if self.combine == "plan" else softmax.detach()
             capacity = self._places(group_size)
             assert capacity is not None

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.routers.rules.linear import Limits, LinearRouter, top_choices, without_autocast
+from moeprobe.models.nn.routers.rules.linear import (
+    Limits,
+    LinearRouter,
+    chosen_by_tokens,
+    top_choices,
+    without_autocast,
+)
 from moeprobe.models.nn.routers.rules.transport import SparseTransport
 
 
@@ -50,8 +56,8 @@ class SparseTokenChoice(LinearRouter):
             raise ValueError("A router by sparse transport takes no noise.")
         assert self.top_k is not None
         with without_autocast(tokens):
-            logits = self._logits(tokens, None).clean
-            softmax = logits.softmax(-1)
+            logits = self._logits(tokens, None)
+            softmax, _ = logits.softmax()
             similarity = softmax if self.combine == "plan" else softmax.detach()
             plan = self.transport.plan(similarity, row_sum=1.0, max_nonzeros=self.top_k)
             gates, scores = (plan, None) if self.combine == "plan" else (softmax, plan)
@@ -59,16 +65,4 @@ class SparseTokenChoice(LinearRouter):
             dispatch = plan_token_choice(
                 gates, selected, capacity=self._places(tokens.shape[1]), batch_priority=self.batch_priority
             )
-        return Decision(
-            logits=logits,
-            noisy_logits=logits,
-            gates=gates,
-            clean_gates=gates,
-            scores=scores,
-            selected=selected,
-            processed=dispatch.kept.view_as(selected),
-            top_k=self.top_k,
-            noise_scale=0.0,
-            plan=dispatch,
-            transport=plan,
-        )
+            return chosen_by_tokens(logits, gates, gates, selected, dispatch, scores=scores, transport=plan)

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal
-from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice, plan_token_choice
+from moeprobe.models.nn.plans import (
+    CapacityRule,
+    DispatchPlan,
+    FullPlan,
+    SoftPlan,
+    chosen_by_experts,
+    plan_expert_choice,
+    plan_token_choice,
+)
 from moeprobe.models.nn.routers.base import Decision, Router
 
 
@@ -24,6 +32,16 @@ class Logits:
     clean: Tensor
     noisy: Tensor
     noise_scale: float
+
+    @classmethod
+    def of(cls, clean: Tensor, noise: Tensor | None, *, scale: float) -> "Logits":
+        """Return logits with standard normal noise times ``scale``; None = without noise."""
+        return cls(clean, clean, 0.0) if noise is None else cls(clean, clean + scale * noise, scale)
+
+    def softmax(self) -> tuple[Tensor, Tensor]:
+        """Return the softmax of the noisy and of the clean ones; without noise they are one tensor."""
+        clean = self.clean.softmax(-1)
+        return clean if self.noisy is self.clean else self.noisy.softmax(-1), clean
 
 
 @dataclass(frozen=True)
@@ -79,10 +97,7 @@ class LinearRouter(LimitedRouter, ABC):
     def _logits(self, tokens: Tensor, noise: Tensor | None) -> Logits:
         """Return the logits of tokens ``(G, S, D)`` in float32 (float64 tokens: in float64). Call without autocast."""
         clean = nn.functional.linear(at_least_float32(tokens), at_least_float32(self.gate.weight))
-        if noise is None:
-            return Logits(clean, clean, 0.0)
-        scale = self.noise_std / self.num_experts
-        return Logits(clean, clean + scale * noise, scale)
+        return Logits.of(clean, noise, scale=self.noise_std / self.num_experts)
 
 
 def without_autocast(tokens: Tensor) -> torch.autocast:
@@ -121,21 +136,54 @@ def choose_by_softmax(
         batch_priority: as in ``plan_token_choice``.
         renormalise: as in ``plan_token_choice``.
     """
-    clean_gates = logits.clean.softmax(-1)
-    gates = clean_gates if logits.noisy is logits.clean else logits.noisy.softmax(-1)
+    gates, clean_gates = logits.softmax()
     selected = top_choices(gates, top_k)
     plan = plan_token_choice(
         gates, selected, capacity=capacity, batch_priority=batch_priority, renormalise=renormalise
     )
+    return chosen_by_tokens(logits, gates, clean_gates, selected, plan)
+
+
+def chosen_by_tokens(
+    logits: Logits,
+    gates: Tensor,
+    clean_gates: Tensor,
+    selected: Tensor,
+    plan: DispatchPlan,
+    *,
+    scores: Tensor | None = None,
+    transport: Tensor | None = None,
+) -> Decision:
+    """Return the decision of tokens that chose ``selected`` experts ``(G, S, K)``; the rest as in ``Decision``."""
+    return Decision(
+        logits=logits.clean,
+        noisy_logits=logits.noisy,
+        gates=gates,
+        clean_gates=clean_gates,
+        scores=scores,
+        selected=selected,
+        processed=plan.kept.view_as(selected),
+        top_k=selected.shape[-1],
+        noise_scale=logits.noise_scale,
+        plan=plan,
+        transport=transport,
+    )
+
+
+def chosen_by_nobody(
+    logits: Logits, gates: Tensor, clean_gates: Tensor, plan: SoftPlan | FullPlan
+) -> Decision:
+    """Return the decision where every expert gets a share of every token."""
+    nothing = torch.empty(*gates.shape[:2], 0, dtype=torch.long, device=gates.device)
     return Decision(
         logits=logits.clean,
         noisy_logits=logits.noisy,
         gates=gates,
         clean_gates=clean_gates,
         scores=None,
-        selected=selected,
-        processed=plan.kept.view_as(selected),
-        top_k=top_k,
+        selected=nothing,
+        processed=nothing.bool(),
+        top_k=None,
         noise_scale=logits.noise_scale,
         plan=plan,
     )

@@ -81,9 +81,7 @@ class SinkhornRouter(LinearRouter, ABC):
             return gates.detach(), gates, clean_gates
         with torch.no_grad():
             scores = self._plan(logits.noisy)
-        clean_gates = logits.clean.softmax(-1)
-        gates = clean_gates if logits.noisy is logits.clean else logits.noisy.softmax(-1)
-        return scores, gates, clean_gates
+        return scores, *logits.softmax()
 
 
 # Adam's own, as everywhere.
