@@ -1,7 +1,6 @@
 """Run configurations: a YAML file and ``key=value`` overrides, validated; an unknown key is an error.
 
-The classes below are the schema: every key of a configuration file is a field here, with its default. All of them stand
-in one file, to be read as one, which takes more than 300 lines.
+The classes below are the schema: every key of a configuration file is a field here, with its default.
 """
 
 import types
@@ -29,6 +28,8 @@ NUM_EXPERTS, LAYERS, ROUTER = 8, "last-2", "softmax_token_choice"
 _MOST_ROOM = 2**30
 Room = Annotated[float, Field(le=_MOST_ROOM)] | None | Literal["none"]
 DEFAULT_OBJECTIVE = "balanced"
+# What runs, and so their folders, may be called.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class UpcycleConfig(ConfigSection):
@@ -222,7 +223,7 @@ class TrainConfig(ConfigSection):
     """One training run."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        pattern=NAME,
         description="name of the run and its folder; default: the file's name",
     )
     group: str = Field("", description="shared by runs that differ in their seed alone")
@@ -432,12 +433,13 @@ def _keys(schema: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _type(field: FieldInfo) -> str:
-    bounds = [f"{sign} {getattr(bound, at)}" for bound in field.metadata for sign, at in _signs(bound)]
+    bounds = [
+        f"{sign} {getattr(bound, at)}"
+        for bound in field.metadata
+        for kind, (sign, at) in _BOUNDS.items()
+        if isinstance(bound, kind)
+    ]
     return " ".join([_type_text(field.annotation), ", ".join(bounds)]).strip()
-
-
-def _signs(bound: object) -> list[tuple[str, str]]:
-    return [sign for kind, sign in _BOUNDS.items() if isinstance(bound, kind)]
 
 
 def _type_text(annotation: Any) -> str:

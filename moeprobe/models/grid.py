@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files, pipeline
-from moeprobe.models.config import LENGTHS, TrainConfig, change
+from moeprobe.models.config import LENGTHS, NAME, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
 from moeprobe.runtime.files import is_folder
@@ -64,7 +64,7 @@ class MeasureConfig(ConfigSection):
 class SweepConfig(ConfigSection):
     """One sweep of trainings."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME)
     base: str
     fixed: dict[str, Any] = Field({})
     cells: list[dict[str, Any]] = Field(min_length=1)

@@ -24,14 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files
-from moeprobe.models.config import LENGTHS, TrainConfig, changed
+from moeprobe.models.config import LENGTHS, NAME, TrainConfig, changed
 from moeprobe.models.config_files import PIPELINES
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.schema import sentence
 
 KEY = "pipeline"
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # Keys that a pipeline gives each of its stages.
 _OWN = ("name", "group", "seed")
 
@@ -40,7 +39,7 @@ class _Named(BaseModel):
     """What a pipeline needs besides the keys of its stages."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     group: str = ""
     pipeline: dict[str, dict[str, Any]] = Field(min_length=1)
 

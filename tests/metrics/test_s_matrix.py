@@ -119,7 +119,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
         assert 0 < swapped.sum() < 30
         interleaved = torch.stack([layer.gates for layer in layers], dim=1).flatten(0, 1)
         with torch.no_grad():
-            gates1, gates2, valid = paired_gates(interleaved, first, second, num_images=30)
+            gates1, gates2, valid = paired_gates(interleaved, first, second)
         exchange = torch.from_numpy(swapped)[:, None, None]
         small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
         expected, _ = correlation(small, large, valid)

@@ -144,14 +144,20 @@ def read_dtype(cursor: Cursor, shape: tuple[int, ...]) -> str:
     return name
 
 
-def read_ndarray(cursor: Cursor, path: Path) -> StoredArray:
-    """Read an array stored in one piece: shape, name of the type, and as many bytes as they ask for."""
+def read_piece(cursor: Cursor, path: Path) -> tuple[tuple[int, ...], str, ByteRange]:
+    """Read the shape of an array, the name of its type, and where its bytes are."""
     inner = cursor.extension(NDARRAY)
     inner.items(3)
     shape = read_shape(inner)
     dtype = read_dtype(inner, shape)
     piece = ByteRange(path, *inner.bytes())
     inner.finish()
+    return shape, dtype, piece
+
+
+def read_ndarray(cursor: Cursor, path: Path) -> StoredArray:
+    """Read an array stored in one piece, of as many bytes as its shape and type ask for."""
+    shape, dtype, piece = read_piece(cursor, path)
     array = StoredArray(shape, dtype, (Chunk(tuple((0, size) for size in shape), (piece,)),))
     if piece.stop - piece.start != array.nbytes:
         raise cursor.error(
@@ -188,7 +194,7 @@ def check_tiles(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     return None
 
 
-def unique(path: Path, names: Sequence[str]) -> None:
+def check_unique(path: Path, names: Sequence[str]) -> None:
     """Raise ``UserError`` where two different ways through the maps of a file give one name."""
     unique_names: set[str] = set()
     for name in names:

@@ -63,7 +63,7 @@ class ServingSettings(ConfigSection):
         return self.model_dump(exclude_none=True)
 
     def switches(self) -> dict[str, Any]:
-        """Return what ``experts`` says as arguments of ``nn.switch.switch_experts``."""
+        """Return what ``experts`` says as arguments of ``nn.capture.switch_experts``."""
         if self.experts is None:
             return {}
         kind, _, number = self.experts.partition("-")

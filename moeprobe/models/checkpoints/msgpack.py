@@ -2,7 +2,7 @@
 
 The msgpack library copies every payload at least twice, and a checkpoint is payload almost only. Here a payload is a
 range of the file, whatever is inside it is read by a cursor over that range, and nothing is allocated by what a
-header claims: every length is held to the bytes that are left. The library writes (``vmoe_writing``), and is the
+header claims: every length is held to the bytes that are left. The library writes (``vmoe_write``), and is the
 reference in the tests.
 
 Source: the msgpack specification.

@@ -26,15 +26,15 @@ from moeprobe.models.checkpoints.arrays import (
     DTYPES,
     NDARRAY,
     Box,
-    ByteRange,
     Chunk,
     StoredArray,
     StoredArrays,
     check_tiles,
+    check_unique,
     read_dtype,
     read_ndarray,
+    read_piece,
     read_shape,
-    unique,
     volume,
 )
 from moeprobe.models.checkpoints.msgpack import Cursor, File
@@ -90,7 +90,8 @@ def read_vmoe(source: Path) -> StoredArrays:
 
 def _read_sharded(prefix: Path) -> StoredArrays:
     count, leaves = _read_index(index_path(prefix))
-    promised: list[set[tuple[int, Box]]] = [set() for _ in range(_existing(prefix, count))]
+    _check_shards(prefix, count)
+    promised: list[set[tuple[int, Box]]] = [set() for _ in range(count)]
     for number, leaf in enumerate(leaves):
         for box, shard in zip(leaf.boxes, leaf.shards, strict=True):
             promised[shard].add((number, box))
@@ -118,13 +119,12 @@ def _read_sharded(prefix: Path) -> StoredArrays:
     return StoredArrays(arrays)
 
 
-def _existing(prefix: Path, count: int) -> int:
-    """Return ``count``; raise ``UserError`` unless that many shards are there."""
+def _check_shards(prefix: Path, count: int) -> None:
+    """Raise ``UserError`` unless that many shards are there."""
     for shard in range(count):
         path = shard_path(prefix, shard, count)
         if not is_file(path):
             raise UserError(f"{index_path(prefix)} asks for {count:,} data shards, and there is no {path}.")
-    return count
 
 
 def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
@@ -151,7 +151,7 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
     # Sorted as strings at each level: encoderblock_10 comes before encoderblock_2.
     leaves.sort(key=lambda leaf: leaf[0])
     in_order = [leaf for _, leaf in leaves]
-    unique(path, [leaf.name for leaf in in_order])
+    check_unique(path, [leaf.name for leaf in in_order])
     for leaf in in_order:
         if any(shard >= count for shard in leaf.shards):
             raise UserError(
@@ -234,12 +234,7 @@ def _read_chunk(cursor: Cursor, path: Path, leaf: _Leaf) -> Chunk:
     cursor.items(2)
     pieces = []
     for _ in range(cursor.items()):
-        inner = cursor.extension(NDARRAY)
-        inner.items(3)
-        shape = read_shape(inner)
-        dtype = read_dtype(inner, shape)
-        piece = ByteRange(path, *inner.bytes())
-        inner.finish()
+        shape, dtype, piece = read_piece(cursor, path)
         flat = len(shape) == 1 and shape[0] * DTYPES[dtype].itemsize == piece.stop - piece.start
         if dtype != leaf.dtype or not flat:
             raise cursor.error(
@@ -386,7 +381,7 @@ def read_flax(path: Path) -> StoredArrays:
         cursor = Cursor(file)
         leaves = list(_flax_leaves(cursor, path, ()))
         cursor.finish()
-    unique(path, [name for name, _ in leaves])
+    check_unique(path, [name for name, _ in leaves])
     return StoredArrays(
         arrays={name: array for name, array in leaves if array is not None},
         others=tuple(name for name, array in leaves if array is None),

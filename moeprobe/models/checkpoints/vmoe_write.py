@@ -1,4 +1,4 @@
-"""Writes V-MoE's checkpoints, as ``vmoe`` reads them: data shards first, the index last, so that it says all is there.
+"""Writes the checkpoints that ``vmoe_files`` reads: data shards first, the index last, so that it says all is there.
 
 Experts are cut along their first axis over the shards, as the experts' mesh axis cuts them in V-MoE's program; every
 other array is one chunk in one shard, the one that holds least so far. Chunks of more than ``MOST_CHUNK_BYTES`` are cut

@@ -7,10 +7,8 @@ before.
 """
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,7 @@ from moeprobe.runtime.files import STATE, is_file, remove
 from moeprobe.runtime.folders import remove_files
 
 _FORMAT = "moeprobe-state-2"
-# From a path to tensors and a description.
-Reader = Callable[[Path], tuple[dict[str, Tensor], dict[str, Any]]]
+_FOLDER = "state"
 
 
 @dataclass
@@ -44,19 +41,6 @@ class Averages:
     def means(self) -> dict[str, float]:
         """Return the means; nothing before the first step."""
         return {name: float(value) / self.count for name, value in self.sums.items()}
-
-
-def save_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    averages: Averages,
-    description: dict[str, Any],
-) -> None:
-    """Write a run's state, whole or not at all; ``description`` is any JSON."""
-    tensors, plain = of_optimizer(optimizer)
-    tensors |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    write_state(path, tensors, averages, plain, description)
 
 
 def write_state(
@@ -106,55 +90,6 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, description
 
 
-def load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, read: Reader, device: torch.device
-) -> tuple[Averages, dict[str, Any]]:
-    """Put a saved state into ``model`` and ``optimizer``; return the running sums and the description.
-
-    Args:
-        path: the state.
-        model: gets its parameters.
-        optimizer: gets what it kept.
-        read: from the path to tensors, of which this process may want parts alone, and the description.
-        device: where the running sums are wanted.
-
-    Raises:
-        UserError: the file is missing or damaged, or of another model or optimizer.
-    """
-    if not is_file(path):
-        raise UserError(f"There is nothing to resume: no {path}.")
-    tensors, description = read(path)
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "averages": {}, "optimizer": {}, "groups": {}}
-    for name, tensor in tensors.items():
-        part, _, tensor_name = name.partition("/")
-        parts[part][tensor_name] = tensor
-    state = optimizer.state_dict()
-    state["state"] = {}
-    for part, content in _parts(state).items():
-        for index, plain in description["optimizer"][part].items():
-            # Whether in one pass is how it is computed here, not what was reached.
-            values = {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in plain.items()
-                if key != "fused"
-            }
-            content.setdefault(int(index), {}).update(values)
-        for name, tensor in parts[part].items():
-            index, _, key = name.partition("/")
-            content.setdefault(int(index), {})[key] = tensor
-    try:
-        model.load_state_dict(parts["model"])
-        optimizer.load_state_dict(state)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is the state of another run ({' '.join(str(error).split())}).") from None
-    averaged = description["averaged"]
-    sums = {name: parts["averages"][name].to(device) for name in averaged["names"]}
-    return Averages(sums, averaged["count"]), description
-
-
-_FOLDER = "state"
-
-
 def save(
     path: Path,
     layout: ProcessLayout,
@@ -166,7 +101,9 @@ def save(
     """Write a run's state, as its layout wants it; all processes call this at the same time."""
     if not layout.sharded:
         if layout.ranks.rank == 0:
-            save_state(path, model, optimizer, averages, description)
+            tensors, plain = of_optimizer(optimizer)
+            tensors |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+            write_state(path, tensors, averages, plain, description)
             remove_parts(path.parent)
         return
     from moeprobe.models.training.parallel import sharded
@@ -201,17 +138,54 @@ def load(
     *,
     device: torch.device,
 ) -> tuple[Averages, dict[str, Any]]:
-    """Put a saved state, of whatever layout, into ``model`` and ``optimizer``; return what ``load_state`` does.
+    """Put a saved state, of whatever layout, into ``model`` and ``optimizer``.
+
+    Args:
+        path: the state.
+        layout: of which this process may want parts alone.
+        model: gets its parameters.
+        optimizer: gets what it kept.
+        device: where the running sums are wanted.
+
+    Returns:
+        The running sums, and the description.
 
     Raises:
-        UserError: it is missing or damaged, or of another model or optimizer.
+        UserError: the file is missing or damaged, or of another model or optimizer.
     """
-    reader = partial(_read, layout=layout, model=model, optimizer=optimizer)
-    return load_state(path, model, optimizer, read=reader, device=device)
+    if not is_file(path):
+        raise UserError(f"There is nothing to resume: no {path}.")
+    tensors, description = _read(path, layout, model, optimizer)
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "averages": {}, "optimizer": {}, "groups": {}}
+    for name, tensor in tensors.items():
+        part, _, tensor_name = name.partition("/")
+        parts[part][tensor_name] = tensor
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for part, content in _parts(state).items():
+        for index, plain in description["optimizer"][part].items():
+            # Whether in one pass is how it is computed here, not what was reached.
+            values = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain.items()
+                if key != "fused"
+            }
+            content.setdefault(int(index), {}).update(values)
+        for name, tensor in parts[part].items():
+            index, _, key = name.partition("/")
+            content.setdefault(int(index), {})[key] = tensor
+    try:
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is the state of another run ({' '.join(str(error).split())}).") from None
+    averaged = description["averaged"]
+    sums = {name: parts["averages"][name].to(device) for name in averaged["names"]}
+    return Averages(sums, averaged["count"]), description
 
 
 def _read(
-    path: Path, *, layout: ProcessLayout, model: nn.Module, optimizer: torch.optim.Optimizer
+    path: Path, layout: ProcessLayout, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what this process wants of a state."""
     tensors, description = read_state(path)

@@ -6,7 +6,6 @@ Axes: B rows of a batch, V visible patches.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.base import PairView, Recipe
+from moeprobe.inputs.views.base import PairView
 from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn import mae
 from moeprobe.models.nn.capture import capture, moe_layers
@@ -33,9 +32,6 @@ from moeprobe.models.training.optimize import supervised_loss, total_loss
 from moeprobe.models.training.parallel.layouts import ProcessLayout
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import generator
-
-# What a task keeps of one image of the validation split: name -> value; the means over images are reported.
-Judge = Callable[[Tensor, Tensor, list[str]], dict[str, Tensor]]
 
 
 class Task(ABC):
@@ -86,18 +82,59 @@ class Task(ABC):
         device: torch.device,
         layout: ProcessLayout,
     ) -> dict[str, float]:
-        """Return the means of ``judge`` over clean images, each process having some; ``val_`` before their names."""
-        means = evaluate(
-            self.model,
-            data,
-            partial(clean_view, framing=framing),
-            self.judge,
-            normalise=normalise,
-            loading=Loading(self.config.eval_batch_size, self.config.data.workers),
-            device=device,
-            layout=layout,
+        """Return the means of ``judge`` over clean images, ``val_`` before their names; the model keeps its mode.
+
+        Images that share a group (and so a capacity) follow one another in the split; the remainder at its end is a
+        smaller group. The size of batches is rounded to whole groups, so it changes nothing but speed. Each process
+        takes some of the batches. Where processes run the model in step, those with fewer passes run it on an empty
+        image.
+        """
+        ranks, model = layout.ranks, self.model
+        was_training = model.training
+        model.eval()
+        group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
+        batch_size = max(group, self.config.eval_batch_size // group * group)
+        loading = Loading(batch_size, self.config.data.workers)
+        starts = range(0, len(data), batch_size)
+        batches_of = [
+            starts[len(starts) * rank // ranks.size : len(starts) * (rank + 1) // ranks.size]
+            for rank in range(ranks.size)
+        ]
+        local_starts = batches_of[ranks.rank]
+        images_of = (
+            range(local_starts[0], min(local_starts[-1] + batch_size, len(data)))
+            if local_starts
+            else range(0)
         )
-        return {f"val_{name}": value for name, value in means.items()}
+        sums: dict[str, float] = {}
+        # What is sent between processes is kept for the next step, which an inference tensor cannot be.
+        with torch.no_grad() if layout.in_step else torch.inference_mode(), ranks.watching():
+            for batch in batches(data, images_of, partial(clean_view, framing=framing), loading=loading):
+                labels = batch.labels.to(device)
+                images = normalise(batch.views[0].to(device))
+                parts = [
+                    self.judge(images[first:last], labels[first:last], batch.image_ids[first:last])
+                    for first, last in _whole_groups(len(images), group)
+                ]
+                for name in parts[0]:
+                    values = torch.cat([part[name] for part in parts])
+                    sums[name] = sums.get(name, 0.0) + float(values.sum())
+            if layout.in_step:
+                passes = [
+                    sum(
+                        len(_whole_groups(min(batch_size, len(data) - start), group)) for start in rank_starts
+                    )
+                    for rank_starts in batches_of
+                ]
+                for _ in range(max(passes) - passes[ranks.rank]):
+                    self.judge(*_empty(model, device))
+        model.train(was_training)
+        process_sums = ranks.exchange(sums)
+        # A process without a batch of its own has no names.
+        return {
+            f"val_{name}": sum(sums_of.get(name, 0.0) for sums_of in process_sums) / len(data)
+            for name in max(process_sums, key=len)
+        }
 
     def _values(
         self,
@@ -287,8 +324,9 @@ def room(decisions: Mapping[str, Decision]) -> dict[str, Tensor]:
 
 def _limited(decision: Decision) -> DispatchPlan | None:
     plan = decision.plan
-    limited = isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None
-    return plan if isinstance(plan, DispatchPlan) and limited else None
+    if isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None:
+        return plan
+    return None
 
 
 def _dropped(decision: Decision) -> Tensor | None:
@@ -329,69 +367,6 @@ _MEASURES: dict[str, Callable[[Decision], Tensor | None]] = {
     "plan_nonzeros": _nonzeros,
     "plan_error": _error,
 }
-
-
-# Means over the clean images of a split, of a model in training.
-
-
-def evaluate(
-    model: VisionTransformer,
-    dataset: ImageDataset,
-    recipe: Recipe,
-    judge: Callable[[Tensor, Tensor, list[str]], dict[str, Tensor]],
-    *,
-    normalise: nn.Module,
-    loading: Loading,
-    device: torch.device,
-    layout: ProcessLayout,
-) -> dict[str, float]:
-    """Return the means of ``judge`` over images, labels and names; the model keeps its mode.
-
-    Images that share a group (and so a capacity) follow one another in the split; the remainder at its end is a
-    smaller group. The size of batches is rounded to whole groups, so it changes nothing but speed. Each process takes
-    some of the batches. Where processes run the model in step, those with fewer passes run it on an empty image.
-    """
-    ranks = layout.ranks
-    was_training = model.training
-    model.eval()
-    group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
-    batch_size = max(group, loading.batch_size // group * group)
-    starts = range(0, len(dataset), batch_size)
-    batches_of = [
-        starts[len(starts) * rank // ranks.size : len(starts) * (rank + 1) // ranks.size]
-        for rank in range(ranks.size)
-    ]
-    local_starts = batches_of[ranks.rank]
-    images_of = (
-        range(local_starts[0], min(local_starts[-1] + batch_size, len(dataset))) if local_starts else range(0)
-    )
-    sums: dict[str, float] = {}
-    # What is sent between processes is kept for the next step, which an inference tensor cannot be.
-    with torch.no_grad() if layout.in_step else torch.inference_mode(), ranks.watching():
-        for batch in batches(dataset, images_of, recipe, loading=replace(loading, batch_size=batch_size)):
-            labels = batch.labels.to(device)
-            images = normalise(batch.views[0].to(device))
-            parts = [
-                judge(images[first:last], labels[first:last], batch.image_ids[first:last])
-                for first, last in _whole_groups(len(images), group)
-            ]
-            for name in parts[0]:
-                values = torch.cat([part[name] for part in parts])
-                sums[name] = sums.get(name, 0.0) + float(values.sum())
-        if layout.in_step:
-            passes = [
-                sum(len(_whole_groups(min(batch_size, len(dataset) - start), group)) for start in rank_starts)
-                for rank_starts in batches_of
-            ]
-            for _ in range(max(passes) - passes[ranks.rank]):
-                judge(*_empty(model, device))
-    model.train(was_training)
-    process_sums = ranks.exchange(sums)
-    # A process without a batch of its own has no names.
-    return {
-        name: sum(sums_of.get(name, 0.0) for sums_of in process_sums) / len(dataset)
-        for name in max(process_sums, key=len)
-    }
 
 
 def _empty(model: VisionTransformer, device: torch.device) -> tuple[Tensor, Tensor, list[str]]:

@@ -45,18 +45,18 @@ def test_weights_that_find_no_room_leave_nothing_behind(tmp_path: Path) -> None:
 def test_a_run_that_found_no_room_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     trainer(whole).run()
-    one, evaluate = trainer(cut), tasks.evaluate
+    one, validate = trainer(cut), tasks.Task.validate
     size = (whole / "last.safetensors").stat().st_size // 2
 
-    def evaluated(*arguments: Any, **named: Any) -> dict[str, float]:
+    def validated(*arguments: Any, **named: Any) -> dict[str, float]:
         if one.step == 8:
             limit = largest_file(size)
             limit.__enter__()
             limits.append(limit)
-        return evaluate(*arguments, **named)
+        return validate(*arguments, **named)
 
     limits: list[Any] = []
-    monkeypatch.setattr(tasks, "evaluate", evaluated)
+    monkeypatch.setattr(tasks.Task, "validate", validated)
     try:
         with pytest.raises(UserError, match="Cannot write"):
             one.run()

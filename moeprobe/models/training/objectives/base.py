@@ -144,7 +144,7 @@ def _load(decision: Decision) -> Tensor:
 
 
 def paired_gates(
-    gates: Tensor, first: NDArray[np.int64], second: NDArray[np.int64], *, num_images: int
+    gates: Tensor, first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gates of paired tokens, and which slots hold a pair.
 
@@ -152,7 +152,6 @@ def paired_gates(
         gates: ``(G, S, E)`` of a layer's decision on ``2 B`` rows, views interleaved.
         first: ``(B, M)`` token of view 1 in each slot, -1 = no pair.
         second: ``(B, M)`` token of view 2.
-        num_images: B.
 
     Returns:
         Gates ``(B, M, E)`` of either side, zero where there is no pair, and the mask ``(B, M)``.
@@ -161,7 +160,7 @@ def paired_gates(
         UserError: the gates cannot learn.
     """
     check_trained(gates)
-    gates = gates.reshape(num_images, 2, -1, gates.shape[-1])
+    gates = gates.reshape(len(first), 2, -1, gates.shape[-1])
     tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
     valid = (tokens[0] >= 0) & (tokens[1] >= 0)
     sides = [

@@ -40,9 +40,7 @@ class Jsd(Objective):
         """Return the divergence and the two balancing terms."""
         first, second, _ = paired_tokens(views)
         divergences = [
-            mean_divergence(
-                *paired_gates(decision.clean_gates, first, second, num_images=len(first)), views.total
-            )
+            mean_divergence(*paired_gates(decision.clean_gates, first, second), views.total)
             for decision in decisions.values()
         ]
         balancing = balancing_terms(

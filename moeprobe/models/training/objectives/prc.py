@@ -44,7 +44,7 @@ class Prc(Objective):
         diagonal, offdiagonal = [], []
         for decision in decisions.values():
             gates = decision.gates if self.noisy else decision.clean_gates
-            gates1, gates2, valid = paired_gates(gates, first, second, num_images=len(first))
+            gates1, gates2, valid = paired_gates(gates, first, second)
             # View 1 of the paper is the one with the smaller source area.
             exchange = torch.from_numpy(swapped).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)

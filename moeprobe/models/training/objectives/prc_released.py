@@ -48,9 +48,7 @@ class PrcReleased(Objective):
         )
         diagonal, offdiagonal = [], []
         for decision in decisions.values():
-            gates1, gates2, valid = paired_gates(
-                decision.clean_gates, pairs.reference, pairs.view, num_images=len(pairs.view_first)
-            )
+            gates1, gates2, valid = paired_gates(decision.clean_gates, pairs.reference, pairs.view)
             exchange = torch.from_numpy(pairs.view_first).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
             diagonal.append(slot_diagonal(small, large, valid, views.total))

@@ -66,7 +66,7 @@ class Variation(Objective):
 
 def token_variation(gates: Tensor, *, epsilon: float) -> Tensor:
     """Return the mean over tokens of μ / (σ² + ε) over the experts, of gates ``(..., E)``."""
-    return _inverse(gates, -1, epsilon).mean()
+    return (gates.mean(-1) / (gates.var(-1, correction=0) + epsilon)).mean()
 
 
 def image_variation(
@@ -82,7 +82,3 @@ def image_variation(
     images = total(exact.new_tensor(float(len(exact))))
     mean, square = total(exact.sum(0)) / images, total(exact.square().sum(0)) / images
     return (mean / (square - mean.square() + epsilon)).mean().to(gates.dtype)
-
-
-def _inverse(amounts: Tensor, dim: int, epsilon: float) -> Tensor:
-    return amounts.mean(dim) / (amounts.var(dim, correction=0) + epsilon)
