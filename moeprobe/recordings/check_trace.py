@@ -143,8 +143,8 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
 
 def _choices(trace: TraceFile, ids: list[str]) -> NDArray[np.int16]:
     """Return choices ``(L, n, T, K)``, −1 = none and padding."""
-    length = min(max(int(trace.num_tokens(layer, ids).max()) for layer in trace.layers), _TOKENS)
     longest = {layer: int(trace.num_tokens(layer, ids).max()) for layer in trace.layers}
+    length = min(max(longest.values()), _TOKENS)
     return np.stack(
         [
             trace.read(layer, ids, num_tokens=max(longest[layer], length)).experts[:, :length]

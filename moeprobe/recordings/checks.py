@@ -44,19 +44,17 @@ _CHECKPOINT: dict[str, tuple[type, ...]] = {
 
 
 def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
-    """Return a sentence on missing or mistyped entries; None where all is well."""
+    """Return the name of an entry that is missing or mistyped; None where all is well."""
     for name, kind in kinds.items():
         value = metadata.get(name)
         entries = value.values() if name == "clusters" and isinstance(value, dict) else value
-        texts = isinstance(entries, str | dict) or not isinstance(entries, Iterable) or _are_texts(entries)
+        if isinstance(entries, str | dict) or not isinstance(entries, Iterable):
+            entries = []
+        texts = all(isinstance(entry, str) for entry in entries)
         finite = not isinstance(value, float) or np.isfinite(value)
         if not (isinstance(value, kind) and texts and finite):
             return name
     return None
-
-
-def _are_texts(entries: Iterable[Any]) -> bool:
-    return all(isinstance(entry, str) for entry in entries)
 
 
 def damaged(path: Path) -> UserError:

@@ -10,7 +10,7 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,
   ``seed`` and ``group`` of its training;
 * ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: as specified for the run; null where it is
-not known;
+  not known;
 * ``layers``: the MoE layers, in forward order;
 * ``inputs``: an object that is equal where two traces are of the same inputs (for images, of the same pixels); null
   where that is not known;

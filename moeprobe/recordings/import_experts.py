@@ -20,7 +20,7 @@ from moeprobe.recordings.destination import check_destination, named_checkpoint,
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
 from moeprobe.recordings.log_probs import tokens_of
-from moeprobe.recordings.log_rows import Fault, Row, Tokens
+from moeprobe.recordings.log_rows import Fault, Row, Tokens, faults_at
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
 from moeprobe.recordings.readers.base import Capture, Reader, Stated
 from moeprobe.recordings.responses import GatheredResponse, grouped, identity, responses
@@ -238,19 +238,20 @@ def import_routed_experts(
             data=data,
         )
         file.close(info)
+    is_known = is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"])
     return ImportedExperts(
-        path,
-        len(reading.names) - len(left_out),
-        shape.names,
-        reading.findings.tokens,
-        path.stat().st_size,
-        sorted(reading.used),
-        missing,
-        [finding for finding in check.findings() if finding.name not in COUNTED],
-        left_out,
-        [] if is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"]) else shape.names,
-        reading.findings.counted_choices,
-        len(reading.clusters),
+        path=path,
+        requests=len(reading.names) - len(left_out),
+        layers=shape.names,
+        tokens=reading.findings.tokens,
+        nbytes=path.stat().st_size,
+        readers=sorted(reading.used),
+        missing=missing,
+        findings=[finding for finding in check.findings() if finding.name not in COUNTED],
+        left_out=left_out,
+        unordered=[] if is_known else shape.names,
+        counted=reading.findings.counted_choices,
+        dependent=len(reading.clusters),
     )
 
 
@@ -297,10 +298,8 @@ class _Reading:
         self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
         for source in self._sources:
             for where, response in self._responses(source):
-                try:
-                    yield from self._of_response(response, f"{source.name}:{where.removeprefix('line ')}")
-                except Fault as fault:
-                    raise UserError(f"{source}, {where}: {fault}.") from None
+                with faults_at(source, where) as location:
+                    yield from self._of_response(response, location)
 
     def _responses(self, source: Path) -> Iterator[tuple[str, Any]]:
         """Return the responses of a file, as the reader of its first line gathers them."""
@@ -373,7 +372,7 @@ class _Reading:
         assert capture.ids is not None
         stated, rows = capture.stated, len(capture.ids)
         if tokens is not None and capture.tokens is None and stated.generated is None:
-            stated = Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
+            stated = Stated.of(tokens)
         capture = replace(capture, stated=stated)
         if stated.prompt is None or stated.generated is None:
             return capture if self._start is None else replace(capture, start=self._start)

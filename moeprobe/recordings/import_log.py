@@ -12,7 +12,7 @@ from moeprobe.recordings.capture_check import CaptureCheck, not_empty
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.format import is_ordered, metadata, writing
-from moeprobe.recordings.log_rows import Fault, Row, parse
+from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
 from moeprobe.recordings.responses import grouped
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import is_file, open_regular
@@ -60,7 +60,7 @@ class Log:
                 for number, line in enumerate(file, start=1):
                     if not line.strip():
                         continue
-                    try:
+                    with faults_at(self.path, f"line {number}"):
                         row = parse(line, num_experts=self._num_experts)
                         if (row.id, row.layer) in lines_read:
                             raise Fault(f"{row.layer} of {row.id} was there before")
@@ -70,8 +70,6 @@ class Log:
                                     f"{name} of {row.layer} is {row.layer_fields[name]}, and was {value} in the "
                                     "lines before"
                                 )
-                    except Fault as fault:
-                        raise UserError(f"{self.path}, line {number}: {fault}.") from None
                     lines_read.add((row.id, row.layer))
                     self.requests[row.id] = self.requests.get(row.id, 0) + 1
                     self.num_tokens += len(row.experts)

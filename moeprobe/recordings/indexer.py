@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.indexer_faults import SelectionCheck
 from moeprobe.recordings.log_probs import tokens_of
-from moeprobe.recordings.log_rows import Fault, Tokens
+from moeprobe.recordings.log_rows import Fault, Tokens, faults_at
 from moeprobe.recordings.long_text import LongArray, LongText
 from moeprobe.recordings.model_config import IndexerShape
 from moeprobe.recordings.readers.base import (
@@ -145,10 +145,8 @@ def read_selections(path: Path, shape: IndexerShape, file: Path, *, start: int |
         reading = _Reading(selections, shape, check, positions, scores, start)
         lines = responses(path, progress=lambda count: None, long=(KEY, SCORES), most_bytes=MOST_BYTES)
         for where, response in lines:
-            try:
-                reading.add(response, f"{path.name}:{where.removeprefix('line ')}")
-            except Fault as fault:
-                raise UserError(f"{path}, {where}: {fault}.") from None
+            with faults_at(path, where) as location:
+                reading.add(response, location)
             # Nor is it kept here while the next one is read.
             del response
     if not selections.sequences and not selections.nulls:
@@ -183,7 +181,8 @@ class _Reading:
         if not any(KEY in holder for holder in holders):
             return
         name_of, sequences = identity(response, location), tokens_of(response)
-        counts = _stated(response, several=len(holders) > 1)
+        meta = response.get("meta_info")
+        counts = stated(meta if isinstance(meta, dict) else response.get("usage"), several=len(holders) > 1)
         for number, holder in enumerate(holders):
             name = name_of if len(holders) == 1 else f"{name_of}/{number}"
             if name in self._selections.sequences:
@@ -296,13 +295,13 @@ class _Reading:
         self._selections.complete += complete * layers
         self._selections.uncaptured += int((~present[complete:]).sum())
         self._selections.sequences[name] = Selection(
-            cluster,
-            tokens,
-            start + complete,
-            present[complete:],
-            offset,
-            dtype,
-            None if scores is None else score_offset,
+            cluster=cluster,
+            tokens=tokens,
+            first=start + complete,
+            present=present[complete:],
+            offset=offset,
+            dtype=dtype,
+            score_offset=None if scores is None else score_offset,
         )
 
 
@@ -317,11 +316,6 @@ def _holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         meta = entry.get("meta_info")
         holders.append(meta if isinstance(meta, dict) and KEY not in entry else entry)
     return holders
-
-
-def _stated(response: Mapping[str, Any], *, several: bool) -> Stated:
-    meta = response.get("meta_info")
-    return stated(meta if isinstance(meta, dict) else response.get("usage"), several=several)
 
 
 def _total(counts: Stated) -> int | None:

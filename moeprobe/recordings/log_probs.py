@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.recordings.log_rows import Fault, Tokens, token_array
+from moeprobe.recordings.log_rows import Fault, Tokens, faults_at, token_array
 from moeprobe.recordings.readers.base import Reader, choices, listed
 from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
@@ -25,23 +25,17 @@ from moeprobe.runtime.files import is_file
 def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
     """Return by request the log-probability of each generated token ``(T,)``, NaN where there is none.
 
-    Names follow ``token_ids.read_sequences``. A request without log-probabilities is passed over.
+    Names follow ``read_sequences``. A request without log-probabilities is passed over.
 
     Raises:
         UserError: the file cannot be read, holds other things than numbers, or none at all.
     """
     log_probs: dict[str, NDArray[np.float32]] = {}
     for where, response in responses(path, progress=lambda count: None):
-        try:
-            if not isinstance(response, dict):
-                raise Fault("a response is due, a JSON object")
-            by_sequence = _of_response(response)
-            for (name, tokens), values in zip(
-                named_sequences(response, f"{path.name}:{where.removeprefix('line ')}"),
-                by_sequence,
-                strict=False,
-            ):
-                if values is None or tokens is None:
+        with faults_at(path, where) as location:
+            sequences = named_sequences(response, location)
+            for (name, tokens), values in zip(sequences, _of_response(response), strict=False):
+                if values is None or tokens is None or not len(tokens.ids):
                     continue
                 generated = len(tokens.ids) - tokens.prompt
                 if len(values) == len(tokens.ids) and np.isnan(values[0]):
@@ -51,8 +45,6 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
                         f"{name} has {generated} generated tokens, and {len(values)} log-probabilities"
                     )
                 log_probs[name] = values
-        except Fault as fault:
-            raise UserError(f"{path}, {where}: {fault}.") from None
     if not log_probs:
         raise UserError(
             f"{path} holds no log-probabilities of generated tokens; ask the server for them: logprobs of vLLM, "
@@ -126,12 +118,8 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
         raise UserError(f"There is no file of responses {path}.")
     sequences: dict[str, Tokens] = {}
     for where, response in responses(path, progress=lambda count: None):
-        try:
-            if not isinstance(response, dict):
-                raise Fault("a response is due, a JSON object")
-            several = named_sequences(response, f"{path.name}:{where.removeprefix('line ')}")
-        except Fault as fault:
-            raise UserError(f"{path}, {where}: {fault}.") from None
+        with faults_at(path, where) as location:
+            several = named_sequences(response, location)
         for name, tokens in several:
             if name in sequences:
                 raise UserError(f"{path}, {where}: request {quoted(name)} was there before.")
@@ -145,12 +133,14 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
     return sequences
 
 
-def named_sequences(response: Mapping[str, Any], location: str) -> list[tuple[str, Tokens | None]]:
+def named_sequences(response: Any, location: str) -> list[tuple[str, Tokens | None]]:
     """Return each sequence of a response by the name that an import gives it; ``location``: its file and line.
 
     Raises:
-        Fault: ids are no list of whole numbers.
+        Fault: it is no object, or ids are no list of whole numbers.
     """
+    if not isinstance(response, dict):
+        raise Fault("a response is due, a JSON object")
     if isinstance(response, GatheredResponse):
         return list(reader_of(response).sequences(response))
     name, several = identity(response, location), tokens_of(response)

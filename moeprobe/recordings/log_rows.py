@@ -27,13 +27,16 @@ Axes: T tokens, K choices, E experts.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.errors import option
+from moeprobe.errors import UserError, option
 from moeprobe.recordings.checks import expert_problems
 from moeprobe.recordings.format import ORDERS, as_set
 from moeprobe.runtime.catalog import unknown
@@ -72,6 +75,19 @@ class Row:
 
 class Fault(Exception):  # noqa: N818
     """What is wrong with a line, without a full stop."""
+
+
+@contextmanager
+def faults_at(path: Path, where: str) -> Iterator[str]:
+    """Yield how a request without a name is called: by the file and ``where`` in it, e.g. "line 3".
+
+    Raises:
+        UserError: the block ends in a ``Fault``.
+    """
+    try:
+        yield f"{path.name}:{where.removeprefix('line ')}"
+    except Fault as fault:
+        raise UserError(f"{path}, {where}: {fault}.") from None
 
 
 def parse(line: bytes, *, num_experts: int | None) -> Row:
@@ -131,16 +147,16 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
     }
     generated = _array(fields, "generated", kinds="b", shape=(tokens,)) if "generated" in fields else None
     return Row(
-        str(identity),
-        layer,
-        shared,
-        experts,
-        processed,
-        valid,
-        gates,
-        all_gates,
-        generated,
-        _token_ids(fields, tokens),
+        id=str(identity),
+        layer=layer,
+        layer_fields=shared,
+        experts=experts,
+        processed=processed,
+        valid=valid,
+        gates=gates,
+        all_gates=all_gates,
+        generated=generated,
+        token_ids=_token_ids(fields, tokens),
     )
 
 
@@ -223,10 +239,7 @@ def _array(
     if name not in fields:
         assert default is not None
         return default
-    try:
-        array = np.asarray(fields[name])
-    except (ValueError, OverflowError):
-        array = np.asarray(None)
+    array = as_array(fields[name])
     is_shaped = array.shape == shape if shape is not None else array.ndim == dims
     if not is_shaped or array.dtype.kind not in kinds or array.size == 0:
         expected = (
@@ -236,6 +249,14 @@ def _array(
         )
         raise Fault(f"{name} takes {expected}")
     return array
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return nested lists as an array; of lists of unequal lengths it holds no number."""
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError, TypeError):
+        return np.asarray(None)
 
 
 def _text(fields: dict[str, Any], name: str, default: str = "") -> str:

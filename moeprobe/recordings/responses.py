@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.recordings.event_stream import is_event_stream, responses_of_events
 from moeprobe.recordings.format import COLUMNS, batch, lists
-from moeprobe.recordings.log_rows import Fault, Row
+from moeprobe.recordings.log_rows import Fault, Row, as_array
 from moeprobe.recordings.long_text import parse_without, read_line
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import DAMAGE, open_regular
@@ -35,21 +35,16 @@ def is_packed(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
-def unpacked(path: Path) -> dict[str, Any]:
+def unpacked(path: Path, *, key: type = str) -> dict[Any, Any]:
     """Return the mapping in a file; tensors are mapped from it, and not read.
 
+    Args:
+        path: the file.
+        key: str of a mapping by names, tuple of one by routers, e.g. ``("decoder", None, 1)``.
+
     Raises:
-        UserError: it is damaged, holds what would have to be run, or is no mapping by names.
+        UserError: it is damaged, holds what would have to be run, or is no such mapping.
     """
-    return _mapping(path, str)
-
-
-def unpacked_routers(path: Path) -> dict[tuple[Any, ...], Any]:
-    """Return the mapping by router, e.g. ``("decoder", None, 1)``, in a file; raises as ``unpacked``."""
-    return _mapping(path, tuple)
-
-
-def _mapping(path: Path, key: type) -> dict[Any, Any]:
     import torch
 
     allowed: list[Any] = [
@@ -121,10 +116,7 @@ def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[
         if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise Fault(f"{what} is no plain tensor")
         value = (value.float() if value.dtype == torch.bfloat16 else value.detach()).numpy()
-    try:
-        numbers = np.asarray(value)
-    except (ValueError, OverflowError, TypeError):
-        numbers = np.asarray(None)
+    numbers = as_array(value)
     if numbers.ndim != dims or (numbers.dtype.kind not in kinds and numbers.size):
         raise Fault(f"{what} takes {'whole ' if kinds == 'iu' else ''}numbers in {dims} axes")
     return numbers

@@ -266,14 +266,14 @@ def rows_of_counts(
     nothing = np.zeros((0, shape.top_k), np.int16)
     for layer, layer_counts in zip(shape.names, counts, strict=True):
         yield Row(
-            name,
-            layer,
-            dict(shared),
-            nothing,
-            nothing >= 0,
-            nothing[:, 0] >= 0,
-            None,
-            None,
+            id=name,
+            layer=layer,
+            layer_fields=dict(shared),
+            experts=nothing,
+            processed=nothing >= 0,
+            valid=nothing[:, 0] >= 0,
+            gates=None,
+            all_gates=None,
             counts=layer_counts,
         )
 

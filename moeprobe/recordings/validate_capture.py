@@ -95,13 +95,13 @@ def decode_choices(capture: Capture, shape: MoeShape, *, ordered: bool = False) 
     if capture.start:
         experts = np.concatenate([np.full((capture.start, *experts.shape[1:]), -1, np.int16), experts])
     return Routed(
-        experts,
-        unset,
-        int(zero.sum()),
-        prompt_zero,
-        capture.start,
-        _lacking(capture, len(ids)),
-        capture.stated.prompt,
+        experts=experts,
+        unset=unset,
+        zeros=int(zero.sum()),
+        prompt_zero=prompt_zero,
+        before=capture.start,
+        lacking=_lacking(capture, len(ids)),
+        prompt=capture.stated.prompt,
     )
 
 

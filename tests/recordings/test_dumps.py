@@ -132,9 +132,9 @@ def test_the_recorder_of_sglang(start: int, tmp_path: Path) -> None:
 
 
 def routers(path: Path, router: dict[str, Any]) -> None:
-    """Write what all routers of a trace are, and another one of the multi-token prediction."""
+    """Write what all routers of a trace are, another one of the multi-token prediction, and one of no name."""
     state = {("decoder", None, layer): router for layer in dumps.SHAPE}
-    other = {("mtp", 0, 0): {"score_function": "sigmoid"}}
+    other = {("mtp", 0, 0): {"score_function": "sigmoid"}, (): {}}
     torch.save(state | other, path.parent / "router_state_rank0.pt")
 
 

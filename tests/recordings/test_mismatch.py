@@ -284,6 +284,7 @@ def test_log_probabilities_of_every_dialect(tmp_path: Path) -> None:
          "meta_info": {"output_token_logprobs": [[one, 4, "x"] for one in values]}},
         {"id": "d", **ids, "logprobs": [None, -1.0]},
         {"id": "e", **ids},
+        {"id": "f", "prompt_token_ids": [], "token_ids": [], "logprobs": []},
     ]  # fmt: skip
     (tmp_path / "r.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found = read_log_probabilities(tmp_path / "r.jsonl")

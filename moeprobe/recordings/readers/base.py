@@ -37,6 +37,11 @@ class Stated:
     prompt: int | None = None
     generated: int | None = None
 
+    @classmethod
+    def of(cls, tokens: Tokens | None) -> "Stated":
+        """Return the numbers of tokens of a sequence; of one that is not known nothing."""
+        return cls() if tokens is None else cls(tokens.prompt, len(tokens.ids) - tokens.prompt)
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -120,7 +125,9 @@ class Reader(ABC):
         return lines
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
-        """Return the sequences of a gathered response by their names; None where their token ids are not known.
+        """Return the sequences of a gathered response by their names; none where tokens are of no known sequence.
+
+        Of one whose token ids are not known there is None.
 
         Raises:
             Fault: ids are not as they should be.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moeprobe.recordings.log_rows import Fault, Tokens
+from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader
 from moeprobe.recordings.responses import CSV_COLUMNS
@@ -36,7 +36,3 @@ class LlamaCpp(Reader):
         counts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         counts[layer, expert] = response["count"]
         return [Capture(None, name=_NAME, counts=counts)]
-
-    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
-        """Return nothing: no token is known."""
-        return []

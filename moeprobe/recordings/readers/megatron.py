@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.recordings.log_rows import Fault
+from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, Weights, count
-from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked_routers
+from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked
 from moeprobe.runtime.files import is_file, open_regular
 
 
@@ -110,7 +110,11 @@ class RankLogits:
         if not packed:
             raise UserError(f"{self._state} is no file that torch.save wrote.")
         # Keys are block, number of the multi-token prediction (None in the decoder), and layer.
-        return {key[-1]: state for key, state in unpacked_routers(self._state).items() if key[0] == "decoder"}
+        return {
+            key[-1]: state
+            for key, state in unpacked(self._state, key=tuple).items()
+            if key[:1] == ("decoder",)
+        }
 
 
 _KEYS = {"step", "stage", "layer", "top_indices"}
@@ -132,12 +136,10 @@ class Megatron(Reader):
         names: dict[str, int] = {}
         began, records = "", dict[str, dict[int, Any]]()
         for where, line in lines:
-            try:
+            with faults_at(path, where):
                 if not isinstance(line, dict) or not line.keys() >= _KEYS:
                     raise Fault(f"this is no line of a router trace, with {', '.join(sorted(_KEYS))}")
                 step, rank, layer = (_number(line, name) for name in ("step", "rank", "layer"))
-            except Fault as fault:
-                raise UserError(f"{path}, {where}: {fault}.") from None
             if line.get("block", "decoder") != "decoder":
                 continue
             of_pass = f"rank{rank}/step{step}"
@@ -206,10 +208,7 @@ def _sparse(lines: list[Mapping[str, Any]], shape: MoeShape) -> list[Mapping[str
 
 def _indices(line: Mapping[str, Any], shape: MoeShape) -> NDArray[Any]:
     """Return the experts of a line ``(T, K)``."""
-    try:
-        ids = np.asarray(line["top_indices"])
-    except (ValueError, OverflowError):
-        ids = np.asarray(None)
+    ids = as_array(line["top_indices"])
     if (
         ids.size == 0
         or ids.ndim != 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moeprobe.recordings.log_rows import Fault, Tokens
+from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, count
 from moeprobe.recordings.responses import array_of
@@ -37,7 +37,3 @@ class SglangCounts(Reader):
             )
             for step, step_counts in enumerate(counts)
         ]
-
-    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
-        """Return nothing: no token is known."""
-        return []

@@ -38,10 +38,6 @@ class SglangRecorder(Reader):
             captures += _of_pass(record, ids, name)
         return captures
 
-    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
-        """Return nothing: which tokens are one sequence is not recorded."""
-        return []
-
 
 def _logical(record: Mapping[str, Any], logical: NDArray[Any], shape: MoeShape) -> NDArray[Any]:
     """Return the experts of a pass ``(T, L, K)``."""

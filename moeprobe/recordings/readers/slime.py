@@ -20,20 +20,18 @@ class Slime(Reader):
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each sample; it has none where the request was aborted."""
-        captures = []
-        for (name, tokens), sample in zip(self.sequences(response), listed(response, "samples"), strict=True):
-            ids = sample.get(_KEY)
-            stated = Stated() if tokens is None else Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
-            captures.append(
-                Capture(
-                    None if ids is None else array_of(ids, _KEY, dims=3),
-                    stated=stated,
-                    last=True,
-                    name=name,
-                    tokens=tokens,
-                )
+        return [
+            Capture(
+                None if sample.get(_KEY) is None else array_of(sample[_KEY], _KEY, dims=3),
+                stated=Stated.of(tokens),
+                last=True,
+                name=name,
+                tokens=tokens,
             )
-        return captures
+            for (name, tokens), sample in zip(
+                self.sequences(response), listed(response, "samples"), strict=True
+            )
+        ]
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
         """Return the tokens of each sample, the last ``response_length`` of which were generated."""

@@ -43,10 +43,7 @@ class Verl(Reader):
             row_ids = ids[row][mask[row]]
             if len(row_ids) and not row_ids[-1].any():
                 row_ids = row_ids[:-1]
-            length = int(mask[row].sum())
-            prompt = None if tokens is None else tokens.prompt
-            stated = Stated(prompt, None if prompt is None else length - prompt)
-            captures.append(Capture(row_ids, stated=stated, last=True, name=name, tokens=tokens))
+            captures.append(Capture(row_ids, stated=Stated.of(tokens), last=True, name=name, tokens=tokens))
         return captures
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
@@ -95,15 +92,11 @@ class Verl(Reader):
 
     def _unpadded(self, response: Mapping[str, Any]) -> Sequence[Capture]:
         """Return the routing of sequences that are kept one by one."""
-        captures = []
-        for ids, (name, tokens) in zip(
-            _parts(response, KEY), self._unpadded_sequences(response), strict=True
-        ):
-            stated = Stated() if tokens is None else Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
-            captures.append(
-                Capture(array_of(ids, KEY, dims=3), stated=stated, last=True, name=name, tokens=tokens)
-            )
-        return captures
+        sequences = self._unpadded_sequences(response)
+        return [
+            Capture(array_of(ids, KEY, dims=3), stated=Stated.of(tokens), last=True, name=name, tokens=tokens)
+            for ids, (name, tokens) in zip(_parts(response, KEY), sequences, strict=True)
+        ]
 
     def _unpadded_sequences(self, response: Mapping[str, Any]) -> list[tuple[str, Tokens | None]]:
         prompts, generated = (

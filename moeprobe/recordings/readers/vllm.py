@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.recordings.log_rows import Fault
+from moeprobe.recordings.log_rows import Fault, as_array
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import (
     KEY,
@@ -68,10 +68,7 @@ class Vllm(Reader):
 
 def nested(value: Any, what: str) -> NDArray[Any]:
     """Return nested lists of tokens, layers and experts as an array."""
-    try:
-        numbers = np.asarray(value)
-    except (ValueError, OverflowError, TypeError):
-        numbers = np.asarray(None)
+    numbers = as_array(value)
     if numbers.shape == (0,):
         return np.zeros((0, 0, 0), np.int64)
     if numbers.ndim != 3 or numbers.dtype.kind != "i":
