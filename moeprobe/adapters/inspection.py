@@ -50,7 +50,7 @@ class LayerFacts:
         return sent * sum(2 * math.prod(shape[1:]) for shape in self.experts if len(shape) == 3)
 
     def row(self, name: str, router_name: str) -> dict[str, Any]:
-        """Return the rows to print."""
+        """Return the row to print."""
         router = self.layer.router
         return {
             "layer": name,

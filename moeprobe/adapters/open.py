@@ -1,7 +1,4 @@
-"""Open by name what a probe needs: checkpoints, data sets, views, devices.
-
-Everything named wrongly is a ``UserError`` with one sentence.
-"""
+"""Open models by name: checkpoints of moeprobe, and models of other programs by their adapters."""
 
 from pathlib import Path
 from typing import Any

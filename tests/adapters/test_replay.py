@@ -146,3 +146,29 @@ def test_what_cannot_be_forced_is_said() -> None:
     )[1]
     with pytest.raises(UserError, match="chooses 2 of 4 experts, and the model 2 of 8"):
         olmoe.replayed_log_probabilities(texts, routing)
+
+
+def test_weights_that_say_nothing_are_said() -> None:
+    model = model_of("olmoe")
+    router = model.model.layers[0].mlp.gate
+    own = router.forward
+
+    def squared(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, weights, experts = own(hidden)
+        return logits, weights**2, experts
+
+    router.forward = squared
+    with pytest.raises(UserError, match=r"layers.0 .* weighs experts by no known function of its logits"):
+        HuggingfaceAdapter(model).check_replay()
+    del router.forward
+    with torch.no_grad():
+        router.weight.mul_(1e3)
+    # Weights of 1e-30 beside 1 are no other function: the token of zeros, the padding, still tells it.
+    adapter = HuggingfaceAdapter(model)
+    adapter.check_replay()
+    assert adapter.trace(batch(), logits=False)[1].layers["layers.0"].gates_sum_to_one
+    with torch.no_grad():
+        router.weight.mul_(1e3)
+        model.model.embed_tokens.weight[0] = model.model.embed_tokens.weight[3]
+    with pytest.raises(UserError, match="leaves experts that every token chose next to no weight, as logits"):
+        HuggingfaceAdapter(model).check_replay()

@@ -48,7 +48,7 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, HookedLayer]:
     """Return the layers in forward order, by what tables call them.
 
     Raises:
-        UserError: there are no routers, they do not run exactly once, or give something else than was settings.
+        UserError: there are no routers, they do not run exactly once, or give something else than was set.
     """
     settings = hooked.settings
     routers = (

@@ -172,28 +172,28 @@ def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[HookedChoice]
     watch = _Watch()
 
     def choices_of(name: str, top_k: int) -> list[HookedChoice]:
-        calls = [
-            call
-            for origin, followers in watch.choices.items()
-            if name in origin.modules
-            for call in followers
-        ]
-        calls = [call for call in calls if call.function == "topk"] or calls
         return [
-            replace(call, experts=call.experts[..., :top_k]) for call in calls if call.count in (None, top_k)
+            replace(call, experts=call.experts[..., :top_k])
+            for call in _choices_of(watch.choices, name)
+            if call.count in (None, top_k)
         ]
 
     with _watching(net, watch):
         yield choices_of
 
 
-def _one_of(choices: Choices, name: str) -> int | None:
-    """Return K where one top-k follows a module; None where there are several, or all experts are sorted.
+def _choices_of(choices: Choices, name: str) -> list[HookedChoice]:
+    """Return the choices that follow the output of a module.
 
     If there is a ``topk``, a maximum is not routing (but a stable softmax, or a count of the load).
     """
     calls = [call for origin, followers in choices.items() if name in origin.modules for call in followers]
-    counts = [call.count for call in calls if call.function == "topk"] or [call.count for call in calls]
+    return [call for call in calls if call.function == "topk"] or calls
+
+
+def _one_of(choices: Choices, name: str) -> int | None:
+    """Return K where one top-k follows a module; None where there are several, or all experts are sorted."""
+    counts = [call.count for call in _choices_of(choices, name)]
     return counts[0] if len(counts) == 1 else None
 
 
@@ -256,8 +256,9 @@ class _Watch(TorchFunctionMode):
                 experts = experts.flip(-1)
             if best and experts.ndim < scores.ndim:
                 experts = experts.unsqueeze(-1)
+            precision = torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
             self.choices.setdefault(origin, []).append(
-                HookedChoice(name, 1 if best else count, experts, _precision(scores))
+                HookedChoice(name, 1 if best else count, experts, precision)
             )
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
@@ -276,10 +277,6 @@ class _Watch(TorchFunctionMode):
                 (origin.activation for origin in origins if origin.activation), _ACTIVATIONS.get(name)
             )
             self._seen[id(result)] = result, _Origin(modules, activation)
-
-
-def _precision(scores: Tensor) -> float:
-    return torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

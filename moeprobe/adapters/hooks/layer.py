@@ -103,7 +103,7 @@ def described(output: Any) -> str:
     return f"a {type(output).__name__}{' with ' + ', '.join(fields) if fields else ''}"
 
 
-def by_image(values: Tensor, *, num_images: int, sequence_first: bool) -> Tensor:
+def by_image(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
     """Return values of tokens as ``(B, T, X)``.
 
     They may come as ``(B, T, X)``, ``(B, rows, columns, X)``, flattened ``(B·T, X)`` or ``(1, B·T, X)``; with
@@ -182,12 +182,12 @@ class HookedLayer:
         Raises:
             UserError: they have other shapes than is known.
         """
-        gates = _gates(_tokens(read["logits"], num_images, self.sequence_first), self.activation)
+        gates = _gates(by_image(read["logits"], num_images, self.sequence_first), self.activation)
         expected = self.num_prefix_tokens + self.grid.num_patches
         if gates.shape[1] != expected:
             raise UserError(f"it gives {gates.shape[1]} tokens of an image; there were {expected} before.")
         if self.top_k is None:
-            selected = _tokens(read["indices"], num_images, self.sequence_first)
+            selected = by_image(read["indices"], num_images, self.sequence_first)
         else:
             # As everywhere: ties go to the lower expert.
             selected = gates.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k]
@@ -254,12 +254,12 @@ def read_layer(
         UserError: the settings do not fit its outputs.
     """
     sequence_first = settings.sequence_first
-    logits = _tokens(read["logits"], num_images, sequence_first)
+    logits = by_image(read["logits"], num_images, sequence_first)
     _check_logits(logits, activation)
     gates = _gates(logits, activation)
     num_experts = gates.shape[-1]
     if "indices" in read:
-        indices = _tokens(read["indices"], num_images, sequence_first)
+        indices = by_image(read["indices"], num_images, sequence_first)
         if indices.is_floating_point() or indices.shape[:2] != gates.shape[:2]:
             raise UserError(
                 f"its indices should be whole numbers for the same tokens as its logits; they are {indices.dtype} "
@@ -300,10 +300,6 @@ def read_layer(
         gates_sum_to_one=_sum_to_one(gates),
         sequence_first=sequence_first,
     )
-
-
-def _tokens(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
-    return by_image(values, num_images=num_images, sequence_first=sequence_first)
 
 
 def _gates(logits: Tensor, activation: str) -> Tensor:

@@ -69,7 +69,7 @@ def _exchanged(
     values = read(*call, how=how)
 
     def ordered(tensor: Tensor) -> Tensor:
-        return by_image(tensor, num_images=num_images, sequence_first=layer.sequence_first).flatten(0, 1)
+        return by_image(tensor, num_images, layer.sequence_first).flatten(0, 1)
 
     current = layer.routing(values, num_images=num_images, token_local=True)
     check_sizes(layer.module, layer_routing, num_experts=current.num_experts, top_k=current.top_k)

@@ -56,13 +56,13 @@ class HuggingfaceAdapter(Adapter):
         self._embedding: Any = self._body.get_input_embeddings()
         self.group_images = 1
         self._limited = outputs.set_capacity(self._body, trained=trained_capacity)
-        routers = outputs.find_routers(self._body)
-        if not routers:
+        self._layers = outputs.find_routers(self._body)
+        if not self._layers:
             raise UserError(
                 f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
                 "routing to probe."
             )
-        self._layers = self._learn(routers)
+        self._learn()
         self.layer_names = tuple(self._layers)
         self.dense_layers = outputs.blocks_without(
             self._body, [layer.module for layer in self._layers.values()]
@@ -133,7 +133,9 @@ class HuggingfaceAdapter(Adapter):
         self, texts: TokenBatch, routing: RoutingTrace, *, gates: str = "recomputed"
     ) -> Tensor:
         """Return how probable each token is where the layers repeat a routing; see ``routing.Rerouted``."""
-        return replay.replayed_log_probabilities_of(self, self._layers, texts, routing, gates=gates)
+        replay.check_replay(self._layers, list(routing.layers), routing)
+        with torch.inference_mode(), replay.replaying(self._layers, routing, gates=gates):
+            return self.log_probabilities(texts)
 
     def text_trunks(self, texts: TokenBatch, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return how far a pass has come at each layer; see ``routing.ResumableText``."""
@@ -255,22 +257,21 @@ class HuggingfaceAdapter(Adapter):
             router=self.router_name,
         )
 
-    def _learn(self, routers: dict[str, outputs.RouterLayer]) -> dict[str, outputs.RouterLayer]:
-        """Return the routers in the order in which they fire, each with its reader."""
-        self._layers = routers
+    def _learn(self) -> None:
+        """Learn how each router is read, and in which order they fire."""
         # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often represent them.
         vocabulary = self._embedding.weight.shape[0]
         ids = torch.arange(_LESSON, device=self.device) * max(vocabulary // 2 // _LESSON, 1) % vocabulary
         mask = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)
         texts = TokenBatch(ids[None], mask, mask, 0)
         order: list[str] = []
-        with torch.inference_mode(), ExitStack() as stack, self._watching(list(routers), stop=False):
-            for name, layer in routers.items():
+        with torch.inference_mode(), ExitStack() as stack, self._watching(list(self._layers), stop=False):
+            for name, layer in self._layers.items():
                 handle = layer.module.register_forward_hook(lambda *_, name=name: order.append(name))
                 stack.callback(handle.remove)
             self._forward(texts, with_scores=False)
             for name in dict.fromkeys(order):
-                layer = routers[name]
+                layer = self._layers[name]
                 candidates = [
                     value
                     for key, value in [*layer.module.named_parameters(), *layer.module.named_buffers()]
@@ -282,7 +283,7 @@ class HuggingfaceAdapter(Adapter):
                         f"The routers of a model of type {self.model.config.model_type!r} "
                         f"({type(layer.module).__name__}) do not say which experts they chose."
                     )
-        return {name: routers[name] for name in dict.fromkeys(order)}
+        self._layers = {name: self._layers[name] for name in dict.fromkeys(order)}
 
     @classmethod
     def open(

@@ -32,6 +32,8 @@ _GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # Weights may have been rounded to bfloat16.
 _TOLERANCE = 2e-2
+# A smaller weight is next to nothing, and in proportion to anything.
+_LEAST_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class RouterChoice:
     processed: Tensor
     weights: Tensor | None
 
+    @property
+    def complete(self) -> Tensor:
+        """Which tokens have all K experts, each with a weight that says something of its gate ``(N,)``."""
+        is_weighed = True if self.weights is None else self.weights > _LEAST_WEIGHT
+        return (self.processed & is_weighed).all(1)
+
 
 @dataclass(frozen=True)
 class OutputReader:
@@ -69,6 +77,7 @@ class OutputReader:
         num_experts: E.
         gate: which function of the logits its gates are; "weights": none that is known, so its weights themselves.
         bias: ``(E,)`` added to the gates before the choice, None = nothing.
+        always_idle: whether each token that it was learned from had an expert of next to no weight in its choice.
     """
 
     logits_at: int
@@ -77,6 +86,7 @@ class OutputReader:
     num_experts: int
     gate: str = "weights"
     bias: Tensor | None = None
+    always_idle: bool = False
 
     @property
     def gates_sum_to_one(self) -> bool:
@@ -90,8 +100,9 @@ class OutputReader:
 
     def choice(self, fired: Fired) -> RouterChoice:
         """Return the router's own choice."""
-        logits = self.logits(fired)
-        return _FORMS[self.form](fired, logits, self.logits_at, self.top_k)
+        choice = _FORMS[self.form](fired, self.logits(fired), self.logits_at, self.top_k)
+        assert choice is not None
+        return choice
 
     def gates(self, logits: Tensor, choice: RouterChoice) -> Tensor:
         """Return the gates ``(N, E)``."""
@@ -117,22 +128,21 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Outp
         return None
     num_experts = output.shape[-1]
     logits = output.reshape(-1, num_experts).float()
-    sizes = {form: top_k(fired, len(logits), num_experts, logits_at) for form, top_k in _TOP_K.items()}
-    form = next((form for form in _FORMS if sizes[form]), None)
-    if form is None:
+    choices = ((form, read(fired, logits, logits_at, None)) for form, read in _FORMS.items())
+    form, choice = next(((form, choice) for form, choice in choices if choice is not None), ("", None))
+    if choice is None:
         return None
-    top_k = sizes[form]
-    choice = _FORMS[form](fired, logits, logits_at, top_k)
     gate = _gate(logits, choice)
     bias = None if gate == "weights" else _bias(_GATES[gate](logits), choice, [*candidates, *fired.inputs])
-    return OutputReader(logits_at, form, top_k, num_experts, gate, bias)
+    always_idle = not bool(choice.complete.any())
+    return OutputReader(logits_at, form, choice.selected.shape[1], num_experts, gate, bias, always_idle)
 
 
 def _gate(logits: Tensor, choice: RouterChoice) -> str:
     """Return the function of the logits that the weights are in proportion to, token by token; or "weights"."""
     if choice.weights is None:
         return "weights"
-    complete = choice.processed.all(1)
+    complete = choice.complete
     weights, selected = choice.weights[complete].float(), choice.selected[complete].long().clamp_min(0)
     errors = {}
     for name, function in _GATES.items():
@@ -141,7 +151,7 @@ def _gate(logits: Tensor, choice: RouterChoice) -> str:
             logits.sum(-1), torch.ones(()).to(logits), atol=1e-3
         ):
             continue
-        ratio = weights / values.clamp_min(1e-12)
+        ratio = weights / values.clamp_min(_LEAST_WEIGHT)
         # A single weight is in proportion to anything: it must be the gate itself.
         middle = ratio.mean(1, keepdim=True) if choice.selected.shape[1] > 1 else torch.ones_like(ratio)
         errors[name] = float((ratio / middle - 1).abs().mean()) if len(ratio) else float("inf")
@@ -218,27 +228,29 @@ def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> 
     return None
 
 
-def _of_indices(indices_and_weights: tuple[Tensor, Tensor]) -> RouterChoice:
+def _of_indices(indices_and_weights: tuple[Tensor, Tensor] | None) -> RouterChoice | None:
+    if indices_and_weights is None:
+        return None
     index, weights = indices_and_weights
     # What weighs exactly nothing is no choice: "no expert" is encoded so.
     processed = weights != 0
     return RouterChoice(index.where(processed, -1), processed, weights)
 
 
-def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
-    indices_and_weights = _find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape)
-    assert indices_and_weights is not None
-    return _of_indices(indices_and_weights)
+def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
+    return _of_indices(_find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape))
 
 
-def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
-    indices_and_weights = _find_indices(_tensors(fired.experts), *logits.shape)
-    assert indices_and_weights is not None
-    return _of_indices(indices_and_weights)
+def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
+    return _of_indices(_find_indices(_tensors(fired.experts), *logits.shape))
 
 
-def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
+def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
     dense = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    if top_k is None:
+        top_k = 0 if dense is None else int((dense[0] != 0).sum(-1).max())
+        if top_k == 0:
+            return None
     if dense is None:  # every token went to all experts
         dense = torch.ones_like(logits), False
     got, weighted = dense
@@ -252,12 +264,14 @@ def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterCh
     )
 
 
-def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
+def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
     order, counts = _find_sorted(fired, *logits.shape)
+    if not len(order):
+        return None
     experts = torch.arange(logits.shape[1], device=order.device)
     flat = torch.empty_like(order)
     flat[order] = experts.repeat_interleave(torch.tensor(counts, device=order.device))
-    selected = flat.reshape(len(logits), top_k)
+    selected = flat.reshape(len(logits), -1)
     weights = [
         value
         for value in _tensors(fired.outputs)
@@ -284,28 +298,12 @@ def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tenso
     return torch.zeros(0, dtype=torch.int64), []
 
 
-def _k_of_indices(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
-    indices_and_weights = _find_indices(values, num_tokens, num_experts)
-    return 0 if indices_and_weights is None else indices_and_weights[0].shape[1]
-
-
-def _k_of_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
-    dense = _find_dense(values, num_tokens, num_experts)
-    return 0 if dense is None else int((dense[0] != 0).sum(-1).max())
-
-
-_FORMS: dict[str, Callable[[Fired, Tensor, int, int], RouterChoice]] = {
+# Form -> the choice in it, of K experts for each token (None = learn how many); None where the outputs do not have it.
+_FORMS: dict[str, Callable[[Fired, Tensor, int, int | None], RouterChoice | None]] = {
     "indices": _indices,
     "dense": _dense,
     "sorted": _sorted,
     "experts": _experts,
-}
-# Form -> K, 0 where the outputs do not have it.
-_TOP_K: dict[str, Callable[[Fired, int, int, int], int]] = {
-    "indices": lambda fired, n, e, at: _k_of_indices(_tensors(fired.outputs, skip=at), n, e),
-    "dense": lambda fired, n, e, at: _k_of_dense(_tensors(fired.outputs, skip=at), n, e),
-    "sorted": lambda fired, n, e, at: len(_find_sorted(fired, n, e)[0]) // n,
-    "experts": lambda fired, n, e, at: _k_of_indices(_tensors(fired.experts), n, e),
 }
 
 

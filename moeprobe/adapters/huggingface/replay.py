@@ -32,10 +32,16 @@ def check_replay(
         layer = layers[name]
         reader = layer.reader
         assert reader is not None
-        if layer.experts is None or reader.form not in _FORMS or reader.gate == "weights":
+        cause = ""
+        if layer.experts is None or reader.form not in _FORMS:
+            cause = "does not hand numbers and weights of experts on in a known way"
+        elif reader.always_idle:
+            cause = "leaves experts that every token chose next to no weight, as logits that are too large do"
+        elif reader.gate == "weights":
+            cause = "weighs experts by no known function of its logits"
+        if cause:
             raise UserError(
-                f"{name} ({type(layer.module).__name__}) does not hand numbers and weights of experts on in a known "
-                "way, so it cannot be made to repeat a choice."
+                f"{name} ({type(layer.module).__name__}) {cause}, so it cannot be made to repeat a choice."
             )
         layer_routing = None if routing is None else routing.layers[name]
         if layer_routing is not None:
@@ -112,16 +118,6 @@ def _replay(
 
     stack.callback(layer.module.register_forward_hook(keep).remove)
     stack.callback(experts.register_forward_pre_hook(exchange, with_kwargs=True).remove)
-
-
-def replayed_log_probabilities_of(
-    adapter: Any, layers: Mapping[str, RouterLayer], texts: Any, routing: RoutingTrace, *, gates: str
-) -> Tensor:
-    """Return the log-probabilities of an adapter's model while its layers repeat a routing; as ``routing.Rerouted``."""
-    check_replay(layers, list(routing.layers), routing)
-    with torch.inference_mode(), replaying(layers, routing, gates=gates):
-        log_probs: Tensor = adapter.log_probabilities(texts)
-    return log_probs
 
 
 # Passes that are taken up at the block of a router: the blocks before it return their input, and the block gets what it
