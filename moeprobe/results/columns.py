@@ -12,6 +12,11 @@ FLAGS = {
     "there is no interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
+# Words of the column `verdict` for a flag other than a collapse: nothing was judged.
+UNJUDGED = {
+    flag.replace("_", " "): FLAGS[flag]
+    for flag in ("few_images", "no_mismatch", "no_cost", "no_trials", "unreached", "unstable", "not_finite")
+}
 # Each word of the column `verdict`, with what it says of a difference.
 VERDICTS = {
     "identical": "the same in every image that was probed",
@@ -22,18 +27,7 @@ VERDICTS = {
     "cannot tell": "anything else: no significant difference; reported with the minimum difference that this number of "
     "images detects at 80 % power",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
-    **{
-        flag.replace("_", " "): FLAGS[flag]
-        for flag in (
-            "few_images",
-            "no_mismatch",
-            "no_cost",
-            "no_trials",
-            "unreached",
-            "unstable",
-            "not_finite",
-        )
-    },
+    **UNJUDGED,
 }
 # How the interval of a row is computed that holds for several rows at once.
 SIMULTANEOUS = "simultaneous"

@@ -12,15 +12,6 @@ MARGIN = 0.02
 
 # Images of a side were left out since their gates or scores are no numbers.
 NOT_FINITE = "not finite"
-UNJUDGED = ("few images", "no mismatch", "no cost", "no trials", "unstable", NOT_FINITE)
-_FLAGS = {
-    "collapsed": "collapsed",
-    "no_mismatch": "no mismatch",
-    "no_cost": "no cost",
-    "no_trials": "no trials",
-    "few_images": "few images",
-    "unstable": "unstable",
-}
 
 
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
@@ -35,7 +26,7 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
     """
     flag = difference.replicates.interval().flag
     if judged is None or flag:
-        return "collapsed" if judged is None else _FLAGS[flag]
+        return "collapsed" if judged is None else flag.replace("_", " ")
     if difference.identical:
         return "identical"
     if judged.sim_low > 0:

@@ -25,6 +25,7 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
 from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
 from moeprobe.results import differences, finished, verdicts
+from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
@@ -466,7 +467,7 @@ class Gate:
         rows = table[table["metric"] == self.metric]
         if self.metric is not None and rows.empty:
             raise _not_shared(self.metric, table["metric"])
-        unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
+        unjudged = rows["verdict"].isin(UNJUDGED)
         unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
         failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
         if self.metric is not None and self.allowed is not None:

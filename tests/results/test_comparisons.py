@@ -22,6 +22,7 @@ from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Judged
 from moeprobe.results import differences, verdicts
+from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
 from moeprobe.results.palette import colors
@@ -320,6 +321,16 @@ def test_the_word_follows_the_simultaneous_interval(low: float, high: float, wor
     replicates = Replicates(0.1, np.full(100, 0.1), images=50, trials=50)
     judged = Judged(sim_low=low, sim_high=high, family_cells=1, p=0.0, p_holm=0.0, detectable=0.1)
     assert verdicts.verdict(Difference(replicates, 0.01), judged, margin=0.02) == word
+
+
+@pytest.mark.parametrize("word", UNJUDGED)
+def test_a_difference_without_an_interval_is_called_by_its_flag(word: str) -> None:
+    """As where fewer than half of the tokens of one side change, so that there is no median."""
+    replicates = Replicates(
+        np.nan, np.full(100, np.nan), images=50, trials=50, undefined=word.replace(" ", "_")
+    )
+    judged = Judged(np.nan, np.nan, family_cells=1, p=np.nan, p_holm=np.nan, detectable=np.nan)
+    assert verdicts.verdict(Difference(replicates, np.nan), judged, margin=np.nan) == word
 
 
 def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
