@@ -258,8 +258,10 @@ def test_layers_where_no_flip_moves_the_loss_are_not_the_worst() -> None:
     shared |= {"tokens": "patch", "images": 40, "trials": 80, "flag": "", "expert": None}
     moved = shared | {"layer": "blocks.1", "value": -0.001, "ci_low": -0.004, "ci_high": 0.0002}
     still = shared | {"layer": "blocks.3", "value": 0.0, "ci_low": 0.0, "ci_high": 0.0}
+    costly = moved | {"layer": "blocks.5", "value": 0.2, "ci_low": 0.15, "ci_high": 0.25}
+    late = [still | {"layer": "blocks.1"}, moved | {"layer": "blocks.3"}, costly]
     said = {}
-    for name, rows in {"both": [moved, still], "still": [still]}.items():
+    for name, rows in {"both": [moved, still], "still": [still], "late": late}.items():
         table = pd.DataFrame(rows)
         [item] = Flips.audit.properties if Flips.audit else ()
         numbers = PropertyNumbers(item, list(item.numbers), table)  # type: ignore[arg-type]
@@ -268,6 +270,8 @@ def test_layers_where_no_flip_moves_the_loss_are_not_the_worst() -> None:
     assert said["both"]["beside"] == "exactly 0 in blocks.3, where no flip moved the loss"
     assert said["still"]["verdict"] == "none: no flip moved the loss" and not said["still"]["beside"]
     assert value_text(said["still"]) == "rise of the loss exactly 0"
+    # The first layer is named as it is, be it moved or not.
+    assert (said["late"]["layer"], said["late"]["first_layer"]) == ("blocks.5", "blocks.1")
 
 
 @pytest.mark.parametrize(

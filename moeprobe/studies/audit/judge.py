@@ -120,10 +120,9 @@ def verdicts(
 def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
     """Return what one model's number is, where it is worst and in the first layer."""
     item, scale = numbers.declared, SCALES[numbers.declared.scale]
-    rows, unmoved_layers = _split_unmoved(rows, scale)
-    worst = _deciding_row(item, rows, scale)
-    of_variant = rows[(rows["metric"] == worst["metric"]) & (rows["view"] == worst["view"])]
-    first = of_variant.iloc[0]
+    moved, unmoved_layers = _split_unmoved(rows, scale)
+    worst = _deciding_row(item, moved, scale)
+    first = rows[(rows["metric"] == worst["metric"]) & (rows["view"] == worst["view"])].iloc[0]
     keys = ["metric", "null", "view", "severity", "layer", "value", "ci_low", "ci_high", "images", "trials"]
     title = item.text_title if item.text_title and modality_of(table["tokens"]) is not IMAGE else item.title
     shares = table[(table["metric"] == "expert_share") & (table["layer"] == worst["layer"])]
@@ -134,8 +133,8 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
         "symbol": scale.symbol,
         **{key: worst[key] for key in keys},
         "experts": int(shares[shares["checkpoint"] == name]["expert"].nunique()),
-        "layers": int(rows["layer"].nunique()) if worst["layer"] else 0,
-        "variants": int(rows["view"].nunique()),
+        "layers": int(moved["layer"].nunique()) if worst["layer"] else 0,
+        "variants": int(moved["view"].nunique()),
         "of_layers": "first"
         if item.rule in (Rule.FIRST, Rule.HIGHEST)
         else "worst"
@@ -287,7 +286,7 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
     for headline in numbers.headlines:
         if headline.which == numbers.which and numbers.declared.rule is not Rule.HIGHEST:
             continue
-        if numbers.declared.companion or (headline.metric, headline.null) == (worst["metric"], worst["null"]):
+        if numbers.declared.companion or headline.which == (worst["metric"], worst["null"]):
             continue
         rows = select_rows(table, headline.which)
         rows = rows[(rows["checkpoint"] == name) & (rows["layer"] == worst["layer"])]
