@@ -308,22 +308,20 @@ def test_reference_values_are_those_of_the_committed_reports() -> None:
     routers = routers[(routers["layer"] == "blocks.1") & (routers["null"] == "pooled")]
     unlearned = {"hash router": "hash-k2-", "random gate": "random_fixed-k2-"}
     names = {"V-MoE": "digits-baseline-k2-seed0", "V-MoE + PRC": "digits-prc-k2-seed0"}
-    for reference in scales.REFERENCES:
-        run_name = {"crops": "match-ratio", "noise": "noise-sweep"}[reference.property]
+    for (name, metric, view), known in scales.REFERENCES.items():
+        run_name = {"crops": "match-ratio", "noise": "noise-sweep"}[name]
         table = pd.read_csv(ROOT / "reports" / "digits" / run_name / "table.csv", keep_default_na=False)
-        rows = table[
-            (table["metric"] == reference.metric) & (table["null"] == "pooled") & (table["tokens"] == "patch")
-        ]
-        rows = rows[(rows["layer"] == "blocks.1") & (rows["view"] == reference.view)]
-        if reference.property == "noise":
+        rows = table[(table["metric"] == metric) & (table["null"] == "pooled") & (table["tokens"] == "patch")]
+        rows = rows[(rows["layer"] == "blocks.1") & (rows["view"] == view)]
+        if name == "noise":
             rows = rows[rows["severity"].astype(str) == "0.2"]
         values = rows.set_index("checkpoint")["value"]
-        of_cell = routers[(routers["metric"] == reference.metric) & (routers["view"] == reference.view)]
-        if reference.property == "noise":
+        of_cell = routers[(routers["metric"] == metric) & (routers["view"] == view)]
+        if name == "noise":
             of_cell = of_cell[of_cell["severity"].astype(str) == "0.2"]
         for model, prefix in unlearned.items():
             of_router = of_cell[of_cell["checkpoint"].str.startswith(prefix)]
             assert len(of_router) == 3
-            assert abs(of_router["value"].astype(float).mean() - reference.values[model]) <= 0.0051, model
+            assert abs(of_router["value"].astype(float).mean() - known[model]) <= 0.0051, model
         for model, checkpoint in names.items():
-            assert abs(values[checkpoint] - reference.values[model]) <= 0.0051, (reference, model)
+            assert abs(values[checkpoint] - known[model]) <= 0.0051, (name, model)

@@ -54,9 +54,9 @@ class Scale:
         return "poor" if worst == 0 else "good" if worst == len(self.edges) else "fair"
 
 
-# κ of what processes a token: the chance-corrected match of its set of experts.
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
+        # κ of what processes a token: the chance-corrected match of its set of experts.
         "agreement": Scale("κ", (0.5, 0.8), ("unstable", "moderately stable", "stable")),
         # Two recordings of the same inputs.
         "recordings": Scale("κ", (0.5, 0.8), ("they disagree", "they agree in part", "they agree")),
@@ -86,49 +86,16 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
     }
 )
 
-
-@dataclass(frozen=True)
-class Reference:
-    """What known routers reach in a property, by a metric.
-
-    Attributes:
-        property: its name.
-        metric: in the column ``metric``.
-        view: in the column ``view``; of other changes nothing is known.
-        values: router -> value, in the first MoE layer.
-    """
-
-    property: str
-    metric: str
-    view: str
-    values: Mapping[str, float]
-
-
 # Where the values below are from. Hash router and random gate are means of three training seeds.
 MEASURED = "digits, 8 experts, k = 2, first MoE layer, 360 test images"
-_HASH, _RANDOM, _VMOE, _PRC = "hash router", "random gate", "V-MoE", "V-MoE + PRC"
-REFERENCES = (
-    Reference(
-        "crops", "top1_match_kappa", "random_crop", {_HASH: 0.08, _RANDOM: 0.37, _VMOE: 0.41, _PRC: 0.53}
-    ),
-    Reference(
-        "crops", "top2_set_match_kappa", "random_crop", {_HASH: 0.09, _RANDOM: 0.24, _VMOE: 0.31, _PRC: 0.36}
-    ),
-    Reference(
-        "noise", "top1_match_kappa", "gaussian_noise", {_HASH: 0.20, _RANDOM: 0.56, _VMOE: 0.68, _PRC: 0.81}
-    ),
-    Reference(
-        "noise",
-        "top2_set_match_kappa",
-        "gaussian_noise",
-        {_HASH: 0.21, _RANDOM: 0.42, _VMOE: 0.64, _PRC: 0.64},
-    ),
-)
-
-
-def reference_values(property_name: str, metric: str, view: str) -> Mapping[str, float]:
-    """Return what known routers reach; empty where none was measured."""
-    for reference in REFERENCES:
-        if (reference.property, reference.metric, reference.view) == (property_name, metric, view):
-            return reference.values
-    return {}
+_ROUTERS = ("hash router", "random gate", "V-MoE", "V-MoE + PRC")
+# What known routers reach in the first MoE layer, by property, metric and view; of other views nothing is known.
+REFERENCES: Mapping[tuple[str, str, str], Mapping[str, float]] = {
+    (name, metric, view): dict(zip(_ROUTERS, values, strict=True))
+    for name, metric, view, values in (
+        ("crops", "top1_match_kappa", "random_crop", (0.08, 0.37, 0.41, 0.53)),
+        ("crops", "top2_set_match_kappa", "random_crop", (0.09, 0.24, 0.31, 0.36)),
+        ("noise", "top1_match_kappa", "gaussian_noise", (0.20, 0.56, 0.68, 0.81)),
+        ("noise", "top2_set_match_kappa", "gaussian_noise", (0.21, 0.42, 0.64, 0.64)),
+    )
+}

@@ -11,7 +11,7 @@ from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
 from moeprobe.results.numbers import decimals_of, end, number
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.studies.audit.judge import is_exactly_0
-from moeprobe.studies.audit.scales import MEASURED, reference_values
+from moeprobe.studies.audit.scales import MEASURED, REFERENCES
 
 Row = dict[str, Any]
 _MODALITIES = {modality.name: modality for modality in (IMAGE, TEXT, REQUEST)}
@@ -121,7 +121,7 @@ def location(row: Row) -> str:
     return f"{row['layer']}, {row['of_layers']} of {row['layers']:.0f}"
 
 
-def denominator(row: Row, modality: Modality, trials: str = "") -> str:
+def _denominator(row: Row, modality: Modality, trials: str) -> str:
     """Return on how much a number rests, e.g. ``360 images, 5,520 patches``; ``trials``: as a property has it."""
     images = modality.format_count(int(row["images"]))
     if not row["layer"] or row["images"] == row["trials"]:
@@ -134,7 +134,7 @@ def modality_of_audit(sidecar: Mapping[str, Any]) -> Modality:
     return _MODALITIES.get(str(sidecar.get("modality")), IMAGE)
 
 
-def sentence(row: Row, modality: Modality, trials: str = "") -> str:
+def sentence(row: Row, modality: Modality, trials: str) -> str:
     """Return all that is known of a verdict, for the page; ``trials``: as its property has it."""
     if row["property"] == "recording":
         return f"{modality.format_count(int(row['images']))} recorded. {row['beside']}".strip()
@@ -145,7 +145,7 @@ def sentence(row: Row, modality: Modality, trials: str = "") -> str:
     variant = f", {row['view']}" if row["variants"] > 1 else ""
     where = f" in {location(row)}{variant}" if row["layer"] and "in " + str(row["layer"]) not in text else ""
     where = where + " layers" if row["layer"] and row["layers"] > 1 and not variant else where
-    parts = [f"{text}{where} ({denominator(row, modality, trials)})."]
+    parts = [f"{text}{where} ({_denominator(row, modality, trials)})."]
     first = {"value": row["first_value"], "ci_low": row["first_low"], "ci_high": row["first_high"]}
     if row["layers"] > 1 and row["first_layer"] != row["layer"] and not math.isnan(first["value"]):
         of_first = value_text({**row, **first}, signed=bool(row["reference"]))
@@ -164,7 +164,7 @@ def references(line: PropertyLine) -> str:
 def short_references(line: PropertyLine) -> str:
     """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``."""
     row = line.values[0]
-    values = reference_values(line.name, str(row["metric"]), str(row["view"]))
+    values = REFERENCES.get((line.name, str(row["metric"]), str(row["view"])), {})
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
