@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moeprobe.metrics.analyses import attribution as parts
-from moeprobe.metrics.registry import find, tokens_choose
-from moeprobe.metrics.stats.bootstrap import SCORE
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES, SCORE
 
 _ROUNDING = 1e-9
 # More decimals are as hard to count as they are to compare: 4.5e-07.
@@ -99,12 +99,11 @@ def floors(dtype: str | None) -> tuple[str, str, str]:
     return "same batch again", "other batch size", dtype or "other dtype"
 
 
+def no_intervals(units: str) -> str:
+    """Return why there are no intervals over images, texts or requests."""
+    return f"no intervals: they need at least {MIN_IMAGES} {units}"
+
+
 def sentence_case(text: str) -> str:
     """Return the beginning of a sentence; κ stays what it is."""
     return text if text.startswith("κ") else text[:1].upper() + text[1:]
-
-
-def random_router(checkpoint: str, lowest: float, *, first: str) -> str:
-    """Return a sentence on a checkpoint whose clean images agree with themselves no better than ``lowest``."""
-    what = "the tokens keep their first expert" if tokens_choose(first) else find(first).full_label()
-    return f"{checkpoint} is random at evaluation: run again unchanged, only {number(lowest)} of {what}"

@@ -10,6 +10,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.results.layouts.cells import Table
+from moeprobe.results.numbers import no_intervals
 from moeprobe.runtime.progress import in_notebook
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
         sources(images, modality, data=request.get("data", ""), split=request.get("split", "")),
         f"view {view['name']}" if view.get("name") else "",
         f"seed {request['seed']}" if "seed" in request else "",
-        f"95 % intervals over {units}" if intervals else f"no intervals: they need at least 20 {units}",
+        f"95 % intervals over {units}" if intervals else no_intervals(units),
     ]
     return "; ".join(part for part in parts if part)
 

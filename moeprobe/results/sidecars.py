@@ -106,10 +106,6 @@ class Request(dict[str, Any]):
         probe = self.get("probe")
         return Request(probe if isinstance(probe, dict) else {})
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a plain dict."""
-        return dict(self)
-
 
 class Sidecar(dict[str, Any]):
     """The request of a finished run, its checkpoints and inputs, and provenance.
@@ -171,10 +167,6 @@ class Sidecar(dict[str, Any]):
         """The metric whose worsening fails a comparison; None where none was named."""
         metric = self.get("fail_if_worse")
         return metric if isinstance(metric, str) else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a plain dict, in the order of the file."""
-        return dict(self)
 
 
 class _Part(BaseModel):
@@ -401,16 +393,21 @@ def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:
     return [replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in called]
 
 
-def with_names(result: R) -> R:
-    """Return a result, or the tables of a run, with checkpoints as its sidecar calls them."""
-    values: Any = result
-    names = names_in(values.sidecar)
+def renamed(result: R, names: Mapping[str, str]) -> R:
+    """Return a result, or the tables of a run, with other names of checkpoints; without any names, as it is."""
     if not names:
         return result
+    values: Any = result
     tables = {
         name: rename_table(table, names)
         for name in ("table", "comparison")
         if (table := getattr(values, name, None)) is not None
     }
-    renamed: R = replace(values, sidecar=rename_sidecar(values.sidecar, names), **tables)
-    return renamed
+    changed: R = replace(values, sidecar=rename_sidecar(values.sidecar, names), **tables)
+    return changed
+
+
+def with_names(result: R) -> R:
+    """Return a result, or the tables of a run, with checkpoints as its sidecar calls them."""
+    values: Any = result
+    return renamed(result, names_in(values.sidecar))

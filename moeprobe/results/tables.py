@@ -132,6 +132,11 @@ def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]], *, comparison: bo
     return pd.concat([table, frame(rows, comparison=comparison)], ignore_index=True) if rows else table
 
 
+def is_pooled(numbers: pd.Series) -> pd.Series:
+    """Return which rows are about no single draw or expert: their number is missing in memory, and empty in a CSV."""
+    return numbers.isna() | (numbers.astype(object) == "")
+
+
 def agreement_of(table: pd.DataFrame) -> str:
     """Return the agreement that is read first of a table: the first one that all its checkpoints have."""
     return agreement(zip(table["checkpoint"], table["metric"], strict=True))

@@ -156,6 +156,8 @@ def footing(result: "Result") -> str:
     from moeprobe.inputs.open import mirroring_omitted
     from moeprobe.probes import registry
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
+    from moeprobe.results.layouts.along_severity import random_routers
+    from moeprobe.results.numbers import no_intervals
 
     request, table = result.sidecar.request, result.table
     kind = registry.of_kind(request.kind)
@@ -165,7 +167,7 @@ def footing(result: "Result") -> str:
         sources(images, modality, data=request.data, split=request.split),
         f"[low, high]: 95 % interval over {modality.plural}"
         if table["ci_low"].notna().any()
-        else f"no intervals: they need at least 20 {modality.plural}",
+        else no_intervals(modality.plural),
         f"seed {request.seed}",
     ]
     if same_as_training(result.sidecar):
@@ -174,7 +176,7 @@ def footing(result: "Result") -> str:
     parts += _skipped(result.sidecar.skipped_images)
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)
-    parts += _random(table)
+    parts += random_routers(table)
     parts += [f"not measured: {note}" for note in result.sidecar.notes]
     if request.trained_capacity:
         for name, checkpoint in request.checkpoints.items():
@@ -212,20 +214,6 @@ def _nothing_of(request: "Request", table: "pd.DataFrame") -> list[str]:
     """Return a sentence where a checkpoint has no row."""
     without = [name for name in request.checkpoints if name not in set(table["checkpoint"])]
     return [f"nothing that was measured applies to the routers of {', '.join(without)}"] if without else []
-
-
-def _random(table: "pd.DataFrame") -> list[str]:
-    """Return a sentence for each checkpoint that does not repeat itself."""
-    from moeprobe.results.numbers import random_router
-    from moeprobe.results.tables import FLOORS, agreement_of
-
-    first = agreement_of(table)
-    # A cosine of the same weights is one but for its rounding.
-    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == first) & (table["value"] < 1 - 1e-6)]
-    return [
-        random_router(name, rows["value"].min(), first=first)
-        for name, rows in again.groupby("checkpoint", sort=False)
-    ]
 
 
 def _layers_apart(table: "pd.DataFrame") -> list[str]:

@@ -21,6 +21,7 @@ from moeprobe.probes.engine.leading import leading_sentences, measured_headlines
 from moeprobe.probes.engine.run import Plan
 from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.headlines.declared import Which
+from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
 from moeprobe.results.layouts.by_view import by_view_table, means_table
@@ -165,9 +166,15 @@ def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = 
 _MORE = "All metrics: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe compare."
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
-# In a narrower window the intervals of few-shot accuracy stand below their values.
+# In a narrower window intervals stand below their values.
 _STACKED = 130
 Printed = list[Table | str]
+
+
+def _with_note(layout: cells.Table) -> Printed:
+    """Return a table that fits the window, and the note on it."""
+    notes = [layout.note] if layout.note else []
+    return [*on_screen(layout, stacked=console().width < _STACKED), *notes]
 
 
 def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
@@ -207,8 +214,7 @@ def _agreement(run: RunTables, headlines: list[HeadlineValues], *, title: str) -
         caption=title,
         modality=run.modality,
     )
-    stacked = console().width < _STACKED
-    return [] if layout is None else on_screen(layout, title=title, stacked=stacked)
+    return [] if layout is None else on_screen(layout, stacked=console().width < _STACKED)
 
 
 def few_shots(result: "Result") -> Printed:
@@ -216,40 +222,27 @@ def few_shots(result: "Result") -> Printed:
     layout = few_shots_table(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
     if layout is None:
         return []
-    stacked = console().width < _STACKED
-    sentences = leading_sentences(result, Layout.FEW_SHOTS)
-    return [*sentences, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+    return [*leading_sentences(result, Layout.FEW_SHOTS), *_with_note(layout)]
 
 
 def by_view(result: "Result", *, title: str) -> Printed:
     """Return the output for variants of a run: sentences, and a line for each of them."""
     layout = by_view_table(result.table, caption=title)
-    stacked = console().width < _STACKED
-    parts: Printed = [
-        *leading_sentences(result, Layout.BY_VIEW),
-        *on_screen(layout, title=layout.caption, stacked=stacked),
-    ]
-    return [*parts, layout.note] if layout.note else parts
+    return [*leading_sentences(result, Layout.BY_VIEW), *_with_note(layout)]
 
 
 def means(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for means over corruptions: of families and all, with ``full`` of each."""
     layout = means_table(result.table, result.comparison, caption=title, full=full)
-    stacked = console().width < _STACKED
-    parts: Printed = [
-        *leading_sentences(result, Layout.MEANS),
-        *on_screen(layout, title=title, stacked=stacked),
-        layout.note,
-    ]
+    parts: Printed = [*leading_sentences(result, Layout.MEANS), *_with_note(layout)]
     return parts if full else [*parts, "Each corruption: --full."]
 
 
 def aligned(result: "Result", *, title: str) -> Printed:
     """Return the output for aligned trainings: sentences, and a line for each pair and set of them."""
-    stacked = console().width < _STACKED
     layouts = aligned_tables(result.table, caption=title)
-    tables = [part for layout in layouts for part in on_screen(layout, title=layout.caption, stacked=stacked)]
-    return [*leading_sentences(result, Layout.ALIGNED), *tables]
+    parts = [part for layout in layouts for part in _with_note(layout)]
+    return [*leading_sentences(result, Layout.ALIGNED), *parts]
 
 
 def selected_keys(result: "Result") -> Printed:
@@ -265,10 +258,7 @@ def selected_keys(result: "Result") -> Printed:
         nulls=("random", "recency"),
     )
     sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
-    if layout is None:
-        return [*sentences]
-    stacked = console().width < _STACKED
-    return [*sentences, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+    return [*sentences, *([] if layout is None else _with_note(layout))]
 
 
 def load_over_time(result: "Result") -> Printed:
@@ -277,8 +267,7 @@ def load_over_time(result: "Result") -> Printed:
     parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
     for layout in (hot_experts_table(rows), placements_table(rows)):
         if layout is not None:
-            stacked = console().width < _STACKED
-            parts += [*on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+            parts += _with_note(layout)
     return parts
 
 

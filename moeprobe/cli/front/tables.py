@@ -23,7 +23,7 @@ from moeprobe.results.layouts.along_severity import (
 )
 from moeprobe.results.layouts.cells import severity_heading
 from moeprobe.results.layouts.side_by_side import side_by_side_table
-from moeprobe.results.numbers import ATTRIBUTION, attribution, end
+from moeprobe.results.numbers import ATTRIBUTION, attribution, end, no_intervals
 from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def side_by_side(
         severities=False,
     )
     stacked = console().width < 42 + 26 * (2 * len(other_models) + 1)
-    rendered = on_screen(layout, title=title, stacked=stacked)
+    rendered = on_screen(layout, stacked=stacked)
     return [*rendered, layout.note] if layout.note else [*rendered]
 
 
@@ -101,8 +101,8 @@ def _floor_table(result: "Result") -> list[Table]:
     what = (
         f"{find(agreement_of(result.table)).full_label()} of {images} clean {modality.plural} with themselves"
     )
-    title = f"{floor.caption}: {what}, {modality.tokens}"
-    return on_screen(floor, title=title, stacked=console().width < _PLACE + 4 * _INTERVAL)
+    floor = dataclasses.replace(floor, caption=f"{floor.caption}: {what}, {modality.tokens}")
+    return on_screen(floor, stacked=console().width < _PLACE + 4 * _INTERVAL)
 
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
@@ -141,28 +141,28 @@ def severity_tables(
         table
         for part, layout in layouts_by_part
         if layout is not None
-        for table in on_screen(layout, title=title, stacked=console().width < 40 + 25 * len(part))
+        for table in on_screen(layout, stacked=console().width < 40 + 25 * len(part))
     ]
 
 
 # Tables of cells on the screen.
 
 
-def on_screen(table: cells.Table, *, title: str, stacked: bool) -> list[Table]:
+def on_screen(table: cells.Table, *, stacked: bool) -> list[Table]:
     """Return a table as one or several that fit the window; ``stacked`` puts intervals below their values.
 
     Of how many nothing was seen is said where no line has to be folded for it.
     """
     width = console().width
-    rich_table = _rich_table(table, title=title, stacked=stacked, counts=True)
+    rich_table = _rich_table(table, stacked=stacked, counts=True)
     if not _fits_width(rich_table, width):
-        rich_table = _rich_table(table, title=title, stacked=stacked, counts=False)
+        rich_table = _rich_table(table, stacked=stacked, counts=False)
     return fit(rich_table, keys=table.keys, width=width)
 
 
-def _rich_table(table: cells.Table, *, title: str, stacked: bool, counts: bool) -> Table:
+def _rich_table(table: cells.Table, *, stacked: bool, counts: bool) -> Table:
     number = len(table.columns) - table.details
-    rich_table = Table(title=title, title_justify="left", title_style="bold")
+    rich_table = Table(title=table.caption, title_justify="left", title_style="bold")
     for column, heading in enumerate(table.columns[:number]):
         numeric = table.numeric_columns[column]
         rich_table.add_column(heading.replace(" − ", " −\n"), justify="right" if numeric else "left")
@@ -292,9 +292,7 @@ def comparison_tables(table: pd.DataFrame, *, extra: str | None = None, full: bo
         part
         for layout in verdicts.tables(table, extra=extra)
         if full or not layout.folded
-        for part in on_screen(
-            dataclasses.replace(layout, details=2 if narrow else 0), title=layout.caption, stacked=narrow
-        )
+        for part in on_screen(dataclasses.replace(layout, details=2 if narrow else 0), stacked=narrow)
     ]
 
 
@@ -302,7 +300,7 @@ def comparison_overview(table: pd.DataFrame, *, extra: str | None = None) -> lis
     """Return the table that a comparison opens with: a line per metric."""
     layout = verdicts.overview(table, extra=extra)
     narrow = console().width < _STACKED
-    return on_screen(layout, title=layout.caption, stacked=narrow) if layout.rows else []
+    return on_screen(layout, stacked=narrow) if layout.rows else []
 
 
 def comparison_footing(comparison: "Comparison") -> str:
@@ -329,7 +327,7 @@ def comparison_footing(comparison: "Comparison") -> str:
             f"detectable: the minimum difference that these {units} detect at 80 % power",
         ]
     else:
-        parts.append(f"no intervals: they need at least 20 {units}")
+        parts.append(no_intervals(units))
     alone = [
         name
         for name in comparison.sidecar.checkpoints

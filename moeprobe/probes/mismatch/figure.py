@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
-from moeprobe.results.numbers import decimals_of, number
+from moeprobe.results.numbers import decimals_of, no_intervals, number
 from moeprobe.results.palette import colors
 
 # Metrics of a panel from top to bottom, by what follows their common name.
@@ -32,11 +32,7 @@ def draw(result: Result) -> dict[str, Figure]:
     count = f"{requests:,} request{'' if requests == 1 else 's'}"
     if unscored := len(result.images) - requests:
         count += f"; {unscored:,} without a scored token are not shown"
-    bars = (
-        "bars: 95 % over requests"
-        if table["ci_low"].notna().any()
-        else "no intervals: they need at least 20 requests"
-    )
+    bars = "bars: 95 % over requests" if table["ci_low"].notna().any() else no_intervals("requests")
     figure.suptitle(f"Difference of log-probability between the server and {table['checkpoint'].iloc[0]}")
     text = (
         f"{count}; {bars}. On the right: below the line the model is nearer to the server with its routing."

@@ -18,9 +18,10 @@ from matplotlib.legend import Legend
 from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.results.figures import STYLE
+from moeprobe.results.numbers import no_intervals
 from moeprobe.results.tables import SHOWN_LAYERS, first_and_last
 
-_CAPTION = "#505050"
+_CAPTION_SIZE, _CAPTION_COLOR = 9, "#505050"
 
 
 def panels(
@@ -101,14 +102,14 @@ def finish(
     return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
 
 
-def add_caption(figure: Figure, text: str, *, size: float = 9) -> Figure:
-    """Write a caption of ``size`` points under all panels, above it one legend for all, on paper added for both.
+def add_caption(figure: Figure, text: str) -> Figure:
+    """Write a caption under all panels, above it one legend for all, on paper added for both.
 
     Call it once, when all else is drawn.
     """
     width, height = figure.get_size_inches()
-    lines = wrapped(text, width - 0.2, size=size)
-    room = ((lines.count("\n") + 1) * 1.35 * size + 5) / 72
+    lines = wrapped(text, width - 0.2, size=_CAPTION_SIZE)
+    room = ((lines.count("\n") + 1) * 1.35 * _CAPTION_SIZE + 5) / 72
     legend = _legend(figure)
     room_of_legend = 0.0
     if legend is not None:
@@ -119,7 +120,9 @@ def add_caption(figure: Figure, text: str, *, size: float = 9) -> Figure:
     total_height = height + room + room_of_legend
     figure.set_size_inches(width, total_height)
     share, total = room / total_height, (room + room_of_legend) / total_height
-    figure.text(0.1 / width, 0.2 * share, lines, fontsize=size, va="bottom", ha="left", color=_CAPTION)
+    figure.text(
+        0.1 / width, 0.2 * share, lines, fontsize=_CAPTION_SIZE, va="bottom", ha="left", color=_CAPTION_COLOR
+    )
     if legend is not None:
         legend.set_bbox_to_anchor((0, share, 1, 1 - share))
     engine = figure.get_layout_engine()
@@ -145,7 +148,7 @@ def _legend(figure: Figure) -> Legend | None:
 def _intervals(table: pd.DataFrame, mark: str, units: str) -> str:
     if table["ci_low"].notna().any():
         return f"{mark}: 95 % over {units}"
-    return f"no intervals: they need at least 20 {units}"
+    return no_intervals(units)
 
 
 def note_undrawn(table: pd.DataFrame) -> list[str]:
@@ -246,8 +249,9 @@ def label_layers(axes: Axes, layers: Sequence[str], *, with_label: bool = True) 
 
 # Names written next to what they name, in its color: no legend has to be matched by eye.
 
-# The height of a line of text, of its size.
-_LINE = 1.25
+# Their size in points, and the height of a line, in inches.
+_NAME_SIZE = 8
+_LINE = 1.25 * _NAME_SIZE / 72
 
 
 class Named(NamedTuple):
@@ -260,7 +264,7 @@ class Named(NamedTuple):
     style: str = "-"
 
 
-def write_beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 8) -> None:
+def write_beside(axes: Axes, points: Sequence[Named], *, height: float) -> None:
     """Write names right of a panel, each as near to the height of its point as the others let it, with a thin line.
 
     Call it when all else is drawn and both scales are set: the limits stay as they are then.
@@ -269,16 +273,15 @@ def write_beside(axes: Axes, points: Sequence[Named], *, height: float, size: fl
         axes: the panel.
         points: labeled points; points that are not finite are left out.
         height: of the panel, about, in inches.
-        size: of the text, in points.
     """
     points = [point for point in points if np.isfinite([point.x, point.y]).all()]
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     to_panel = axes.transData + axes.transAxes.inverted()
     heights = np.array([to_panel.transform((point.x, point.y))[1] for point in points])
-    for point, y in zip(points, spread(heights, _LINE * size / 72 / height), strict=True):
+    for point, y in zip(points, spread(heights, _LINE / height), strict=True):
         axes.annotate(
             point.text, (point.x, point.y), xytext=(1.04, y), textcoords="axes fraction", color=point.color,
-            fontsize=size, va="center", ha="left", annotation_clip=False,
+            fontsize=_NAME_SIZE, va="center", ha="left", annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-", "color": point.color, "linestyle": point.style, "linewidth": 0.6, "alpha": 0.6,
                 "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5),

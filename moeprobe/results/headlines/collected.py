@@ -20,7 +20,7 @@ from moeprobe.results.headlines.declared import Agreement, Headline, Which
 from moeprobe.results.layouts.cells import counts, trials_of
 from moeprobe.results.numbers import decimals_of, interval, number, sentence_case
 from moeprobe.results.sidecars import Request, Sidecar
-from moeprobe.results.tables import agreement_of, set_match_of
+from moeprobe.results.tables import agreement_of, is_pooled, set_match_of
 
 Row = dict[str, Any]
 
@@ -102,6 +102,11 @@ class HeadlineValues:
         """Metric and null of the headline itself, which ``rows`` and ``differences`` have with its companions."""
         return self.declared.which
 
+    @property
+    def raw_rows(self) -> list[Row]:
+        """The rows of the companion that is called raw; empty where there is none."""
+        return next((self.rows[which] for noun, which in self.declared.companions if noun == "raw"), [])
+
 
 def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) -> list[HeadlineValues]:
     """Return the headlines of a run, in their order; one per layer where the first layers of checkpoints differ.
@@ -114,22 +119,27 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
         return []
     collected = []
     for headline in resolve_headlines(declared, run.table, run.modality):
-        table, comparison = _of_view(run.table, headline.view), _of_view(run.comparison, headline.view)
-        assert table is not None
-        values = select_rows(table, headline.which)
-        severity = severity_of(values, headline.at)
-        first_layers = values.groupby("checkpoint", sort=False)["layer"].first()
+        every = (headline.which, *(which for _, which in headline.companions))
+        values, differences = (
+            {which: None if table is None else select_rows(table, which) for which in every}
+            for table in (_of_view(run.table, headline.view), _of_view(run.comparison, headline.view))
+        )
+        leading = values[headline.which]
+        assert leading is not None
+        severity = severity_of(leading, headline.at)
+        first_layers = leading.groupby("checkpoint", sort=False)["layer"].first()
         for layer in dict.fromkeys(first_layers):
             names = set(first_layers.index[first_layers == layer])
-            every = [headline.which, *(which for _, which in headline.companions)]
-            rows = {which: _rows(table, which, layer, severity, names) for which in every}
-            differences = {which: _rows(comparison, which, layer, severity, names) for which in every}
+            rows, row_differences = (
+                {which: _rows(selected, layer, severity, names) for which, selected in side.items()}
+                for side in (values, differences)
+            )
             in_layers, between_layers = (
-                _in_layers(side, headline.which, severity, names) if layer else []
-                for side in (table, comparison)
+                _in_layers(side[headline.which], severity, names) if layer else []
+                for side in (values, differences)
             )
             collected.append(
-                HeadlineValues(headline, layer, severity, rows, differences, in_layers, between_layers)
+                HeadlineValues(headline, layer, severity, rows, row_differences, in_layers, between_layers)
             )
     # The weakest severity is the strongest where there is but one.
     return list({(item.which, item.layer, item.severity): item for item in collected}.values())
@@ -182,10 +192,9 @@ def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> He
 def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
     """Return the rows of ordinary tokens, or the output, about a metric and null: of draws and experts their pool."""
     keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
-    # The rows of all together have no number: missing in memory, empty in a CSV.
     for column in ("draw", "expert"):
         if column in table:
-            keep &= table[column].isna() | (table[column].astype(object) == "")
+            keep &= is_pooled(table[column])
     return table[keep]
 
 
@@ -207,25 +216,23 @@ def severity_of(table: pd.DataFrame, at: str) -> float | None:
     return float(steps.min() if at == "weakest" else steps.max())
 
 
-def _in_layers(
-    table: pd.DataFrame | None, which: Which, severity: float | None, names: set[str]
-) -> list[Row]:
+def _in_layers(selected: pd.DataFrame | None, severity: float | None, names: set[str]) -> list[Row]:
     """Return the rows of these checkpoints in each of several MoE layers."""
-    rows = _rows(table, which, None, severity, names)
+    rows = _rows(selected, None, severity, names)
     return rows if len({row["layer"] for row in rows}) > 1 else []
 
 
 def _rows(
-    table: pd.DataFrame | None, which: Which, layer: str | None, severity: float | None, names: set[str]
+    selected: pd.DataFrame | None, layer: str | None, severity: float | None, names: set[str]
 ) -> list[Row]:
     """Return the rows of these checkpoints in a layer, None = each; of a comparison those between them."""
-    if table is None:
+    if selected is None:
         return []
-    here = select_rows(table, which)
-    here = here[here["layer"] == layer] if layer is not None else here[~here["layer"].isin(("", "all"))]
+    in_place = selected["layer"] == layer if layer is not None else ~selected["layer"].isin(("", "all"))
     if severity is not None:
-        here = here[here["severity"].isna() if np.isnan(severity) else here["severity"] == severity]
-    rows: Sequence[Row] = here.to_dict("records")
+        severities = selected["severity"]
+        in_place &= severities.isna() if np.isnan(severity) else severities == severity
+    rows: Sequence[Row] = selected[in_place].to_dict("records")
     return [row for row in rows if {row["checkpoint"], row.get("reference", row["checkpoint"])} <= names]
 
 
@@ -316,9 +323,7 @@ def _count_layers(rows: Sequence[Row]) -> str:
 
 def _without_trials(run: RunTables, headline: HeadlineValues) -> str:
     """Return why there is no headline of any checkpoint: what it is computed from did not occur."""
-    raw = next((which for noun, which in headline.declared.companions if noun == "raw"), None)
-    rows = [] if raw is None else headline.rows[raw]
-    noun, unit = headline.declared.noun, run.modality
+    rows, noun, unit = headline.raw_rows, headline.declared.noun, run.modality
     if not any(row["images"] for row in rows):
         return f"{_measured_on(run, headline, [])}, there is nothing to compute the {noun} from (no trials)."
     shown = "; ".join(f"{row['checkpoint']} {interval(row)}" for row in rows)
@@ -361,9 +366,8 @@ def _companions(headline: HeadlineValues, row: Row) -> str:
 
 def _raw(headline: HeadlineValues, row: Row) -> str:
     """Return the match of a collapsed router."""
-    raw = next((which for noun, which in headline.declared.companions if noun == "raw"), None)
-    rows = [] if raw is None else headline.rows[raw]
-    return next((number(other["value"]) for other in rows if other["checkpoint"] == row["checkpoint"]), "1")
+    values = (number(raw["value"]) for raw in headline.raw_rows if raw["checkpoint"] == row["checkpoint"])
+    return next(values, "1")
 
 
 def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:

@@ -1,7 +1,7 @@
 """Agreement: of checkpoints, with chance and κ side by side; of aligned trainings, a line per layer and pair."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,7 @@ from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, trials_of, value
+from moeprobe.results.tables import is_pooled
 
 Row = dict[str, Any]
 # The chance level, and that of the column after κ, where a run has it.
@@ -82,8 +83,8 @@ def agreement_table(
 def _select(table: pd.DataFrame, metrics: Sequence[str], nulls: tuple[str, str]) -> pd.DataFrame:
     names = {f"{metric}{form}" for metric in metrics for form in ("", CHANCE, KAPPA)}
     keep = table["metric"].isin(names) & table["null"].isin(("", *nulls)) & table["tokens"].isin(ORDINARY)
-    if "draw" in table:  # of several draws the rows of all together
-        keep &= table["draw"].isna() | (table["draw"].astype(object) == "")
+    if "draw" in table:
+        keep &= is_pooled(table["draw"])
     return table[keep]
 
 
@@ -106,14 +107,11 @@ _SHARES = (
 )
 # Stands between two sets of trainings whose difference is given.
 _MINUS = " − "
-_Rows = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def aligned_tables(table: pd.DataFrame, *, caption: str) -> list[Table]:
     """Return the agreement of pairs on held-out inputs beside that in sample, and the shares of sets of trainings."""
-    # In a file missing values are empty.
-    of_no_expert = table["expert"].isna() | table["expert"].astype(object).eq("")
-    ordinary = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("") & of_no_expert]
+    ordinary = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("") & is_pooled(table["expert"])]
     of_pairs: dict[str, tuple[str, str]] = {
         EXPERT_OVERLAP.short: (EXPERT_OVERLAP.name, ""),
         "κ": (f"{EXPERT_OVERLAP.name}{KAPPA}", "pooled"),
@@ -125,7 +123,9 @@ def aligned_tables(table: pd.DataFrame, *, caption: str) -> list[Table]:
     }
     of_sets = {metric.short: (metric.name, "") for metric in _SHARES}
     plural = modality_of(table["tokens"]).plural
-    pairs, sets = ordinary[ordinary["metric"] == alignment.FITTED.name], _of_sets(ordinary)
+    pairs, sets = (
+        ordinary[ordinary["metric"] == metric.name] for metric in (alignment.FITTED, alignment.SHARE_DATA)
+    )
     tables = [_lines(ordinary, pairs, of_pairs, caption=caption, heading="pair", plural=plural)]
     if len(sets):
         tables.append(
@@ -151,10 +151,6 @@ def is_difference(name: str) -> bool:
     return _MINUS in name
 
 
-def _of_sets(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["metric"] == alignment.SHARE_DATA.name]
-
-
 def _lines(
     table: pd.DataFrame,
     leading: pd.DataFrame,
@@ -171,14 +167,9 @@ def _lines(
     layers = list(dict.fromkeys(leading["layer"]))
     for layer in layers:
         for name in leading[leading["layer"] == layer]["checkpoint"]:
-            pick = _picker(table[(table["checkpoint"] == name) & (table["layer"] == layer)])
-            signed = is_difference(name)
-            cells = [value(pick(which), signed=signed) for which in measured.values()]
+            of_line = table[(table["checkpoint"] == name) & (table["layer"] == layer)].to_dict("records")
+            rows = {(row["metric"], row["null"]): row for row in of_line}
+            cells = [value(rows.get(which), signed=is_difference(name)) for which in measured.values()]
             images = leading[(leading["layer"] == layer) & (leading["checkpoint"] == name)]["images"]
             lines.append([TableCell(layer), TableCell(name), *cells, counts([images.max()])])
     return Table(caption, ["layer", heading, *measured, plural], lines, keys=2, place=1, details=1)
-
-
-def _picker(rows: pd.DataFrame) -> Callable[[tuple[str, str]], Mapping[str, Any] | None]:
-    by_name: _Rows = {(row["metric"], row["null"]): row for row in rows.to_dict("records")}
-    return by_name.get

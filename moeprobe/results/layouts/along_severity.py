@@ -10,7 +10,7 @@ from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.results.layouts.cells import (
     Table,
     TableCell,
@@ -20,8 +20,8 @@ from moeprobe.results.layouts.cells import (
     trials_of,
     value,
 )
-from moeprobe.results.numbers import floors, number, random_router, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.results.numbers import floors, number, sentence_case
+from moeprobe.results.tables import FLOORS, agreement_of, is_pooled
 
 Row = dict[str, Any]
 Which = tuple[str, str]  # metric, null
@@ -129,14 +129,23 @@ def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -
                 *(counts(layer_rows[what]) for what in ("images", "trials")),
             ]
         )
-    # A cosine of the same weights is one but for its rounding.
-    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
     what = sentence_case(find(first).full_label())
     note = f"{what} of clean {modality.plural} with themselves: any distance from 1 is rounding."
-    for name, lines in again.groupby("checkpoint", sort=False):
-        note += f" {random_router(name, lines['value'].min(), first=first)}."
+    note += "".join(f" {sentence}." for sentence in random_routers(floor))
     columns = ["checkpoint", "layer", *floors(dtype), modality.plural, "trials"]
     return Table("Noise floor", columns, rows, note, keys=2, details=2)
+
+
+def random_routers(table: pd.DataFrame) -> list[str]:
+    """Return what a run says of each checkpoint that does not repeat itself on clean inputs."""
+    first = agreement_of(table)
+    what = "the tokens keep their first expert" if tokens_choose(first) else find(first).full_label()
+    # A cosine of the same weights is one but for its rounding.
+    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == first) & (table["value"] < 1 - 1e-6)]
+    return [
+        f"{name} is random at evaluation: run again unchanged, only {number(rows['value'].min())} of {what}"
+        for name, rows in again.groupby("checkpoint", sort=False)
+    ]
 
 
 # Few-shot accuracy: a line per checkpoint and number of shots, the differences last.
@@ -174,8 +183,8 @@ def few_shots_table(
 
 
 def _by_draws(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of all draws together, and of single draws; in a file missing values are empty."""
-    together = table["draw"].isna() | (table["draw"].astype(object) == "")
+    """Return the rows of all draws together, and of single draws."""
+    together = is_pooled(table["draw"])
     return table[together], table[~together]
 
 

@@ -1,6 +1,5 @@
 """A line per checkpoint and view: of variants of a run what chooses otherwise, of corruptions accuracy and κ."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -35,25 +34,17 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
     kappas = kappas[kappas["metric"] == f"{agreement_of(table)}{KAPPA}"]
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]
-    columns: dict[str, tuple[pd.DataFrame, str]] = {
-        f"{layer}: choose otherwise": (rows, layer) for layer in selected
-    }
+    columns = {f"{layer}: choose otherwise": _by_line(rows, layer) for layer in selected}
     if sets := set_match_of(table):
-        columns |= {f"{layer}: have another set": (flips(table, sets), layer) for layer in selected}
-    columns |= {f"{layer}: κ": (kappas, layer) for layer in selected[:1]}
-    columns |= {find(name).metric.label: (table[table["metric"] == name], "") for name in outputs}
+        columns |= {f"{layer}: have another set": _by_line(flips(table, sets), layer) for layer in selected}
+    columns |= {f"{layer}: κ": _by_line(kappas, layer) for layer in selected[:1]}
+    columns |= {find(name).metric.label: _by_line(table[table["metric"] == name], "") for name in outputs}
     several = table["checkpoint"].nunique() > 1
     lines = []
     for (checkpoint, view), of_line in table.groupby(["checkpoint", "view"], sort=False):
-        leading = ([TableCell(str(checkpoint))] if several else []) + [TableCell(str(view))]
-        pick = _picker(str(checkpoint), str(view))
-        lines.append(
-            [
-                *leading,
-                *(value(pick(*column)) for column in columns.values()),
-                counts([of_line["images"].max()]),
-            ]
-        )
+        leading = ([TableCell(checkpoint)] if several else []) + [TableCell(view)]
+        cells = [value(column.get((checkpoint, view))) for column in columns.values()]
+        lines.append([*leading, *cells, counts([of_line["images"].max()])])
     omitted = [name for name in layers if name not in selected]
     note = f"Of {len(layers)} layers the first and the last; table.csv has all." if omitted else ""
     heading = [*(["checkpoint"] if several else []), "variant"]
@@ -68,15 +59,10 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     )
 
 
-def _picker(checkpoint: str, view: str) -> Callable[[pd.DataFrame, str], dict[str, object] | None]:
-    """Return a function that picks a layer's row for a line."""
-
-    def pick(rows: pd.DataFrame, layer: str) -> dict[str, object] | None:
-        of_line = (rows["checkpoint"] == checkpoint) & (rows["view"] == view) & (rows["layer"] == layer)
-        matches = rows[of_line].to_dict("records")
-        return matches[0] if matches else None
-
-    return pick
+def _by_line(rows: pd.DataFrame, layer: str) -> dict[tuple[str, str], dict[Any, Any]]:
+    """Return the rows of a layer by checkpoint and view; of several the first."""
+    of_layer = rows[rows["layer"] == layer].to_dict("records")
+    return {(row["checkpoint"], row["view"]): row for row in reversed(of_layer)}
 
 
 # A line per checkpoint and corruption, or family of them: accuracy and κ of each layer, mean over severities.

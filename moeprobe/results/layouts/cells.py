@@ -51,7 +51,7 @@ class Table:
         caption: what it is about.
         columns: headings.
         rows: a cell per column.
-        note: a sentence below; not in a terminal.
+        note: a sentence below.
         folded: whether a page folds it up until asked for.
         keys: how many of the first columns say what a line is about.
         place: how many of these lines share that stand together; a terminal says it once.

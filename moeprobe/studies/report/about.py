@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, Modality
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.results.layouts.cells import Table, TableCell
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
@@ -89,7 +90,7 @@ def _intervals(run: Run) -> str:
     tables = [table for table in (run.table, run.comparison) if table is not None]
     if any(table["ci_low"].notna().any() for table in tables):
         return f"95 % interval over {run.modality.plural}, shown as [low, high]; differences are paired"
-    return f"none: they need at least 20 {run.modality.plural}"
+    return f"none: they need at least {MIN_IMAGES} {run.modality.plural}"
 
 
 def _text(value: Any) -> str:

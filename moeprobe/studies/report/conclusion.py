@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.probes.base import audit_entry
-from moeprobe.probes.registry import headlines_of, kinds
+from moeprobe.probes.registry import kinds
 from moeprobe.results.headlines.collected import HeadlineValues, Row, sentences_of
 from moeprobe.results.headlines.declared import Agreement, Headline
 from moeprobe.results.layouts import verdicts
@@ -19,6 +19,7 @@ from moeprobe.results.layouts.cells import Table, TableCell, value
 from moeprobe.results.numbers import interval, sentence_case
 from moeprobe.results.tables import agreement_of
 from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
+from moeprobe.studies.report.about import listing
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names, remarks_of
 
@@ -119,7 +120,7 @@ def deciding_headlines(run: Run) -> list[HeadlineValues]:
     """Return the headlines, without all-zero ones; where sets of experts decide, without the first choices."""
     headlines = [
         headline
-        for headline in headlines_of(run)
+        for headline in run.headlines
         if any(row["value"] != 0 for row in headline.rows[headline.which])
     ]
     if run.table is None or not any(headline.declared.beside for headline in headlines):
@@ -332,7 +333,7 @@ def _numbers(judged: Sequence[Verdict]) -> str:
         texts.append(" ".join(part for part in parts if part))
     layers = {verdict.difference["layer"] for verdict in judged} - {""}
     where = f" in {layers.pop()}" if len(layers) == 1 else ""
-    return (texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}") + where
+    return listing(texts) + where
 
 
 def _tables(judged: Sequence[Verdict], runs: Sequence[Run]) -> list[Table]:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import pandas as pd
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.probes.base import CLEAN
+from moeprobe.probes.registry import headlines_of
 from moeprobe.results import differences
 from moeprobe.results.columns import NUMBERS
 from moeprobe.results.earlier_format import with_present_names
-from moeprobe.results.headlines.collected import RunTables
+from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import (
     NAMES,
@@ -30,8 +32,8 @@ from moeprobe.results.sidecars import (
     choose_names,
     names_in,
     read_sidecar,
-    rename_sidecar,
     rename_table,
+    renamed,
 )
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import (
@@ -125,6 +127,11 @@ class Run(RunTables):
             return self.csvs[TOKENS].rename(columns={"clean_token_expert": "clean_patch_expert"})
         return self.csvs.get(PATCHES)
 
+    @cached_property
+    def headlines(self) -> list[HeadlineValues]:
+        """The headlines with their values; most parts of a report ask for them."""
+        return headlines_of(self)
+
     @property
     def gate(self) -> str | None:
         """The metric whose worsening a comparison was to report; None where none was named."""
@@ -165,11 +172,10 @@ def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = No
 
 def _read(path: Path, label: str) -> Run:
     sidecar = _read_sidecar(path)
-    files = _by_name(path, path.glob("*.csv"))
-    files = {
-        name: files[name]
-        for name in sorted(files, key=lambda n: (n != "table.csv", n != "comparison.csv", n))
-    }
+    names = sorted(
+        (file.name for file in path.glob("*.csv")), key=lambda n: (n != "table.csv", n != "comparison.csv", n)
+    )
+    files = {name: file_of(path, path / name) for name in names}
     csvs = {
         name: with_present_names(_read_csv(path / name, content), sidecar) for name, content in files.items()
     }
@@ -194,16 +200,11 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
     """Return a run whose checkpoints are called otherwise on the page; its files stay as they are."""
     if not names:
         return run
-    tables: dict[str, Any] = {
-        name: rename_table(table, names)
-        for name in ("table", "comparison")
-        if (table := getattr(run, name)) is not None
-    }
+    run = renamed(run, names)
+    if run.kind == "compare" and "verdicts" in run.sidecar and run.comparison is not None:
+        run.sidecar["verdicts"] = differences.sentences(_numeric(run.comparison)).to_dict("records")
     csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}
-    sidecar = rename_sidecar(run.sidecar, names)
-    if run.kind == "compare" and "verdicts" in sidecar and "comparison" in tables:
-        sidecar["verdicts"] = differences.sentences(_numeric(tables["comparison"])).to_dict("records")
-    return dataclasses.replace(run, sidecar=sidecar, csvs=csvs, **tables)
+    return dataclasses.replace(run, csvs=csvs)
 
 
 def _numeric(table: pd.DataFrame) -> pd.DataFrame:
@@ -253,10 +254,6 @@ def _can_be_read(run: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _by_name(folder: Path, paths: Any) -> dict[str, bytes]:
-    return {path.name: file_of(folder, path) for path in paths}
 
 
 def _read_csv(path: Path, content: bytes) -> pd.DataFrame:

@@ -1,16 +1,11 @@
 """The short tables of a run: the leading metrics, as on the screen. Every line stands in the run's CSVs."""
 
 import dataclasses
-from typing import Any
 
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality, modality_of
-from moeprobe.metrics.registry import (
-    find,
-    output_along_severity,
-    routing_along_severity,
-)
+from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts import verdicts
@@ -32,28 +27,20 @@ from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 from moeprobe.studies.report.reading import Run
 
 _DETAILS = ("expert", "expert_b", "class", "draw")
-Row = dict[str, Any]
+# Of the tables that hold what is read first.
+_CAPTION = "What was measured"
 
 
 def short_tables(run: Run) -> list[Table]:
     """Return the short tables of a run; none where it has no values."""
     table, comparison = overall(run.table), overall(run.comparison)
     tables: list[Table] = []
-    table, zeros = (None, []) if table is None else _without_zeros(table)
     if table is not None:
-        kind = of_kind(run.kind)
-        layouts = {
-            Layout.ALONG_SEVERITY: _sweep,
-            Layout.FEW_SHOTS: _few_shots,
-            Layout.BY_VIEW: _by_view,
-            Layout.MEANS: _means,
-            Layout.ALIGNED: _aligned,
-        }
-        layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
-        tables += layout(run, table, comparison)
-    if zeros and tables:
-        note = f"Left out, since 0 for every checkpoint: {', '.join(zeros)}. table.csv has them."
-        tables[-1] = dataclasses.replace(tables[-1], note=f"{tables[-1].note} {note}".strip())
+        table, zeros = _without_zeros(table)
+        tables += _of_layout(run, table, comparison)
+        if zeros and tables:
+            note = f"Left out, since 0 for every checkpoint: {', '.join(zeros)}. table.csv has them."
+            tables[-1] = dataclasses.replace(tables[-1], note=f"{tables[-1].note} {note}".strip())
     if run.comparison is not None and "verdict" in run.comparison:
         tables += verdicts.tables(run.comparison, extra=run.gate)
     if run.overlay is not None:
@@ -99,58 +86,43 @@ def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return table[~is_zero], labels
 
 
-def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
-    """Return the pairs (checkpoint, reference) that were compared."""
-    if comparison is None:
-        return []
-    return list(dict.fromkeys(zip(comparison["checkpoint"], comparison["reference"], strict=True)))
+def _of_layout(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return the tables in the layout of a run's kind; some layouts choose among all rows by themselves."""
+    assert run.table is not None
+    kind = of_kind(run.kind)
+    match None if kind is None else kind.layout:
+        case Layout.ALONG_SEVERITY:
+            return _sweep(run, table, comparison)
+        case Layout.FEW_SHOTS:
+            few_shots = few_shots_table(run.table, run.comparison, modality=run.modality)
+            if few_shots is not None:
+                return [few_shots]
+        case Layout.BY_VIEW:
+            return [by_view_table(run.table, caption=_CAPTION)]
+        case Layout.MEANS:
+            return [means_table(run.table, run.comparison, caption=_CAPTION, full=True)]
+        case Layout.ALIGNED:
+            return aligned_tables(run.table, caption=_CAPTION)
+    return _side_by_side(table, comparison, run.modality)
 
 
-def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+def _side_by_side(table: pd.DataFrame, comparison: pd.DataFrame | None, modality: Modality) -> list[Table]:
     """Return two tables: patches and output, then prefix tokens."""
-    modality = run.modality
-    pairs = by_pair(comparison)
+    pairs = (
+        []
+        if comparison is None
+        else list(dict.fromkeys(zip(comparison["checkpoint"], comparison["reference"], strict=True)))
+    )
     prefix = table["tokens"] == "prefix"
-    tables = []
-    if not prefix.all():
-        tables.append(
-            side_by_side_table(
-                table[~prefix], comparison, pairs, modality=modality, caption="What was measured"
-            )
-        )
-    if prefix.any():
-        caption = f"The same for the prefix ({modality.prefix}) token"
-        tables.append(
-            side_by_side_table(
-                table[prefix], comparison, pairs, modality=modality, caption=caption, folded=True
-            )
-        )
-    return tables
-
-
-def _few_shots(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return the table of few-shot accuracy, by all draws together and by single ones."""
-    assert run.table is not None
-    table_of_shots = few_shots_table(run.table, run.comparison, modality=run.modality)
-    return _side_by_side(run, table, comparison) if table_of_shots is None else [table_of_shots]
-
-
-def _by_view(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return a line per checkpoint and variant of its run."""
-    assert run.table is not None
-    return [by_view_table(run.table, caption="What was measured")]
-
-
-def _means(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return a line per checkpoint and corruption, and family of them."""
-    assert run.table is not None
-    return [means_table(run.table, run.comparison, caption="What was measured", full=True)]
-
-
-def _aligned(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return a line per layer and pair of trainings, and per set of them."""
-    assert run.table is not None
-    return aligned_tables(run.table, caption="What was measured")
+    parts = (
+        (table[~prefix], _CAPTION, False),
+        (table[prefix], f"The same for the prefix ({modality.prefix}) token", True),
+    )
+    return [
+        side_by_side_table(rows, comparison, pairs, modality=modality, caption=caption, folded=folded)
+        for rows, caption, folded in parts
+        if len(rows)
+    ]
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
@@ -159,36 +131,33 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     The noise floor comes last.
     """
     gates, modality = run.settings.get("replayed_gates", "recomputed"), run.modality
-
     first = agreement_of(table)
     layers = [layer for layer in dict.fromkeys(table["layer"]) if layer]
     parts = [
         None if part is None else pd.concat([part, regional(part, first)]) for part in (table, comparison)
     ]
 
-    def along(caption: str, layer_tokens: tuple[str, str], columns: Columns) -> Table | None:
-        values, compared = (None if part is None else part[_at(part, layer_tokens)] for part in parts)
+    def along(caption: str, layer: str, tokens: str, columns: Columns) -> Table | None:
+        values, compared = (
+            None if part is None else part[(part["layer"] == layer) & (part["tokens"] == tokens)]
+            for part in parts
+        )
         assert values is not None
         return severity_table(values, compared, columns, caption=caption, modality=modality)
 
     routing = routing_along_severity(first, modality, sets=set_match_of(table))
     assert run.table is not None
     tables = [
-        *(along(f"{layer}, {modality.tokens}", (layer, modality.token), routing) for layer in layers),
-        *(along(f"{layer}, {BY_REGION}", (layer, "region"), REGION_COLUMNS) for layer in layers),
-        along("Output of the model", ("", ""), output_along_severity()),
+        *(along(f"{layer}, {modality.tokens}", layer, modality.token, routing) for layer in layers),
+        *(along(f"{layer}, {BY_REGION}", layer, "region", REGION_COLUMNS) for layer in layers),
+        along("Output of the model", "", "", output_along_severity()),
         *(
-            along(sentence_case(attribution(name, gates)), ("", ""), columns)
+            along(sentence_case(attribution(name, gates)), "", "", columns)
             for name, columns in ATTRIBUTION.items()
         ),
         noise_floor(run.table, dtype=run.sidecar.floor_dtype, modality=modality),
     ]
     return [part for part in tables if part is not None]
-
-
-def _at(table: pd.DataFrame, layer_tokens: tuple[str, str]) -> pd.Series:
-    """Return which rows are of a layer and its tokens."""
-    return (table["layer"] == layer_tokens[0]) & (table["tokens"] == layer_tokens[1])
 
 
 def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:

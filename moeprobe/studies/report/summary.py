@@ -7,7 +7,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics import registry
-from moeprobe.probes.registry import conclusions_of, headlines_of, of_kind
+from moeprobe.probes.registry import conclusions_of, of_kind
 from moeprobe.results.caveats import precision_sentences
 from moeprobe.results.headlines.collected import Row, sentences_of
 from moeprobe.results.layouts import verdicts
@@ -67,21 +67,12 @@ def title_of(run: Run) -> str:
     return f"{name}: {run.view}" if run.view else name
 
 
-def titles_of(runs: Sequence[Run]) -> list[str]:
-    """Return what each run is about, with its name where several are about the same."""
-    titles = [title_of(run) for run in runs]
-    return [
-        title if titles.count(title) == 1 else f"{title} ({run.label})"
-        for run, title in zip(runs, titles, strict=True)
-    ]
-
-
 def headline_rows(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the headline numbers of all runs as rows of their tables: values, then differences, run by run."""
     rows = [
         {"reference": ""} | row | {"run": run.label}
         for run in runs
-        for headline in headlines_of(run)
+        for headline in run.headlines
         for part in (headline.rows, headline.differences)
         for of_metric in part.values()
         for row in of_metric
@@ -97,7 +88,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         {
             (run.label, headline.layer, headline.severity, which): (run, headline, which)
             for run in runs
-            for headline in headlines_of(run)
+            for headline in run.headlines
             for which, rows in headline.rows.items()
             if rows
         }.values()
@@ -142,23 +133,24 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
 
 
 def findings(runs: Sequence[Run]) -> list[RunSummary]:
-    """Return what each run found, in words."""
+    """Return what each run found, in words; a title that several runs have is followed by the run's name."""
+    titles = [title_of(run) for run in runs]
     return [
-        RunSummary(run, title, warnings_of(run), [*_headline_sentences(run), *remarks_of(run)])
-        for run, title in zip(runs, titles_of(runs), strict=True)
+        RunSummary(
+            run,
+            title if titles.count(title) == 1 else f"{title} ({run.label})",
+            [
+                f"Warning: {name} {info['warning']}"
+                for name, info in run.checkpoints.items()
+                if "warning" in info
+            ],
+            [
+                *(sentence for headline in run.headlines for sentence in sentences_of(run, headline)),
+                *remarks_of(run),
+            ],
+        )
+        for run, title in zip(runs, titles, strict=True)
     ]
-
-
-def warnings_of(run: Run) -> list[str]:
-    """Return the warnings about a run's checkpoints."""
-    return [
-        f"Warning: {name} {about['warning']}" for name, about in run.checkpoints.items() if "warning" in about
-    ]
-
-
-def _headline_sentences(run: Run) -> list[str]:
-    """Return the sentences of all headlines."""
-    return [sentence for headline in headlines_of(run) for sentence in sentences_of(run, headline)]
 
 
 def remarks_of(run: Run) -> list[str]:

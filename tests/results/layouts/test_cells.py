@@ -28,7 +28,7 @@ def test_of_how_many_nothing_was_seen_where_there_is_room(
 
     def on_width(width: int) -> str:
         monkeypatch.setattr(tables, "console", lambda: Console(width=width))
-        return on_screen(tables.on_screen(table, title="", stacked=stacked))[1][1].replace("\n", " ")
+        return on_screen(tables.on_screen(table, stacked=stacked))[1][1].replace("\n", " ")
 
     assert on_width(120) == f"{shown} (0 of 6,372)"
     # Stacked, the count is a line of its own and makes no column wider.
