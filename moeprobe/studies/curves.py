@@ -19,11 +19,9 @@ from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json, write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
 from moeprobe.runtime.records import Family, scan
-from moeprobe.studies.training_files import read_curve
+from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, read_curve
 
-_METRICS, _CSV = "metrics.csv", "curves.csv"
-# Bytes of a training's curve.
-_LONGEST = 2**26
+_CSV = "curves.csv"
 _FAMILY = Family(
     "curves",
     is_ours=lambda path: _is_table(path / _CSV),
@@ -136,7 +134,7 @@ def curves(
         write_csv(run_folder.path / _CSV, table)
         files = save(curves.plot(), run_folder.path / "curves", svg=svg)
         run_folder.check()
-    return Curves(table, by or "", x, (folder / _CSV, *(folder / path.name for path in files)))
+    return replace(curves, files=(folder / _CSV, *(folder / path.name for path in files)))
 
 
 def _check(folder: Path, *, overwrite: bool) -> None:
@@ -165,36 +163,36 @@ def _is_table(path: Path) -> bool:
 def _read(path: Path) -> list[_Training]:
     """Return the training of a folder, or all trainings of a trade-off's."""
     packed = read_pack(path)
-    unpacked = sorted(file.parent.name for file in (path / CELLS).glob(f"*/{_METRICS}"))
+    unpacked = sorted(file.parent.name for file in (path / CELLS).glob(f"*/{CURVE}"))
     cells = [*packed, *(name for name in unpacked if name not in packed)]
     if cells:
         return [_cell(path / CELLS / name) for name in cells]
     if find_cell(path) is not None:
         return [_cell(path)]
-    if not is_there(path / _METRICS) or not is_file(path / "config.yaml"):
+    if not is_there(path / CURVE) or not is_file(path / "config.yaml"):
         raise UserError(
-            f"{path} holds no learning curve: a training's folder has config.yaml and {_METRICS}"
+            f"{path} holds no learning curve: a training's folder has config.yaml and {CURVE}"
             f"{', from its first evaluation on' if is_folder(path) else ''}."
         )
-    return [_training(path.resolve().name, load(str(path / "config.yaml")), _text(path / _METRICS), path)]
+    return [_training(path.resolve().name, load(str(path / "config.yaml")), _text(path / CURVE), path)]
 
 
 def _cell(folder: Path) -> _Training:
     """Return a cell of a trade-off, packed or not."""
     packed = find_cell(folder)
     info = read_json(folder / "cell.json") if packed is None else packed.about
-    text = _text(folder / _METRICS) if packed is None else packed.metrics
+    text = _text(folder / CURVE) if packed is None else packed.metrics
     return _training(folder.name, parse(info["config"]), text or "", folder)
 
 
 def _text(path: Path) -> str:
-    return read_bytes(path, limit=_LONGEST).decode("utf-8", errors="replace")
+    return read_bytes(path, limit=LONGEST_CURVE).decode("utf-8", errors="replace")
 
 
 def _training(name: str, config: TrainConfig, text: str, path: Path) -> _Training:
     metrics = read_curve(text, path, needed=("step", "epoch"))
     if metrics.empty:
-        raise UserError(f"The {_METRICS} of {path} cannot be read: it has no steps.")
+        raise UserError(f"The {CURVE} of {path} cannot be read: it has no steps.")
     return _Training(name, path.resolve(), config, metrics)
 
 

@@ -1,5 +1,6 @@
 """Train a model as configured in a folder of its own, or a pipeline of stages, each from the one before."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +17,28 @@ from moeprobe.models.training.start import PartlyLabeled, choose_labeled
 from moeprobe.models.training.state import discard
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.distributed import Ranks, own_device
+from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import LAST, STATE, is_file, is_folder, is_there, sha256
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.studies import training_files
-from moeprobe.studies.training_files import CHECKPOINT, check_same_start, recorded_hash, starting_weights
+from moeprobe.studies.training_files import (
+    CHECKPOINT,
+    CURVE,
+    SUMMARY,
+    check_same_start,
+    recorded_hash,
+    starting_weights,
+)
 
 _WEIGHTS = (LAST, "best.safetensors", STATE)
-_CURVE, _CURVE_SVG = "training.png", "training.svg"
+_PICTURE, _PICTURE_SVG = "training.png", "training.svg"
 FAMILY = Family(
     "training",
     is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
     known=(
-        *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", _CURVE,
-        _CURVE_SVG,
+        *_WEIGHTS, "config.yaml", "last.json", "best.json", CURVE, SUMMARY, _PICTURE,
+        _PICTURE_SVG,
     ),
     always=("tensorboard/events.out.tfevents.*", "state/*/*.safetensors"),
 )  # fmt: skip
@@ -69,29 +77,78 @@ def train(
             f"{option('resume')} continues an earlier run and {option('overwrite')} replaces it; leave one of them out."
         )
     resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
-    folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
-    with in_use_first(folder):
-        state = _check_run(folder, resolved, overwrite=overwrite)
+    return train_together(
+        resolved,
+        folder=None if folder is None else Path(folder),
+        device=device,
+        overwrite=overwrite,
+        report=report,
+        svg=svg,
+        ranks=Alone(),
+    )
+
+
+def train_together(
+    config: TrainConfig,
+    *,
+    folder: Path | None,
+    device: str,
+    overwrite: bool,
+    report: Callable[[Report], None],
+    svg: bool,
+    ranks: Ranks | Alone,
+) -> dict[str, Any]:
+    """Train a model as ``train`` does, as one of several processes; returns the summary, the same in each.
+
+    Each has a part of every batch, the first one writes. A run may continue with another number of processes: its
+    state is independent of it.
+
+    Raises:
+        UserError: what ``train`` raises, in any of the processes; or one of them is gone.
+    """
+    folder = Path("checkpoints") / config.name if folder is None else folder
+    first = ranks.rank == 0
+    state: str | None = None
+    if first:
+        with in_use_first(folder):
+            state = _check_run(folder, config, overwrite=overwrite)
+    state = ranks.exchange(state)[0]
     if state == "finished":
-        return complete(folder, resolved, svg=svg) | {"folder": str(folder), "kept": True}
-    trainer = make_trainer(resolved, folder=folder, device=device)
+        summary = complete(folder, config, svg=svg) if first else None
+        return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": True}
+    trainer = make_trainer(config, folder=folder, device=device, ranks=ranks)
     # Only now, when everything fits together, is the folder made, or an earlier run given up.
-    with RunFolder(folder, FAMILY) as run_folder:
-        # Once more, when no other process can change it.
-        state = _check_run(folder, resolved, overwrite=overwrite)
-        if state == "finished":
-            return _complete(folder, resolved, svg=svg) | {"folder": str(folder), "kept": True}
-        if state == "unfinished":
-            trainer.resume()
-        elif overwrite:
-            run_folder.clear()
+    with RunFolder(folder, FAMILY) if first else contextlib.nullcontext() as run_folder:
+        if run_folder is not None:
+            # Once more, when no other process can change it: another run may have been at it meanwhile.
+            state = _check_run(folder, config, overwrite=overwrite)
+            if overwrite:
+                run_folder.clear()
+        state = ranks.exchange(state)[0]
 
         def draw() -> None:
-            draw_curve(run_folder.path, resolved, svg=svg)
-            run_folder.check()
+            if run_folder is not None:
+                draw_curve(run_folder.path, config, svg=svg)
+                run_folder.check()
 
-        summary = trainer.run(report, draw=draw)
-    return summary | {"folder": str(folder), "kept": False}
+        if state == "finished":
+            summary = _complete(folder, config, svg=svg) if first else None
+        else:
+            summary = _run(trainer, resumed=state == "unfinished", report=report, draw=draw)
+    return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": state == "finished"}
+
+
+def _run(
+    trainer: Trainer, *, resumed: bool, report: Callable[[Report], None], draw: Callable[[], None]
+) -> dict[str, Any]:
+    if resumed:
+        trainer.resume()
+    try:
+        return trainer.run(report, draw=draw)
+    except KeyboardInterrupt:
+        if trainer.stop_request.acknowledged and isinstance(trainer.ranks, Ranks):
+            trainer.ranks.leave()
+        raise
 
 
 def clear(folder: Path) -> None:
@@ -132,7 +189,7 @@ def _at_its_end(folder: Path, *, svg: bool) -> bool:
 
 
 def _is_curve_drawn(folder: Path, *, svg: bool) -> bool:
-    return is_file(folder / _CURVE) and (not svg or is_file(folder / _CURVE_SVG))
+    return is_file(folder / _PICTURE) and (not svg or is_file(folder / _PICTURE_SVG))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -141,12 +198,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or the weights are gone.
     """
-    path = folder / "finished.json"
+    path = folder / SUMMARY
     summary = training_files.read_summary(path)
-    if not is_file(folder / "last.safetensors"):
+    if not is_file(folder / LAST):
         raise UserError(
-            f"{folder} holds a finished run without its last.safetensors; add {option('overwrite', True)} to train "
-            "again."
+            f"{folder} holds a finished run without its {LAST}; add {option('overwrite', True)} to train again."
         )
     return summary
 
@@ -156,7 +212,7 @@ def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     from moeprobe.results.figures import save
     from moeprobe.results.figures.curves import draw_training
 
-    path = folder / training_files.CURVE
+    path = folder / CURVE
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -165,7 +221,9 @@ def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     save(draw_training(metrics, name=config.name), folder / "training", svg=svg)
 
 
-def make_trainer(config: TrainConfig, *, folder: Path, device: str, ranks: Ranks | None = None) -> Trainer:
+def make_trainer(
+    config: TrainConfig, *, folder: Path, device: str, ranks: Ranks | Alone | None = None
+) -> Trainer:
     """Return what trains a configuration, at its beginning; nothing is written. ``ranks``: processes that share it.
 
     Raises:
@@ -209,7 +267,7 @@ def check_run_folder(
         return "new"
     if not contents.own:
         return "new"
-    finished = is_there(folder / "finished.json")
+    finished = is_there(folder / SUMMARY)
     if not _is_of(folder / "config.yaml", config):
         state = "a finished run" if finished else "a run"
         raise UserError(
@@ -261,80 +319,6 @@ def _is_of(path: Path, config: TrainConfig) -> bool:
         return same_training(load(str(path)), config)
     except UserError:
         return False
-
-
-# One training by several processes, as torchrun starts them: each has a part of every batch, the first one writes.
-
-
-def train_together(
-    config: TrainConfig,
-    *,
-    folder: Path | None,
-    device: str,
-    overwrite: bool,
-    report: Callable[[Report], None],
-    svg: bool,
-    ranks: Ranks,
-) -> dict[str, Any]:
-    """Train a model as ``train`` does, as one of several processes; returns the summary, the same in each.
-
-    A run may continue with another number of processes: its state is independent of it.
-
-    Raises:
-        UserError: what ``train`` raises, in any of the processes; or one of them is gone.
-    """
-    folder = Path("checkpoints") / config.name if folder is None else folder
-    first = ranks.rank == 0
-    state = None
-    if first:
-        with in_use_first(folder):
-            state = _check_run(folder, config, overwrite=overwrite)
-    state = ranks.exchange(state)[0]
-    if state == "finished":
-        summary = complete(folder, config, svg=svg) if first else None
-        return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": True}
-    trainer = make_trainer(config, folder=folder, device=own_device(device), ranks=ranks)
-    if not first:
-        state = ranks.exchange(None)[0]
-        summary = None
-        if state != "finished":
-            resumed = state == "unfinished"
-            summary = _run(trainer, ranks, resumed=resumed, report=lambda _: None, draw=lambda: None)
-    else:
-        with RunFolder(folder, FAMILY) as run_folder:
-            # Once more, when no other process can change it: another run may have been at it meanwhile.
-            state = _check_run(folder, config, overwrite=overwrite)
-            if overwrite:
-                run_folder.clear()
-            ranks.exchange(state)
-
-            def draw() -> None:
-                draw_curve(run_folder.path, config, svg=svg)
-                run_folder.check()
-
-            if state == "finished":
-                summary = _complete(folder, config, svg=svg)
-            else:
-                summary = _run(trainer, ranks, resumed=state == "unfinished", report=report, draw=draw)
-    return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": state == "finished"}
-
-
-def _run(
-    trainer: Trainer,
-    ranks: Ranks,
-    *,
-    resumed: bool,
-    report: Callable[[Report], None],
-    draw: Callable[[], None],
-) -> dict[str, Any]:
-    if resumed:
-        trainer.resume()
-    try:
-        return trainer.run(report, draw=draw)
-    except KeyboardInterrupt:
-        if trainer.stop_request.acknowledged:
-            ranks.leave()
-        raise
 
 
 # A pipeline: stages, each in a folder of its own, from the checkpoint of the one before.

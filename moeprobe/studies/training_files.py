@@ -14,6 +14,8 @@ from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.files import LAST, STATE, is_file, read_json, sha256
 
 CURVE, SUMMARY = "metrics.csv", "finished.json"
+# Bytes of a curve.
+LONGEST_CURVE = 2**26
 
 
 class _Summary(BaseModel):

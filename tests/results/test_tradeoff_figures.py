@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.results.figures.panels import Named, panels, spread, write_beside
-from moeprobe.results.figures.tradeoff import draw, setting
-from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of
+from moeprobe.results.figures.tradeoff import draw
+from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of, setting
 
 SEEDS = (0, 1, 2)
 KINDS = (("softmax_token_choice", 1, np.nan), ("softmax_token_choice", 2, np.nan), ("soft_moe", np.nan, 1))

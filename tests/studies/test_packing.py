@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moeprobe.results import finished as runs
-from moeprobe.results.figures.tradeoff import numbers_of
+from moeprobe.results.figures.tradeoff.rows import numbers_of
 from moeprobe.results.packed import read_pack
 from moeprobe.runtime.locks import Lock
 from tests.commands import Trained, refused, run

@@ -19,7 +19,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
 from moeprobe.probes.base import Probe
-from moeprobe.results.figures.tradeoff import draw, draw_published, numbers_of, shared_kappa
+from moeprobe.results.figures.tradeoff import draw, draw_published
+from moeprobe.results.figures.tradeoff.rows import numbers_of, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images
 from moeprobe.results.stored import of_table, write
 from moeprobe.results.tables import COLUMNS

@@ -101,6 +101,7 @@ def _train_together(config: "TrainConfig", folder: Path | None, *, as_json: bool
     first = distributed.rank() == 0
     with distributed.together() as ranks, Live(config.name) if first else contextlib.nullcontext() as live:
         report = (lambda _: None) if live is None else live.show
+        options["device"] = distributed.own_device(options["device"])
         summary = train_together(config, folder=folder, report=report, ranks=ranks, **options)
     if first:
         print_summary(summary, as_json=as_json)

@@ -20,7 +20,8 @@ from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import SumsStore, of_file
 from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime import files
-from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Training
+from moeprobe.studies.tradeoff.trainings import ABOUT, Training
+from moeprobe.studies.training_files import CURVE
 
 # Rows of a row group, about: what is decoded at least to read one run.
 _GROUP, _LARGEST_GROUP = 2**14, 2**16
@@ -52,9 +53,9 @@ def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
             folder.discard(leftovers)
 
 
-def of_table(sums: SumsStore) -> SumsStore:
+def needed_sums(sums: SumsStore) -> SumsStore:
     """Return the sums that the table follows from: patches and output, without the noise floor."""
-    return sums.select(lambda one: one.cell.view not in FLOORS and one.cell.tokens in ("patch", ""))
+    return sums.select(lambda stored: stored.cell.view not in FLOORS and stored.cell.tokens in ("patch", ""))
 
 
 def _merged(cell: Training, packed: PackedCell | None) -> PackedCell:
@@ -67,7 +68,7 @@ def _merged(cell: Training, packed: PackedCell | None) -> PackedCell:
         if question.folder not in runs:
             path = cell.folder / question.folder
             measured = finished.read(path)
-            images = of_table(measured.sums).table()
+            images = needed_sums(measured.sums).table()
             runs[question.folder] = PackedRun(
                 rows=images.num_rows,
                 columns=images.column_names,
@@ -81,7 +82,7 @@ def _leftovers(cell: Training, packed: PackedCell) -> Iterator[str]:
     """Yield the remaining files of a packed cell's folder, relative to the output folder."""
     prefix = f"{files.CELLS}/{cell.name}"
     yield from (f"{prefix}/{name}/" for name in packed.runs if files.is_folder(cell.folder / name))
-    yield from (f"{prefix}/{name}" for name in (ABOUT, METRICS) if files.is_file(cell.folder / name))
+    yield from (f"{prefix}/{name}" for name in (ABOUT, CURVE) if files.is_file(cell.folder / name))
 
 
 def _same_runs(cells: Mapping[str, PackedCell], other_cells: Mapping[str, PackedCell]) -> bool:
@@ -130,14 +131,14 @@ class _Sums:
         """Return the columns of a run."""
         if self._packed is not None and (cell, name) in self._kept:
             return pa.schema([self._packed.field(column) for column in self._kept[cell, name].columns])
-        return of_table(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table().schema
+        return needed_sums(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table().schema
 
     def read(self, cell: str, name: str) -> pa.Table:
         """Return the sums of a run, with the columns ``run`` and ``cell`` before them."""
         if (cell, name) in self._kept:
             images = read_packed_images(Place(self._out, cell, name, self._kept[cell, name]))
         else:
-            images = of_table(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table()
+            images = needed_sums(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table()
         for column, value in (("cell", cell), ("run", name)):
             images = images.add_column(0, column, pa.repeat(pa.scalar(value, pa.string()), images.num_rows))
         return images

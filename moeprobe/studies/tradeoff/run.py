@@ -32,9 +32,9 @@ from moeprobe.studies.tradeoff.table import (
     read_times,
     with_times,
 )
-from moeprobe.studies.tradeoff.trainings import METRICS, Training, about_file, find_cells
+from moeprobe.studies.tradeoff.trainings import ABOUT, Training, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train, train_pipeline
-from moeprobe.studies.training_files import SUMMARY, read_summary
+from moeprobe.studies.training_files import CURVE, SUMMARY, read_summary
 
 
 class TradeoffProgress(Progress):
@@ -279,16 +279,16 @@ class _Work:
                     f"{option('out')}, or add {option('overwrite', True)} to measure all cells again."
                 )
             if info["measure"] != cell.measure.model_dump():
-                write_json(about_file(cell.folder), info | {"measure": cell.measure.model_dump()})
+                write_json(cell.folder / ABOUT, info | {"measure": cell.measure.model_dump()})
             return
         summary = cell.checkpoint / SUMMARY
         self._write(cell, number, facts_of(inspected), read_summary(summary) if is_file(summary) else {})
 
     def _write(self, cell: Training, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
         """Write the facts about a cell and the curve of its training."""
-        metrics = cell.checkpoint / METRICS
-        if is_file(metrics):
-            write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
+        curve = cell.checkpoint / CURVE
+        if is_file(curve):
+            write_text(cell.folder / CURVE, curve.read_text(encoding="utf-8"))
         info = {
             "checkpoint": str(cell.checkpoint),
             **facts,
@@ -297,4 +297,4 @@ class _Work:
             "measure": cell.measure.model_dump(),
             "config": cell.config.model_dump(),
         }
-        write_json(about_file(cell.folder), info | provenance())
+        write_json(cell.folder / ABOUT, info | provenance())

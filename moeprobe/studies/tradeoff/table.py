@@ -18,14 +18,16 @@ from moeprobe.metrics.costs import STEP_SECONDS_IN_TURN
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
-from moeprobe.runtime.files import is_file
+from moeprobe.runtime.files import LAST, is_file
 from moeprobe.runtime.progress import Advance
-from moeprobe.studies.tradeoff.packing import of_table
+from moeprobe.studies.tradeoff.packing import needed_sums
 from moeprobe.studies.tradeoff.trainings import Training
 from moeprobe.studies.training_files import read_curve
 
 # Losses before one that it is compared with, at least.
 _BEFORE = 3
+# Columns of a table that are empty text where they say nothing.
+_WORDS = ("group", "layer", "view", "tokens", "null", "flag", "split")
 PAPER = Path(__file__).with_name("published.csv")
 
 
@@ -41,10 +43,9 @@ def make_table(cells: Sequence[Training], *, run: str, progress: Advance = lambd
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
     names = [*COLUMNS, *TRADEOFF_COLUMNS]
     table = table.reindex(columns=names).assign(run=run)
-    words = [name for name in ("group", "layer", "view", "tokens", "null", "flag", "split") if name in table]
     # What no cell has (all of them diverged) is no text yet.
-    table = table.assign(**{name: "" for name in words if table[name].isna().all()})
-    return table.fillna(dict.fromkeys(words, "")).astype(
+    table = table.assign(**{name: "" for name in _WORDS if table[name].isna().all()})
+    return table.fillna(dict.fromkeys(_WORDS, "")).astype(
         {"images": int, "trials": int, "expert": "Int64", "expert_b": "Int64", "num_experts": "Int64"}
     )
 
@@ -116,7 +117,7 @@ def _measured(cell: Training, folder: Path) -> pd.DataFrame:
         measured.request, run="", aligned=measured.is_aligned, train_seeds={}, groups={}
     )
     table, _ = summaries.summarize(
-        of_table(measured.sums), analyses=analyses_of(measured.request), run_info=run_info
+        needed_sums(measured.sums), analyses=analyses_of(measured.request), run_info=run_info
     )
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")
@@ -126,8 +127,6 @@ def _measured(cell: Training, folder: Path) -> pd.DataFrame:
 
 # The part of the benchmark and its race that a trade-off takes times from.
 _PART, _RACE = "models", "training step"
-# Columns of a table that are empty text where they say nothing.
-_WORDS = ("layer", "view", "tokens", "null", "flag", "split")
 
 
 def facts_of(inspected: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def facts_of(inspected: dict[str, Any]) -> dict[str, Any]:
 
 def facts_of_diverged(cell: Training) -> dict[str, Any]:
     """Return the same of a training that diverged, by its last evaluation, or by its configuration alone."""
-    if is_file(cell.checkpoint / "last.safetensors"):
+    if is_file(cell.checkpoint / LAST):
         return facts_of(inspect_checkpoint(cell.checkpoint))
     model = cell.config.model
     router = "none" if model.dense else model.router_name

@@ -27,10 +27,10 @@ from moeprobe.results import finished
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.files import CELLS, STATE, is_file, is_folder, is_there, read_bytes, read_json
+from moeprobe.runtime.files import CELLS, LAST, STATE, is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.train import make_trainer, same_training
-from moeprobe.studies.training_files import SUMMARY, read_curve
+from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, SUMMARY, read_curve
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,7 @@ def questions(measure: MeasureConfig, *, dense: bool = False) -> list[Question]:
     return [question for question in all_questions if not (dense and question.probe.needs_routing)]
 
 
-ABOUT, METRICS = "cell.json", "metrics.csv"
-# Bytes of a training curve.
-_LONGEST = 2**26
+ABOUT = "cell.json"
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ class Training:
             UserError: a finished training of this name is of another configuration.
         """
         if not self.of_sweep:
-            return is_file(self.checkpoint / "last.safetensors")
+            return is_file(self.checkpoint / LAST)
         if not is_file(self.checkpoint / SUMMARY):
             return False
         if not same_training(load(str(self.checkpoint / "config.yaml")), self.config):
@@ -191,9 +189,9 @@ class Training:
 
     def curve(self) -> str | None:
         """Return the curve of the training as CSV, from its folder or as it was packed; None where there is none."""
-        path = self.folder / METRICS
+        path = self.folder / CURVE
         if is_file(path):
-            return read_bytes(path, limit=_LONGEST).decode("utf-8")
+            return read_bytes(path, limit=LONGEST_CURVE).decode("utf-8")
         packed = find_cell(self.folder)
         return None if packed is None else packed.metrics
 
@@ -241,11 +239,6 @@ def read_about(folder: Path) -> dict[str, Any] | None:
         raise UserError(
             f"{path} cannot be read ({error}); remove {folder} to measure the cell again."
         ) from None
-
-
-def about_file(folder: Path) -> Path:
-    """Return where ``read_about`` reads."""
-    return folder / ABOUT
 
 
 def find_cells(
@@ -304,7 +297,7 @@ def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: Measure
     name = path.resolve().name
     if is_file(path / STATE) and not is_file(path / SUMMARY):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
-    if is_file(path / "last.safetensors") and is_file(path / "config.yaml"):
+    if is_file(path / LAST) and is_file(path / "config.yaml"):
         config = load(str(path / "config.yaml"))
         return Training(name, config, path, out / CELLS / name, measure)
     if name in folders and not is_folder(path):
@@ -401,7 +394,7 @@ def _timed(config: TrainConfig, folder: Path, device: str) -> tuple[int, float]:
 
 def _steps_made(folder: Path) -> int:
     """Return the steps of a training up to its last evaluation."""
-    metrics = folder / METRICS
+    metrics = folder / CURVE
     if not is_file(metrics):
         return 0
     steps = read_curve(metrics.read_text(encoding="utf-8"), folder)["step"]

@@ -222,6 +222,6 @@ def test_processes_together_see_what_another_run_finished_meanwhile(
         overwrite=False,
         report=lambda _: None,
         svg=False,
-        ranks=Alone(),  # type: ignore[arg-type]
+        ranks=Alone(),
     )
     assert summary["kept"] is True and contents(folder) == whole

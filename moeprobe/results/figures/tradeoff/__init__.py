@@ -27,13 +27,10 @@ from moeprobe.results.figures.tradeoff.rows import (
     draw_rows,
     groups,
     numbers_of,
-    setting,
     shared_kappa,
     spread,
 )
 from moeprobe.results.palette import COLORS
-
-__all__ = ["draw", "draw_published", "numbers_of", "setting", "shared_kappa"]
 
 _OF_OUTPUT = (ACCURACY.name, FEWSHOT_ACCURACY.name)
 _COSTS = {
