@@ -38,11 +38,8 @@ def _run() -> None:
         collect_rarely(at_end=bool(plugins) or any("py:" in argument for argument in sys.argv[1:]))
         use_plugins(plugins)
         from moeprobe.cli.app import app
-    except UserError as error:
-        say(error)
-        sys.exit(USER_ERROR)
     except Exception as error:
-        sentence = system_error(error)
+        sentence = error if isinstance(error, UserError) else system_error(error)
         if sentence is None:
             raise
         say(sentence)

@@ -34,7 +34,8 @@ from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
-from moeprobe.runtime.catalog import use_plugins
+from moeprobe.runtime import processes
+from moeprobe.runtime.catalog import blamed, use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
 from moeprobe.runtime.signals import Ending
 
@@ -76,22 +77,14 @@ class CommandGroup(NamingGroup):
 
 def _correctable(error: Exception) -> UserError | None:
     """Return what to say of an error that is no bug of ours, wherever it is raised; None if it may be one."""
-    from moeprobe.runtime.catalog import blamed
-    from moeprobe.runtime.processes import lost_workers
-
-    lost = lost_workers(error) if isinstance(error, RuntimeError) else None
-    return lost or blamed(error) or _without_memory(error) or system_error(error)
-
-
-def _without_memory(error: Exception) -> UserError | None:
-    """Return what to say where memory ran out."""
-    from moeprobe.runtime import processes
-
+    lost = processes.lost_workers(error) if isinstance(error, RuntimeError) else None
+    if sentence := lost or blamed(error):
+        return sentence
     if processes.ran_out(error):
         return UserError(
             "Memory ran out; use a smaller --batch-size (in training batch_size=N), or a device with more."
         )
-    return None
+    return system_error(error)
 
 
 app = typer.Typer(

@@ -68,10 +68,6 @@ def _number(value: Any) -> float:
     return value if type(value) in (int, float) else float(value)
 
 
-def _switch(value: Any) -> bool:
-    return _of(bool, value)
-
-
 def _text(value: Any) -> str:
     return _of(str, value)
 
@@ -121,7 +117,7 @@ _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     str: (_text, "a string"),
     int: (_integer, "a whole number"),
     float: (_number, "a number"),
-    bool: (_switch, "True or False"),
+    bool: (lambda value: _of(bool, value), "True or False"),
     Path: (_path, "a path"),
     str | Path: (_path, "a path"),
     tuple[str, ...]: (_names, "a name, or a list of names"),

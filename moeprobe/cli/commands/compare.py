@@ -97,16 +97,12 @@ def compare(
             watcher=bar,
             **common.changes,
         )
-    _show(comparison, common, common.options().out, fail_if_worse, full=full)
+    _show(comparison, common, fail_if_worse, full=full)
     if len(comparison.failures):
         raise typer.Exit(FAILED)
 
 
-def _show(
-    comparison: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool
-) -> None:
-    from pathlib import Path
-
+def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *, full: bool) -> None:
     from moeprobe.cli.front.screen import console, print_files, print_warnings, records
     from moeprobe.cli.front.tables import (
         comparison_footing,
@@ -116,6 +112,7 @@ def _show(
     )
     from moeprobe.results.layouts.verdicts import sentences
 
+    out = common.options().out
     if common.json:
         content = {
             "comparison": records(comparison.table),
@@ -144,4 +141,4 @@ def _show(
     if out is None:
         screen.print("Nothing was written; add --out FOLDER to keep all differences and the forest plot.")
     else:
-        print_files(screen, Path(str(out)))
+        print_files(screen, out)

@@ -117,8 +117,8 @@ def listing(
     descriptions = _find(kind)
     if json:
         print_json(descriptions)
-        return
-    _print(descriptions)
+    else:
+        _print(descriptions)
 
 
 def _print(descriptions: dict[str, str]) -> None:
@@ -175,17 +175,12 @@ def _find(kind: str) -> dict[str, str]:
         return {
             catalog.PROBES.get(name).name: catalog.PROBES.describe(name) for name in catalog.PROBES.names()
         }
-    if kind == "configs":
-        from moeprobe.models import config_files
+    if kind in ("configs", "sweeps", "pipelines"):
+        from moeprobe.models import config_files, grid, pipeline
         from moeprobe.runtime.yaml import first_sentence
 
-        return {name: first_sentence(config_files.path_of(name)) for name in config_files.names()}
-    if kind in ("sweeps", "pipelines"):
-        from moeprobe.models import grid, pipeline
-        from moeprobe.runtime.yaml import first_sentence
-
-        several = grid if kind == "sweeps" else pipeline
-        return {name: first_sentence(several.path_of(name)) for name in several.names()}
+        module = {"configs": config_files, "sweeps": grid, "pipelines": pipeline}[kind]
+        return {name: first_sentence(module.path_of(name)) for name in module.names()}
     if kind == "models":
         from moeprobe.models.config_files import list_architectures
 

@@ -1,7 +1,7 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
             return
         if not kind.printed:
             require_folder(options.out, json=common.json, command=kind.name)
-        if distributed.launched():
-            _run_together(probe, checkpoints, data, common, full=full)
-        else:
-            _run(probe, checkpoints, data, common, full=full)
+        _run(probe, checkpoints, data, common, full=full)
 
     command.__doc__, command.__name__ = kind.__doc__, kind.name
     return with_parameters(
@@ -88,53 +85,30 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
 
 
 def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool) -> None:
-    """Run a probe with a progress bar, and print its result."""
+    """Run a probe with a progress bar, and print its result; of several processes the first does both."""
     from moeprobe.cli.front.screen import Bar
     from moeprobe.probes.engine.run import run
-
-    options = common.options()
-
-    def compute() -> Any:
-        with Bar() as bar, _naming_finished_parts(options.out if probe.resumes else None):
-            return run(probe, checkpoints, data=data, options=options, watcher=bar)
-
-    result = _result_of(probe, compute, names=options.names)
-    from moeprobe.cli.front.show import show
-
-    show(probe, result, out=options.out, as_json=common.json, full=full)
-
-
-def _run_together(
-    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool
-) -> None:
-    """Run a probe as one of several processes, of which the first prints."""
-    from moeprobe.cli.front.screen import Bar
-    from moeprobe.probes.engine.merging import run_together
     from moeprobe.runtime.progress import Progress
 
-    options = common.options()
-    first = distributed.rank() == 0
+    options, first = common.options(), distributed.rank() == 0
 
     def compute() -> Any:
-        with (
-            distributed.together() as ranks,
-            Bar() if first else contextlib.nullcontext(Progress()) as watcher,
-            _naming_finished_parts(options.out if probe.resumes and first else None),
-        ):
+        with contextlib.ExitStack() as stack:
+            ranks = stack.enter_context(distributed.together()) if distributed.launched() else None
+            watcher = stack.enter_context(Bar()) if first else Progress()
+            stack.enter_context(_naming_finished_parts(options.out if probe.resumes and first else None))
+            if ranks is None:
+                return run(probe, checkpoints, data=data, options=options, watcher=watcher)
+            from moeprobe.probes.engine.merging import run_together
+
             return run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
 
-    result = _result_of(probe, compute, names=options.names)
+    # A table of values is also printed of a run that is finished.
+    result = compute() if probe.layout in _FILES else result_of(compute, names=options.names)
     if first:
         from moeprobe.cli.front.show import show
 
         show(probe, result, out=options.out, as_json=common.json, full=full)
-
-
-def _result_of(probe: Probe[Any], compute: Callable[[], Any], *, names: Sequence[str] | None) -> Any:
-    """Return what a probe finds, or what it found where it is finished, if that is a table of values."""
-    if probe.layout in _FILES:
-        return compute()
-    return result_of(compute, names=names)
 
 
 @contextlib.contextmanager

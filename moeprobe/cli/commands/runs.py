@@ -12,10 +12,10 @@ from moeprobe.cli.front.options import names as split_names
 from moeprobe.probes.engine.options import Options
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table as Screen
 
     from moeprobe.results.layouts.cells import Table
-    from moeprobe.studies.curves import Curves
 
 
 def curves(
@@ -66,7 +66,7 @@ def curves(
         print_json(content)
         return
     screen = console()
-    screen.print(_table(result, metric=metric))
+    screen.print(_table(last, title=metric, by=result.by))
     screen.print(
         "Last values: mean over trainings [lowest, highest]; differences: from the first group, at the same seed.",
         style="dim",
@@ -76,24 +76,23 @@ def curves(
         screen.print(f"Written to {out}/: {', '.join(path.name for path in result.files)}", soft_wrap=True)
 
 
-def _table(curves: "Curves", *, metric: str) -> "object":
+def _table(last: "pd.DataFrame", *, title: str, by: str) -> "Screen":
     from rich.table import Table
 
-    table = Table(title=metric, title_justify="left", title_style="bold")
-    panels = [curves.by] if curves.by else []
-    for name in (*panels, "group"):
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in (*([by] if by else []), "group"):
         table.add_column(name, no_wrap=True)
     for name in ("trainings", "steps", "last value", "difference"):
         table.add_column(name, justify="right")
-    for _, row in curves.last().iterrows():
+    for _, row in last.iterrows():
         apart = "" if row["difference"] != row["difference"] else _with_interval(row, "difference", "+.4f")
         cells = [str(row["runs"]), f"{row['step']:,}", _with_interval(row, "value", ".4f"), apart]
-        table.add_row(*([str(row["panel"])] if curves.by else []), str(row["group"]), *cells)
+        table.add_row(*([str(row["panel"])] if by else []), str(row["group"]), *cells)
     return table
 
 
-def _with_interval(row: "object", name: str, digits: str) -> str:
-    value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))  # type: ignore[index]
+def _with_interval(row: "pd.Series", name: str, digits: str) -> str:
+    value, low, high = row[[name, f"{name}_low", f"{name}_high"]]
     return f"{value:{digits}}" + (f" [{low:{digits}}, {high:{digits}}]" if low < high else "")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,35 +42,42 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
 
+def _settings(
+    layers: str | None, seed: int, out: Path | None, *, overwrite: bool, svg: bool
+) -> dict[str, Any]:
+    """Return the options that all analyses have, as the library takes them.
+
+    Raises:
+        UserError: no run can begin in the folder ``out``.
+    """
+    check_folder(out, overwrite=overwrite)
+    return {
+        "layers": tuple(names(layers)) or None,
+        "seed": seed,
+        "out": out,
+        "overwrite": overwrite,
+        "svg": svg,
+        "command": command_line(),
+    }
+
+
 def _print(
     analysis: "Callable[..., Result]",
     inputs: str,
     show: "Callable[[Result], Printed]",
+    settings: dict[str, Any],
     *,
-    layers: str | None,
-    seed: int,
-    out: Path | None,
-    overwrite: bool,
-    svg: bool,
     json: bool,
     called: Sequence[str] | None = None,
 ) -> None:
-    """Run an analysis with the options that all of them have, while a bar counts ``inputs``, and print its result."""
+    """Run an analysis with ``_settings``, while a bar counts ``inputs``, and print its result."""
     from moeprobe.cli.front.screen import Bar, print_result
 
     def compute() -> "Result":
         with Bar(inputs) as bar:
-            return analysis(
-                layers=tuple(names(layers)) or None,
-                seed=seed,
-                out=out,
-                overwrite=overwrite,
-                svg=svg,
-                command=command_line(),
-                watcher=bar,
-            )
+            return analysis(**settings, watcher=bar)
 
-    print_result(result_of(compute, names=called), out=out, as_json=json, show=show)
+    print_result(result_of(compute, names=called), out=settings["out"], as_json=json, show=show)
 
 
 def analyze_trace(
@@ -107,7 +114,7 @@ def analyze_trace(
     Example: `moeprobe trace analyze traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
     """
     check_traces(traces)
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import along_severity, side_by_side
     from moeprobe.probes.analyze_trace.layout import along_a_severity, labeled, steps_alone
@@ -117,24 +124,9 @@ def analyze_trace(
             return along_severity(steps_alone(compared), title="Recorded routing", full=full)
         return side_by_side(labeled(compared), title="Recorded routing", full=full)
 
-    _print(
-        partial(
-            api.analyze_trace,
-            traces,
-            expert_map=expert_map,
-            match=match,
-            names=tuple(names(called)) or None,
-        ),
-        "inputs",
-        show,
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-        called=names(called) or None,
-    )
+    new_names = tuple(names(called)) or None
+    analysis = partial(api.analyze_trace, traces, expert_map=expert_map, match=match, names=new_names)
+    _print(analysis, "inputs", show, settings, json=json, called=new_names)
 
 
 def align(
@@ -164,27 +156,15 @@ def align(
     Example: `moeprobe trace align traces/demo-baseline/clean.parquet traces/demo-prc/clean.parquet`
     """
     check_traces(traces)
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import aligned
 
-    _print(
-        partial(
-            api.align_traces,
-            traces,
-            permutations=permutations,
-            match=match,
-            names=tuple(names(called)) or None,
-        ),
-        "inputs",
-        partial(aligned, title="Aligned routing of two recordings, on held-out inputs"),
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-    )
+    new_names = tuple(names(called)) or None
+    analysis = partial(api.align_traces, traces, permutations=permutations, match=match, names=new_names)
+    show = partial(aligned, title="Aligned routing of two recordings, on held-out inputs")
+    # Names are a part of what is asked here, so a finished run has those.
+    _print(analysis, "inputs", show, settings, json=json)
 
 
 def balance(
@@ -219,21 +199,12 @@ def balance(
     Example: `moeprobe trace balance traces/served.parquet --ranks 8`
     """
     check_traces([trace])
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import load_over_time
 
-    _print(
-        partial(api.trace_balance, trace, ranks=ranks, placement=placement, windows=windows),
-        "requests",
-        load_over_time,
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-    )
+    analysis = partial(api.trace_balance, trace, ranks=ranks, placement=placement, windows=windows)
+    _print(analysis, "requests", load_over_time, settings, json=json)
 
 
 def drift(
@@ -259,21 +230,12 @@ def drift(
     traces/step-200/clean.parquet`
     """
     check_traces(traces)
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import by_view
 
-    _print(
-        partial(api.drift, traces),
-        "inputs",
-        partial(by_view, title="Drift of recorded routing"),
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-    )
+    show = partial(by_view, title="Drift of recorded routing")
+    _print(partial(api.drift, traces), "inputs", show, settings, json=json)
 
 
 def mismatch(
@@ -318,32 +280,16 @@ def mismatch(
     """
     check_checkpoints([model])
     check_traces([routing])
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import side_by_side
 
-    _print(
-        partial(
-            api.mismatch,
-            model,
-            tokens=tokens,
-            routing=routing,
-            gates=gates,
-            match=match,
-            limit=limit,
-            batch_size=batch_size,
-            device=device,
-            dtype=dtype,
-        ),
-        "requests",
-        partial(side_by_side, title="Log-probabilities of server and model", full=True),
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-    )
+    analysis = partial(
+        api.mismatch, model, tokens=tokens, routing=routing, gates=gates, match=match, limit=limit,
+        batch_size=batch_size, device=device, dtype=dtype,
+    )  # fmt: skip
+    show = partial(side_by_side, title="Log-probabilities of server and model", full=True)
+    _print(analysis, "requests", show, settings, json=json)
 
 
 def indexer(
@@ -387,21 +333,12 @@ def indexer(
 
     Example: `moeprobe trace indexer served.jsonl trainer.jsonl --model-config config.json`
     """
-    check_folder(out, overwrite=overwrite)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
     from moeprobe.cli.front.show import selected_keys
 
-    _print(
-        partial(api.indexer, first, second, model_config=model_config, start=start),
-        "requests",
-        selected_keys,
-        layers=layers,
-        seed=seed,
-        out=out,
-        overwrite=overwrite,
-        svg=svg,
-        json=json,
-    )
+    analysis = partial(api.indexer, first, second, model_config=model_config, start=start)
+    _print(analysis, "requests", selected_keys, settings, json=json)
 
 
 def check_trace(

@@ -96,7 +96,7 @@ def check_comparison(sources: Sequence[str], asked: Mapping[str, Any], changes: 
         preflight(probe, sources, data=asked["data"], options=Options(**{**probe.defaults, **changes}))
 
 
-def check_data(data: str | None, *, split: str = "test") -> None:
+def check_data(data: str | None, *, split: str) -> None:
     """Raise ``UserError`` where a data set, its location or its split is mistyped."""
     if data is not None:
         from moeprobe.inputs.data.readers import naming

@@ -102,17 +102,10 @@ class CommonOptions:
     Args:
         defaults: replace defaults of ``Options``, by name; None = not given unless typed.
         helps: other sentences, by name.
-        but: fields that the command types in its own way, or does not take.
     """
 
-    def __init__(
-        self,
-        *,
-        defaults: Mapping[str, Any] = NONE,
-        helps: Mapping[str, str] = NONE,
-        but: Sequence[str] = (),
-    ) -> None:
-        self._fields = fields_for(Options, defaults=defaults, helps=helps, but=(*_NOT_TYPED, *but))
+    def __init__(self, *, defaults: Mapping[str, Any] = NONE, helps: Mapping[str, str] = NONE) -> None:
+        self._fields = fields_for(Options, defaults=defaults, helps=helps, but=_NOT_TYPED)
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return what typer makes options of."""
