@@ -42,11 +42,6 @@ class ProbeSet:
     views: Mapping[str, RunSpec]
     batches: Mapping[str, Sequence[Batch | TextBatch]]
 
-    @property
-    def num_passes(self) -> int:
-        """Forward passes of an input at each measurement."""
-        return 1 + sum(2 if spec.is_pair else 1 for spec in self.views.values())
-
 
 def make_probe_set(
     checkpoint: Checkpoint,

@@ -119,9 +119,8 @@ class Result:
 
     def __repr__(self) -> str:
         kind = self.sidecar.request.get("kind", "")
-        return showing.one_line(
-            "Result", {"kind": kind, "checkpoints": self._checkpoints(), "rows": len(self.table)}
-        )
+        checkpoints = "+".join(dict.fromkeys(self.table["checkpoint"]))
+        return showing.one_line("Result", {"kind": kind, "checkpoints": checkpoints, "rows": len(self.table)})
 
     def _repr_html_(self) -> str:
         from moeprobe.results.layouts.page import fragment
@@ -132,9 +131,6 @@ class Result:
         renamed = with_names(self)
         sentences = [*self.leading(renamed), *precision_sentences(renamed.sidecar)]
         return fragment(caption, [summary(renamed.table, renamed.comparison)], sentences=sentences)
-
-    def _checkpoints(self) -> str:
-        return "+".join(dict.fromkeys(self.table["checkpoint"]))
 
 
 R = TypeVar("R", bound=Result)

@@ -151,7 +151,7 @@ def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
     """Return what cells share that have one design effect."""
-    return metric, line["tokens"], pd.isna(line["draw"]), pd.isna(line["expert"])
+    return metric, line["tokens"], line["draw"] is None, line["expert"] is None
 
 
 def lines_of_values(valued: Sequence[CellValues], reference: str, run_info: About) -> _Lines:

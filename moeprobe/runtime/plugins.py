@@ -102,14 +102,13 @@ def plugin_options(arguments: Sequence[str]) -> list[str]:
     return values
 
 
-def sources(*, installed: bool = True) -> list[Source]:
-    """Return all that is named, imported; ``installed`` says whether installed packages count.
+def sources() -> list[Source]:
+    """Return all that is named or installed, imported.
 
     Raises:
         UserError: a file does not exist, or a module cannot be imported.
     """
-    of_files = [_of_file(path) for path in dict.fromkeys(files())]
-    return [*of_files, *(_installed() if installed else ())]
+    return [*(_of_file(path) for path in dict.fromkeys(files())), *_installed()]
 
 
 @cache

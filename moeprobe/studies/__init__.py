@@ -1,1 +1,1 @@
-"""Several runs put together: comparisons, trainings, trade-offs, reports, the paper's tables, the demo."""
+"""Several runs put together: comparisons, audits, servers, trainings, trade-offs, reports, the paper and the demo."""

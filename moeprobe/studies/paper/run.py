@@ -331,16 +331,12 @@ def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, prog
 
 def _compare_sweeps(run: Path, options: Options, progress: Progress) -> Comparison:
     """Compare the models of a finished sweep."""
-    options = _of_a_run(options)
-    return ComparisonWork(runs_to_compare([run], options), options).execute(progress)
-
-
-def _of_a_run(options: Options) -> Options:
-    """Return the options that concern a finished run."""
-    return Options(
+    # All other options are fixed by the run.
+    options = Options(
         names=options.names,
         out=options.out,
         overwrite=options.overwrite,
         svg=options.svg,
         command=options.command,
     )
+    return ComparisonWork(runs_to_compare([run], options), options).execute(progress)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.readers.base import KEY
@@ -25,6 +25,10 @@ PAUSE = 0.5
 _LARGEST = 2**29
 # What a server says while it is busy or starting, and a proxy while it cannot reach one.
 _BUSY = (429, 500, 502, 503, 504)
+# How often a request is sent before the run ends.
+_TRIES = 3
+# Makes vLLM and SGLang return routed experts.
+_FLAG = "--enable-return-routed-experts"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,6 @@ class Client:
     Attributes:
         address: e.g. ``http://127.0.0.1:8000``.
         timeout: seconds to wait for an answer.
-        tries: how often a request is sent before the run ends.
 
     Raises:
         UserError: the address is none of HTTP.
@@ -42,7 +45,6 @@ class Client:
 
     address: str
     timeout: float = 120.0
-    tries: int = 3
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.address)
@@ -79,7 +81,7 @@ class Client:
             UserError: the server refuses it, does not answer, or answers with something else than an object.
         """
         problem = ""
-        for number in range(self.tries):
+        for number in range(_TRIES):
             if number:
                 time.sleep(PAUSE * 2 ** (number - 1))
             try:
@@ -99,7 +101,7 @@ class Client:
                     return answer
                 raise UserError(f"The server answers {what} with something else than a JSON object.")
         raise UserError(
-            f"The server gave no answer to {what} in {self.tries} tries ({problem}). The answers so far are kept: run "
+            f"The server gave no answer to {what} in {_TRIES} tries ({problem}). The answers so far are kept: run "
             f"the command again, with a longer {option('timeout')} if the server is slow."
         )
 
@@ -133,14 +135,12 @@ class Dialect(ABC):
     """How a kind of server is asked.
 
     Attributes:
-        server: its name and version.
         path: that requests go to.
-        flag: that it returns routed experts with.
+        server: its name and version.
     """
 
+    path: ClassVar[str]
     server: str
-    path: str
-    flag: str
 
     @abstractmethod
     def body(self, name: str, ids: list[int], *, run: str, max_tokens: int) -> dict[str, Any]:
@@ -159,7 +159,8 @@ class Dialect(ABC):
 class VllmRequests(Dialect):
     """vLLM: completions of token ids. ``model``: its name at the server."""
 
-    model: str = ""
+    path = "/v1/completions"
+    model: str
 
     def begin(self, client: Client) -> None:
         """Do nothing: each request has a salt."""
@@ -175,6 +176,8 @@ class VllmRequests(Dialect):
 @dataclass(frozen=True)
 class SglangRequests(Dialect):
     """SGLang: its own ``/generate``, whose cache is emptied before each run."""
+
+    path = "/generate"
 
     def body(self, name: str, ids: list[int], *, run: str, max_tokens: int) -> dict[str, Any]:
         """Return a request with a name of its own."""
@@ -206,18 +209,11 @@ def detect(client: Client) -> Dialect:
             raise UserError(
                 f"{client.address} is vLLM, and names no model at /v1/models; wait until it is loaded."
             )
-        return VllmRequests(
-            f"vLLM {version['version']}",
-            "/v1/completions",
-            "--enable-return-routed-experts",
-            str(entries[0].get("id")),
-        )
+        return VllmRequests(f"vLLM {version['version']}", str(entries[0].get("id")))
     for path in ("/get_server_info", "/server_info"):
         info = client.probe(path)
         if isinstance(info, dict) and "model_path" in info:
-            return SglangRequests(
-                f"SGLang {info.get('version', '')}".strip(), "/generate", "--enable-return-routed-experts"
-            )
+            return SglangRequests(f"SGLang {info.get('version', '')}".strip())
     raise UserError(
         f"{client.address} is neither vLLM (/version) nor SGLang (/get_server_info); give the address of the server "
         "itself, without a path."
@@ -278,7 +274,7 @@ def ask_all(
         answer = client.post(dialect.path, body, what=f"request {name}")
         if not has_experts(answer):
             raise UserError(
-                f"The server answers without routed experts; start {dialect.server} with {dialect.flag}."
+                f"The server answers without routed experts; start {dialect.server} with {_FLAG}."
             )
         write_text(part_of[name], json.dumps(dialect.saved(answer, name, prompts[name])) + "\n")
 

@@ -70,10 +70,6 @@ class Counts:
             return Counts(values, keys)
         return self._extended(other._buffer.keys[: other._waiting])
 
-    def every_key(self) -> Integers:
-        """Return the key of each entry."""
-        return np.arange(len(self.values)) if self.keys is None else self.keys
-
     def take(self, entries: NDArray[Any]) -> NDArray[Any]:
         """Return the sums of some entries, in as few bytes as they are kept."""
         self._merge()
