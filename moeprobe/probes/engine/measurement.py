@@ -317,7 +317,7 @@ class VariantsMeasurement(Measurement[Result]):
         )
 
     def loaded_view(self, view: PairView | SeverityView | None) -> PairView | SeverityView | None:
-        """Return what makes the inputs of a batch: the view of the run, or one that makes more (``ExtendedView``)."""
+        """Return the view that batches are loaded with; an ``ExtendedView`` has more inputs than the view of the run."""
         return view
 
 
@@ -345,7 +345,7 @@ def _run_block(
 
 @dataclasses.dataclass(frozen=True)
 class ExtendedView(SeverityView[Any, Any, Any]):
-    """A view that makes more inputs after its own, which are those of a run of the view alone."""
+    """A view with further inputs behind its own; its own are the same as without them."""
 
     view: SeverityView[Any, Any, Any]
 

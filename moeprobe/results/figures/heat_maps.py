@@ -40,7 +40,7 @@ def draw(
 def draw_named(
     axes: Axes, values: np.ndarray, scale: Normalize, *, rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Draw ``values`` ``(rows, columns)`` with the names of both, and the numbers where cells have room for them."""
+    """Draw ``values`` ``(rows, columns)`` with the names of both, and with numbers in cells that are large enough."""
     draw(axes, values, scale, aspect="auto")
     for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
         step = -(-len(names) // _MOST_NAMED)

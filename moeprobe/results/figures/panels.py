@@ -228,7 +228,7 @@ def shifts(count: int) -> np.ndarray:
 
 
 def shifted(names: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield what has a line each, with the offset of the line."""
+    """Yield each name with the offset of its line."""
     return zip(names, shifts(len(names)), strict=True)
 
 

@@ -55,7 +55,7 @@ class ChanceTotals:
 
     @cached_property
     def pairs(self) -> Array:
-        """P_s, what can be drawn from each stratum."""
+        """P_s, the pairs of each stratum that chance draws from."""
         return self.trials.values**2 - self.own_pairs.values
 
     @cached_property
