@@ -317,7 +317,7 @@ class VariantsMeasurement(Measurement[Result]):
         )
 
     def loaded_view(self, view: PairView | SeverityView | None) -> PairView | SeverityView | None:
-        """Return the view that batches are loaded with; an ``ExtendedView`` has more inputs than the view of the run."""
+        """Return the view that batches are loaded with, such as an ``ExtendedView`` of the run's."""
         return view
 
 
