@@ -193,7 +193,7 @@ class Touched(ModelAnalysis[Differences]):
         independent = AnyOf(by_layer, number)
         return [
             PAIRS_DIFFER.share_of(by_layer.sum(1), trials * by_layer.shape[1]),
-            TOKENS_TOUCHED.share_of(columns["touched"], trials),
+            TOKENS_TOUCHED.share_of(affected, trials),
             INDEPENDENT.raw(independent, trials),
             TOUCHED_RATIO.raw(Observed(affected, independent), trials),
             SEQUENCES_TOUCHED.share_of(texts, columns["touched_any_trial"]),
