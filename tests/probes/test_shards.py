@@ -22,7 +22,10 @@ from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, 
 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
-LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism", "corruptions")
+LONG = (
+    "noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism", "corruptions", "flips", "margins",
+    "attack",
+)  # fmt: skip
 # Those that are tried with one model; the others compare two.
 OF_ONE = ("sweep", "attack", "margins", "flips", "experts")
 PROBES = {

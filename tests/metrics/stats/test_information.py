@@ -107,6 +107,7 @@ def test_experts_that_follow_the_code_have_all_of_it() -> None:
     assert 0.95 < read(association, "beyond") <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class", "place", "color"])
 def test_experts_that_know_nothing_have_an_interval_that_holds_zero(kind: str) -> None:
     """Images whose tokens go together, as they do: what counts tokens as independent finds information here."""
@@ -131,6 +132,7 @@ def test_experts_that_know_nothing_have_an_interval_that_holds_zero(kind: str) -
     assert abs(np.mean(beyond)) < 3 * np.std(beyond) / math.sqrt(60)
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_truth_where_experts_follow_the_class() -> None:
     """The truth is that of very many images, whose excess is next to nothing."""
 
