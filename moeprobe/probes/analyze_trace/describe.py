@@ -188,10 +188,15 @@ def notes_of(
                 f"tokens after the common beginning of two sequences: {of_first:,} of {traces[0].label}, "
                 f"{of_other:,} of {label}"
             )
-    long = [layer for layer in layers if most_tokens(traces, layer, ids) > LONGEST]
+    long = [layer for layer in layers if not weights_fit(most_tokens(traces, layer, ids))]
     if long and len(traces) > 1:
         notes.append(f"the weights in {', '.join(long)}, as inputs have more than {LONGEST} tokens")
     return notes
+
+
+def weights_fit(longest: int) -> bool:
+    """Whether weights of inputs of up to ``longest`` tokens are compared."""
+    return longest <= LONGEST
 
 
 def most_tokens(traces: Sequence[NamedTrace], layer: str, ids: Sequence[str]) -> int:

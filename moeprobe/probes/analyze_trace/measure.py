@@ -15,7 +15,7 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis, trial_lists
 from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.analyze_trace.describe import LONGEST, facts_of, most_tokens, notes_of, request_of
+from moeprobe.probes.analyze_trace.describe import facts_of, most_tokens, notes_of, request_of, weights_fit
 from moeprobe.probes.analyze_trace.layout import leading_sentences_of
 from moeprobe.probes.analyze_trace.sums import Across, load_of, sums_of_mapped
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
@@ -265,7 +265,9 @@ class Measuring:
                     view_trace=trace_view,
                     known_columns=self._marked if number else (),
                 )
-                has_weights = weighted(trace_block.layer) and weighted(blocks[0].layer) and longest <= LONGEST
+                has_weights = (
+                    weighted(trace_block.layer) and weighted(blocks[0].layer) and weights_fit(longest)
+                )
                 if number and self._renumber is not None:
                     subject = self._renumber(layer, ids, subject)
                 analyses = [
