@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.speed.facts import CLOCKS, sentence
+from benchmarks.speed.parts.layer import OURS
 from benchmarks.speed.parts.sweep import BARE, FROM_FILES, NOTEBOOK
+from benchmarks.speed.race import BEST
 from benchmarks.speed.table import BENCH_COLUMNS
 from writers import full_size
 from writers.markdown import code, inline, page, table
@@ -100,16 +102,45 @@ def _sections(runs: list[Run], *, suffix: str = "") -> list[str]:
 def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any], *, suffix: str) -> str:
     shown = rows[rows["target"] != ""] if (rows["target"] != "").any() else rows
     loads = f"load average {sidecar['load_at_start']} at the start and {sidecar['load_at_end']} at the end"
-    units = list(dict.fromkeys(_UNITS.get(unit, (unit, 1.0))[0] for unit in rows["unit"]))
+    clock = CLOCKS[sidecar["request"].get("clock", "wall")]
+    rounds = int(rows["rounds"].max())
+    on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rounds} round{'s' if rounds > 1 else ''}."
+    abreast = shown["contestant"].eq(OURS) & shown.duplicated(["race", "contestant"], keep=False).any()
+    tables = [
+        draw(shown[chosen]) for draw, chosen in ((_abreast, abreast), (_one_by_one, ~abreast)) if chosen.any()
+    ]
+    return "\n\n".join([f"## {_heading(part, suffix)}", on, *tables, *_most(rows)])
+
+
+def _abreast(rows: pd.DataFrame) -> str:
+    """Return a table with a line per race of moeprobe, and a column for all that it is compared with."""
+    against = rows["against"].where(~rows["against"].str.startswith(BEST), BEST)
+    columns = (rows["ratio_of"] + " of " + against + ", " + rows["target"]).rename("column")
+    lines = []
+    for race, ratios in rows.groupby("race", sort=False):
+        records = ratios.to_dict("records")
+        cells = {column: _cell(row) for column, row in zip(columns[ratios.index], records, strict=True)}
+        lines.append(
+            [
+                inline(str(race)),
+                *_times(records[0], rows),
+                *(cells.get(name, "") for name in columns.unique()),
+            ]
+        )
+    return table([f"{code(OURS)} (bold: missed)", *_times_of(rows), *columns.unique()], lines)
+
+
+def _one_by_one(rows: pd.DataFrame) -> str:
+    """Return a table with a line per ratio, and per contestant that is compared with nothing."""
     lines, before = [], ("", "")
-    for row in shown.to_dict("records"):
+    for row in rows.to_dict("records"):
         same = before == (row["race"], row["contestant"])
+        times = _times(row, rows)
         lines.append(
             [
                 "" if row["race"] == before[0] else inline(row["race"]),
                 "" if same else code(row["contestant"]),
-                "" if same else _median(row, with_unit=len(units) > 1),
-                *([] if "cpu_seconds" not in rows else [""] if same else [_cpu(row)]),
+                *([""] * len(times) if same else times),
                 _ratio(row),
                 f"{row['target']} {'reached' if row['reached'] == 'yes' else 'missed'}"
                 if row["target"]
@@ -117,13 +148,7 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any], *, suffix: 
             ]
         )
         before = (row["race"], row["contestant"])
-    heading = f"## {_heading(part, suffix)}"
-    clock = CLOCKS[sidecar["request"].get("clock", "wall")]
-    rounds = int(rows["rounds"].max())
-    on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rounds} round{'s' if rounds > 1 else ''}."
-    head = ["race", "contestant", f"median, {units[0]}" if len(units) == 1 else "median"]
-    head += ["CPU, ms"] if "cpu_seconds" in rows else []
-    return "\n\n".join([heading, on, table([*head, "ratio", "target"], lines), *_most(rows)])
+    return table(["race", "contestant", *_times_of(rows), "ratio", "target"], lines)
 
 
 def _most(rows: pd.DataFrame) -> list[str]:
@@ -147,24 +172,48 @@ def _by_race(numbers: pd.Series) -> str:
     return "; ".join(f"{inline(str(race))}: {number:.2f}" for race, number in numbers.items())
 
 
-def _median(row: dict[str, Any], *, with_unit: bool) -> str:
+def _times_of(rows: pd.DataFrame) -> list[str]:
+    """Return the headings of what ``_times`` returns."""
+    units = _units(rows)
+    return [
+        f"median, {units[0]}" if len(units) == 1 else "median",
+        *(["CPU, ms"] if "cpu_seconds" in rows else []),
+    ]
+
+
+def _times(row: dict[str, Any], rows: pd.DataFrame) -> list[str]:
+    """Return how long a contestant took, in a table of these rows."""
     unit, scale = _UNITS.get(row["unit"], (row["unit"], 1.0))
     low, median, high = (float(row[name]) * scale for name in ("quartile_low", "median", "quartile_high"))
     quartiles = f" [{low:,.4g}, {high:,.4g}]" if int(row["rounds"]) > 1 else ""
-    text = f"{median:,.4g}{quartiles}" + (f" {unit}" if with_unit else "")
-    return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text
+    text = f"{median:,.4g}{quartiles}" + (f" {unit}" if len(_units(rows)) > 1 else "")
+    text += f", {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else ""
+    if "cpu_seconds" not in row:
+        return [text]
+    return [text, f"{float(row['cpu_seconds']) * 1e3:,.4g}" if row["unit"] == "s" else ""]
 
 
-def _cpu(row: dict[str, Any]) -> str:
-    return f"{float(row['cpu_seconds']) * 1e3:,.4g}" if row["unit"] == "s" else ""
+def _units(rows: pd.DataFrame) -> list[str]:
+    return [_UNITS.get(unit, (unit, 1.0))[0] for unit in rows["unit"].unique()]
+
+
+def _cell(row: dict[str, Any]) -> str:
+    """Return a ratio below the heading that says of what: bold where it misses its target."""
+    number, _, quartiles = _number(row).partition(" ")
+    other = row["against"].removeprefix(BEST).removeprefix(": ") if row["against"].startswith(BEST) else ""
+    return " ".join(filter(None, [f"**{number}**" if row["reached"] == "no" else number, quartiles, other]))
 
 
 def _ratio(row: dict[str, Any]) -> str:
     if not row["against"]:
         return ""
-    low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
     of = f"{row['ratio_of']} " if row["unit"] == "s" else ""
+    return f"{of}{_number(row)} of {row['against'].removeprefix('of ')}"
+
+
+def _number(row: dict[str, Any]) -> str:
+    low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
     # What misses its target by less than a hundredth would read as if it reached it.
     digits = 3 if row["reached"] == "no" and f"{ratio:.2f}" in row["target"] else 2
     quartiles = f" [{low:.{digits}f}, {high:.{digits}f}]" if int(row["rounds"]) > 1 else ""
-    return f"{of}{ratio:.{digits}f}{quartiles} of {row['against'].removeprefix('of ')}"
+    return f"{ratio:.{digits}f}{quartiles}"
