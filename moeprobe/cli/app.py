@@ -30,7 +30,7 @@ from moeprobe.cli.commands import (
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
-from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup
+from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup, deferred
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
@@ -196,7 +196,7 @@ def _register(name: str, command: Callable[..., None], panel: Panel) -> None:
     parent, word = (_groups[group], inner) if inner and group in _groups else (app, name)
     parent.command(
         word, cls=Command, rich_help_panel=panel, epilog=EPILOG, context_settings=_settings.get(name)
-    )(command)
+    )(command if hasattr(command, "make") else deferred(lambda: command, about=command.__doc__))
 
 
 for _panel in Panel:

@@ -1,6 +1,7 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 from moeprobe.cli.front.early import check_arguments, check_folder, result_of
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import (
+    COMMON_NAMES,
     Checkpoints,
     Common,
     CommonOptions,
     Data,
     Full,
     ShardOption,
+    deferred,
     fields_for,
     keyword,
     require_folder,
@@ -30,22 +33,24 @@ _SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY, Layout.MEANS)
 
 
 def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
-    """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share."""
-    probe_fields = fields_for(kind)
-    common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
-    shared = {
-        "checkpoints",
-        "data",
-        "full",
-        "shard",
-        *(option.name for option in common_options.parameters()),
-    }
-    for field in probe_fields:
-        if field.name in shared or field.name == "help":
+    """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share.
+
+    Raises:
+        UserError: a field is called as one of these.
+    """
+    shared = {"checkpoints", "data", "full", "shard", "help", *COMMON_NAMES}
+    for field in dataclasses.fields(kind):
+        if field.name in shared:
             raise UserError(
                 f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
                 "give it another name."
             )
+    return deferred(lambda: _with_options(kind), about=kind.__doc__)
+
+
+def _with_options(kind: type[Probe[Any]]) -> Callable[..., None]:
+    probe_fields = fields_for(kind)
+    common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
 
     def command(
         *, checkpoints: list[str], data: str | None, shard: str | None, full: bool = False, **typed: Any

@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 from moeprobe.cli.front.early import check_arguments
 from moeprobe.errors import UserError
@@ -77,6 +79,11 @@ OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.
 _NOT_TYPED = ("figures", "command")
+# What the shared options are called: the library's, then the output's.
+COMMON_NAMES = (
+    *(field.name for field in fields(Options) if field.name not in _NOT_TYPED),
+    *("download", "json", "dry_run"),
+)
 
 
 @dataclass(frozen=True)
@@ -380,8 +387,42 @@ _VALUES = {int: "N", float: "X", Path: "PATH"}
 EPILOG = "Documentation: docs/index.md. What a name means: `moeprobe explain NAME`."
 
 
+def deferred(make: Callable[[], Callable[..., None]], *, about: str | None) -> Callable[..., None]:
+    """Return what stands for a command until its options are needed (``Command``); ``about`` it its help says."""
+
+    def command() -> None:
+        raise AssertionError("a command is made before it runs")
+
+    command.__doc__ = about
+    command.make = make  # type: ignore[attr-defined]
+    return command
+
+
 class Command(TyperCommand):
-    """A command whose shared options stand under headings in its help."""
+    """A command whose shared options stand under headings in its help.
+
+    Its options are made when they are first needed (``deferred``): of 50 commands with 20 options each a process
+    needs those of one, and the help of all needs none.
+    """
+
+    _params: list[Any] | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        """The arguments and options."""
+        if self._params is None:
+            command = get_command_from_info(
+                CommandInfo(callback=self.callback.make()),  # type: ignore[union-attr]
+                pretty_exceptions_short=False,
+                rich_markup_mode=self.rich_markup_mode,
+            )
+            self._params, self.callback = command.params, command.callback
+        return self._params
+
+    @params.setter
+    def params(self, parameters: list[Any]) -> None:
+        # None of a function that stands for the command.
+        self._params = parameters or None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return arguments and options in the order of the help."""
