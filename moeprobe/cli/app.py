@@ -196,7 +196,7 @@ def _register(name: str, command: Callable[..., None], panel: Panel) -> None:
     parent, word = (_groups[group], inner) if inner and group in _groups else (app, name)
     parent.command(
         word, cls=Command, rich_help_panel=panel, epilog=EPILOG, context_settings=_settings.get(name)
-    )(command if hasattr(command, "make") else deferred(lambda: command, about=command.__doc__))
+    )(command if hasattr(command, "make") else deferred(lambda: command, docstring=command.__doc__))
 
 
 for _panel in Panel:

@@ -45,7 +45,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
                 f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
                 "give it another name."
             )
-    return deferred(lambda: _with_options(kind), about=kind.__doc__)
+    return deferred(lambda: _with_options(kind), docstring=kind.__doc__)
 
 
 def _with_options(kind: type[Probe[Any]]) -> Callable[..., None]:

@@ -387,13 +387,13 @@ _VALUES = {int: "N", float: "X", Path: "PATH"}
 EPILOG = "Documentation: docs/index.md. What a name means: `moeprobe explain NAME`."
 
 
-def deferred(make: Callable[[], Callable[..., None]], *, about: str | None) -> Callable[..., None]:
-    """Return what stands for a command until its options are needed (``Command``); ``about`` it its help says."""
+def deferred(make: Callable[[], Callable[..., None]], *, docstring: str | None) -> Callable[..., None]:
+    """Return what stands for a command until its options are needed (``Command``), with the docstring of its help."""
 
     def command() -> None:
         raise AssertionError("a command is made before it runs")
 
-    command.__doc__ = about
+    command.__doc__ = docstring
     command.make = make  # type: ignore[attr-defined]
     return command
 
