@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 # Around the two spellings of an option inside a sentence; characters of Unicode's private use, which no text has.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
@@ -33,12 +34,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-class UserError(Exception):
-    """The user's input is wrong: one sentence that says what, and how to fix it.
+class _Spelled:
+    """A sentence whose options (``option``) the command line spells ``--limit 5``, and Python ``limit=5``."""
 
-    It names options by ``errors.option``. ``sentence`` spells them as the command line does (``--limit 5``), which
-    prints it without a traceback and exits with 2; ``str``, as in Python's tracebacks, by keywords (``limit=5``).
-    """
+    args: tuple[Any, ...]
 
     @property
     def sentence(self) -> str:
@@ -55,6 +54,14 @@ class UserError(Exception):
     @property
     def _text(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class UserError(_Spelled, Exception):
+    """The user's input is wrong: one sentence that says what, and how to fix it.
+
+    It names options by ``errors.option``: ``str`` spells them as keywords (``limit=5``). The command line prints
+    ``sentence`` (``--limit 5``) without a traceback, and exits with 2.
+    """
 
 
 class FinishedError(UserError):
@@ -74,5 +81,10 @@ class UnreadableError(UserError):
     """A file of the data cannot be read; a probe can continue without it."""
 
 
-class RunWarning(UserWarning):
+class RunWarning(_Spelled, UserWarning):
     """A sentence that a user should read about a run that continues."""
+
+
+def already_finished(path: Path | str) -> RunWarning:
+    """Return a warning that what was to be written is there, with the same content, and stays."""
+    return RunWarning(f"{path} is finished; add {option('overwrite', True)} to repeat it.")

@@ -4,6 +4,8 @@ import ast
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from typer.main import get_command
 import moeprobe
 from moeprobe import api
 from moeprobe.cli.app import app
-from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.errors import FinishedError, UserError, already_finished, option
 from moeprobe.integrations import RoutingMonitor
 from moeprobe.probes import registry
 from moeprobe.probes.base import fields_of
@@ -55,6 +57,19 @@ def test_an_error_inside_of_another_keeps_both_spellings() -> None:
         "In the cell a: add --overwrite.",
         "In the cell a: add overwrite=True.",
     )
+
+
+def test_a_warning_in_both_spellings() -> None:
+    assert str(already_finished("out")) == "out is finished; add overwrite=True to repeat it."
+    lines = (
+        "import warnings",
+        "from moeprobe.cli.front.environment import prepare",
+        "from moeprobe.errors import already_finished",
+        "prepare([])",
+        "warnings.warn(already_finished('out'))",
+    )
+    done = subprocess.run([sys.executable, "-c", ";".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stderr == "Warning: out is finished; add --overwrite to repeat it.\n"
 
 
 def test_an_error_from_another_process_keeps_both_spellings() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.errors import UserError, already_finished, option
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_there
@@ -43,7 +43,7 @@ def new_trace(path: Path, *, overwrite: bool) -> Iterator[Path]:
     yield scratch.path / path.name
     if not has_same_bytes(scratch.path / path.name, path):
         raise _another(path)
-    warnings.warn(RunWarning(f"{path} is finished; add --overwrite to repeat it."), stacklevel=4)
+    warnings.warn(already_finished(path), stacklevel=4)
 
 
 def _another(path: Path) -> UserError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, RunWarning, UserError, option
+from moeprobe.errors import FinishedError, UserError, already_finished, option
 from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
@@ -149,8 +149,7 @@ def compare(
     except FinishedError as error:
         if not sources.hashed:
             raise  # as of every probe: nobody knows whether it is of these models
-        text = f"{display_path(error.folder)} is finished; add --overwrite to repeat it."
-        warnings.warn(RunWarning(text), stacklevel=2)
+        warnings.warn(already_finished(display_path(error.folder)), stacklevel=2)
         # What was measured is in its folder; what may fail a continuous integration is judged again.
         return work.execute_in(None, progress)
 

@@ -396,7 +396,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 requests, 4 layers (layers.1 to layers.4): 39 tokens" in result.output
     assert "read as vllm." in result.output and f"Written: {trace}" in result.output
-    with pytest.warns(RunWarning, match=r"served\.parquet is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match=r"served\.parquet is finished; add overwrite=True to repeat it"):
         again = run(*command)
     assert again.exit_code == 0 and again.stdout == result.stdout
     assert "exists; add --overwrite" in refused(*command, "--name", "other")

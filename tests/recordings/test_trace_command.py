@@ -107,7 +107,7 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "1 requests, layers blocks.3: 2 tokens in all layers" in result.output
     before = trace.stat().st_mtime_ns
-    with pytest.warns(RunWarning, match=r"monday\.parquet is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match=r"monday\.parquet is finished; add overwrite=True to repeat it"):
         again = run("trace", "import", log, trace, "--num-experts", 8)
     assert again.exit_code == 0 and again.stdout == result.stdout
     assert "exists; add --overwrite" in refused("trace", "import", log, trace, "--num-experts", 9)

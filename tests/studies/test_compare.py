@@ -244,7 +244,7 @@ def test_what_was_interrupted_goes_on(
         first = run(*arguments)
         assert first.exit_code == 0
     assert (out / "probe" / "table.json").stat().st_mtime_ns == before
-    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match="out is finished; add overwrite=True to repeat it"):
         again = run(*arguments)
     assert again.exit_code == 0 and again.stdout == first.stdout
     # A probe that was replaced by hand is not the one of this comparison.

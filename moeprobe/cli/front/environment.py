@@ -68,8 +68,8 @@ def _formatted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Return a warning of ours as a sentence, a library's with its place, as Python does."""
-    if issubclass(category, RunWarning):
-        return f"Warning: {in_one_line(str(message))}\n"
+    if isinstance(message, RunWarning):
+        return f"Warning: {in_one_line(message.sentence)}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 
 

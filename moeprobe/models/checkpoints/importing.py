@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from pydantic import ValidationError
 from torch import nn
 
-from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.errors import UserError, already_finished, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
@@ -96,9 +96,7 @@ def save(
                 raise _another(folder)
             # A kill may have left the weights without their description beside them.
             if has_same_bytes(scratch.path / _DESCRIPTION, folder / _DESCRIPTION):
-                warnings.warn(
-                    RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3
-                )
+                warnings.warn(already_finished(folder), stacklevel=3)
                 return
         write(folder)
         run_folder.check()

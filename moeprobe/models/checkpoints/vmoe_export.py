@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.errors import UserError, already_finished, option
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16
 from moeprobe.models.checkpoints.header import CheckpointInfo
@@ -100,7 +100,7 @@ def export_vmoe(
         files = [prefix.with_name(path.name) for path in same]
         if not all(map(has_same_bytes, same, files)):
             raise _another(existing[0])
-        warnings.warn(RunWarning(f"{prefix} is finished; add --overwrite to repeat it."), stacklevel=3)
+        warnings.warn(already_finished(prefix), stacklevel=3)
     else:
         # Before they are there, so that they are known after a crash.
         write_json(_record(prefix), sorted({*earlier, *names}))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.errors import UserError, already_finished, option
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
@@ -95,7 +95,7 @@ def report(
     files: list[Path] = []
     if folder is not None and stays:
         files = _same_files(folder, html, markdown, parts)
-        warnings.warn(RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3)
+        warnings.warn(already_finished(folder), stacklevel=3)
     elif folder is not None:
         with RunFolder(folder, _FAMILY) as run_folder:
             # Once more, when no other process can change it.

@@ -98,7 +98,7 @@ def test_the_same_report_is_finished(runs: list[Path], tmp_path: Path) -> None:
     first = run(*arguments)
     assert first.exit_code == 0, first.output
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match="out is finished; add overwrite=True to repeat it"):
         again = run(*arguments)
     assert again.exit_code == 0 and again.stdout == first.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == times

@@ -233,7 +233,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     import_vmoe(source, tmp_path / "c")
     before = (tmp_path / "c" / "last.safetensors").read_bytes()
     written_at = (tmp_path / "c" / "last.safetensors").stat().st_mtime_ns
-    with pytest.warns(RunWarning, match="c is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match="c is finished; add overwrite=True to repeat it"):
         import_vmoe(source, tmp_path / "c")
     assert (tmp_path / "c" / "last.safetensors").stat().st_mtime_ns == written_at
     (tmp_path / "c" / "last.json").unlink()
@@ -264,7 +264,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
         import_vmoe(source, tmp_path / "mine" / "letter.txt")
     exported = export_vmoe(tmp_path / "c", tmp_path / "out")
     times = [path.stat().st_mtime_ns for path in exported.files]
-    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+    with pytest.warns(RunWarning, match="out is finished; add overwrite=True to repeat it"):
         assert export_vmoe(tmp_path / "c", tmp_path / "out") == exported
     assert [path.stat().st_mtime_ns for path in exported.files] == times
     exported.files[-1].unlink()
