@@ -307,19 +307,19 @@ def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
     Raises:
         UserError: there is none, it is no YAML mapping, a key is unknown, a value has the wrong type.
     """
-    return change(source, [pair(override) for override in overrides])
+    return load_with(source, [pair(override) for override in overrides])
 
 
-def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
+def load_with(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
     """Return the configuration called ``source`` with values put in by dotted key, one after the other.
 
     Raises:
         UserError: as for ``load``.
     """
-    return changed(read(path_of(source)), changes)
+    return with_changes(read(path_of(source)), changes)
 
 
-def changed(content: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> TrainConfig:
+def with_changes(content: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> TrainConfig:
     """Return the configuration that a file's ``content`` comes to with values put in by dotted key, in place.
 
     Raises:

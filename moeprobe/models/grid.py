@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files, pipeline
-from moeprobe.models.config import LENGTHS, NAME, TrainConfig, change
+from moeprobe.models.config import LENGTHS, NAME, TrainConfig, load_with
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
 from moeprobe.runtime.files import is_folder
@@ -226,9 +226,9 @@ def _cell(
     changes = [*sweep.fixed.items(), *cell_changes]
     try:
         if not is_pipeline(base):
-            return change(base, [*changes, ("name", name), ("group", group), ("seed", seed)])
+            return load_with(base, [*changes, ("name", name), ("group", group), ("seed", seed)])
         labels = [("name", name), ("group", group), ("seed", seed)]
-        cell_pipeline = pipeline.change(base, [*changes, *labels], folder=folder / name, only=stages)
+        cell_pipeline = pipeline.load_with(base, [*changes, *labels], folder=folder / name, only=stages)
     except UserError as error:
         raise UserError(f"In the cell {group} of the sweep {sweep.name!r}: {error}") from None
     # What is measured is the last stage, under the cell's own name for its group.

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files
-from moeprobe.models.config import LENGTHS, NAME, TrainConfig, changed
+from moeprobe.models.config import LENGTHS, NAME, TrainConfig, with_changes
 from moeprobe.models.config_files import PIPELINES
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import is_file
@@ -100,10 +100,10 @@ def load(source: str, overrides: Iterable[str] = (), *, folder: Path | None = No
     Raises:
         UserError: there is none, a key is unknown, a value does not fit, or there is no such stage.
     """
-    return change(source, [config_files.pair(override) for override in overrides], folder=folder)
+    return load_with(source, [config_files.pair(override) for override in overrides], folder=folder)
 
 
-def change(
+def load_with(
     source: str,
     changes: Sequence[tuple[str, Any]],
     *,
@@ -159,7 +159,7 @@ def change(
         ]
         copy = config_files.written_out({key: value for key, value in content.items() if key != KEY})
         try:
-            configs[stage] = changed(copy, own_changes)
+            configs[stage] = with_changes(copy, own_changes)
         except UserError as error:
             raise UserError(f"In the stage {stage} of the pipeline {header.name!r}: {error}") from None
     return Pipeline(header.name, configs, root)
