@@ -57,7 +57,8 @@ def pages() -> dict[str, str]:
 
 def _reached(runs: list[Run]) -> str:
     reached = pd.concat([table["reached"] for table, _ in runs])
-    return f"{(reached == 'yes').sum()} of {reached.isin(['yes', 'no']).sum()}"
+    number = reached.isin(["yes", "no"]).sum()
+    return f"{(reached == 'yes').sum()} of {number}" if number else "none set"
 
 
 def _summary(on_cpu: list[Run], on_gpu: list[Run]) -> str:
