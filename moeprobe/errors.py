@@ -86,5 +86,5 @@ class RunWarning(_Spelled, UserWarning):
 
 
 def already_finished(path: Path | str) -> RunWarning:
-    """Return a warning that what was to be written is there, with the same content, and stays."""
+    """Return the warning that a file or folder exists with the same content and was left unchanged."""
     return RunWarning(f"{path} is finished; add {option('overwrite', True)} to repeat it.")

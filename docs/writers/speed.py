@@ -116,8 +116,8 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any], *, suffix: 
 def _abreast(rows: pd.DataFrame) -> str:
     """Return a table with a line per race of moeprobe, and a column for all that it is compared with."""
     against = rows["against"].where(~rows["against"].str.startswith(BEST), BEST)
-    columns = (rows["ratio_of"] + " of " + against + ", " + rows["target"]).rename("column")
-    lines = []
+    columns = rows["ratio_of"] + " of " + against + ", " + rows["target"]
+    headings, lines = columns.unique(), []
     for race, ratios in rows.groupby("race", sort=False):
         records = ratios.to_dict("records")
         cells = {column: _cell(row) for column, row in zip(columns[ratios.index], records, strict=True)}
@@ -125,10 +125,10 @@ def _abreast(rows: pd.DataFrame) -> str:
             [
                 inline(str(race)),
                 *_times(records[0], rows),
-                *(cells.get(name, "") for name in columns.unique()),
+                *(cells.get(heading, "") for heading in headings),
             ]
         )
-    return table([f"{code(OURS)} (bold: missed)", *_times_of(rows), *columns.unique()], lines)
+    return table([f"{code(OURS)} (bold: missed)", *_times_of(rows), *headings], lines)
 
 
 def _one_by_one(rows: pd.DataFrame) -> str:
@@ -200,9 +200,9 @@ def _units(rows: pd.DataFrame) -> list[str]:
 
 def _cell(row: dict[str, Any]) -> str:
     """Return a ratio below the heading that says of what: bold where it misses its target."""
-    number, _, quartiles = _number(row).partition(" ")
-    other = row["against"].removeprefix(BEST).removeprefix(": ") if row["against"].startswith(BEST) else ""
-    return " ".join(filter(None, [f"**{number}**" if row["reached"] == "no" else number, quartiles, other]))
+    # Which of the others was the best.
+    _, _, other = row["against"].partition(f"{BEST}: ")
+    return f"{_number(row, mark='**' if row['reached'] == 'no' else '')} {other}".rstrip()
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -212,9 +212,9 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{of}{_number(row)} of {row['against'].removeprefix('of ')}"
 
 
-def _number(row: dict[str, Any]) -> str:
+def _number(row: dict[str, Any], *, mark: str = "") -> str:
     low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
     # What misses its target by less than a hundredth would read as if it reached it.
     digits = 3 if row["reached"] == "no" and f"{ratio:.2f}" in row["target"] else 2
     quartiles = f" [{low:.{digits}f}, {high:.{digits}f}]" if int(row["rounds"]) > 1 else ""
-    return f"{ratio:.{digits}f}{quartiles}"
+    return f"{mark}{ratio:.{digits}f}{mark}{quartiles}"

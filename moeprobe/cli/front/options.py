@@ -79,11 +79,10 @@ OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.
 _NOT_TYPED = ("figures", "command")
-# What the shared options are called: the library's, then the output's.
-COMMON_NAMES = (
-    *(field.name for field in fields(Options) if field.name not in _NOT_TYPED),
-    *("download", "json", "dry_run"),
-)
+# Switches of the command line alone.
+_SWITCHES = {"download": Download, "json": AsJson, "dry_run": DryRun}
+# Names of all options that probes share.
+COMMON_NAMES = (*(field.name for field in fields(Options) if field.name not in _NOT_TYPED), *_SWITCHES)
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,7 @@ class CommonOptions:
         """Return what typer makes options of."""
         return [
             *(field.parameter() for field in self._fields),
-            keyword("download", Download, False),
-            keyword("json", AsJson, False),
-            keyword("dry_run", DryRun, False),
+            *(keyword(name, switch, False) for name, switch in _SWITCHES.items()),
         ]
 
     def read(self, typed: dict[str, Any]) -> Common:
@@ -401,8 +398,8 @@ def deferred(make: Callable[[], Callable[..., None]], *, docstring: str | None) 
 class Command(TyperCommand):
     """A command whose shared options stand under headings in its help.
 
-    Its options are made when they are first needed (``deferred``): of 50 commands with 20 options each a process
-    needs those of one, and the help of all needs none.
+    Its options are made when they are first needed (``deferred``). A process runs one command of fifty, and the help
+    of all commands shows no options.
     """
 
     _params: list[Any] | None = None
