@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.results.layouts.verdicts import overview
+from moeprobe.judging.tables import overview
 
 
 def main() -> int:

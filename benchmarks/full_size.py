@@ -22,11 +22,11 @@ from benchmarks.speed.facts import load_average, machine
 from benchmarks.speed.made_up import ABOUT, ANALYSES, NAMES, Size, write
 from benchmarks.speed.measure import cpu_seconds_of_children
 from moeprobe import api
+from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.results.stored import of_file
-from moeprobe.results.summaries import summarize
 from moeprobe.runtime.files import write_csv, write_json
 
 SUMS = "sums.parquet"

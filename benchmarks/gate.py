@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.judging import differences
 from moeprobe.metrics.analyses.match import Match
-from moeprobe.results import differences
 from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
@@ -76,12 +76,15 @@ def experiment(num_images: int, run: int, *, seed: int = 0, layers: int = LAYERS
     """Return what became of the gate in one experiment, for each metric and family."""
     rng = np.random.default_rng([seed, num_images, run])
     sums = of_table(concatenate(list(_models(rng, num_images, layers))))
-    found = differences.paired(
-        sums, analyses=[Match()], run_info=_ABOUT, selected_pairs=[(_OTHER, _REFERENCE)]
-    )
     outcomes = []
     for together in (*METRICS, None):
-        table = differences.judged(found, run_info=_ABOUT, margin=0.02, together=together)
+        table = differences.compare(
+            sums,
+            analyses=[Match()],
+            run_info=_ABOUT,
+            selected_pairs=[(_OTHER, _REFERENCE)],
+            together=together,
+        )
         for metric in METRICS if together is None else (together,):
             cells = int((table["metric"] == metric).sum())
             failed = len(Gate(metric, None).failures(table)) > 0

@@ -1,4 +1,4 @@
-"""Who may import whom: six layers, each of which imports only from those below."""
+"""Who may import whom: seven layers, each of which imports only from those below."""
 
 import ast
 import functools
@@ -20,6 +20,7 @@ LAYERS = (
     {"inputs", "routing"},
     {"metrics", "models", "recordings"},
     {"adapters", "results"},
+    {"judging"},
     {"probes", "studies"},
     {"api", "cli", "integrations"},
     {"__main__"},
@@ -30,7 +31,7 @@ NEVER = (("inputs.views", "inputs.data"), ("models.nn", "models.training"))
 # What works for every probe, those of plug-ins too, and so names none.
 GENERIC = ("cli.front", "probes.engine", "studies.report")
 # What holds for whole folders where torch must not be imported.
-LIGHT = ("inputs/data", "inputs/views", "metrics", "results", "studies/report")
+LIGHT = ("inputs/data", "inputs/views", "metrics", "results", "judging", "studies/report")
 LINES = 500
 # How many parameters a function takes at the most. A constructor's are its configuration, those of the layer on top are
 # what a command or a call of the API offers.

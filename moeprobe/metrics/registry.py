@@ -241,6 +241,11 @@ def set_match(measured: Iterable[tuple[str, str]]) -> str:
     return sets if all(sets in names for names in choosing) else ""
 
 
+def is_set_match(name: str) -> bool:
+    """Whether a metric is the match of sets of experts, in any order."""
+    return TOP_K_SET.find(name) is not None
+
+
 def _depth(name: str) -> int:
     """Return of how many experts per token a match is; 1 for other metrics."""
     # Of the set of all experts only the order is matched, and without an order only the set.

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_typ
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.results.headlines.declared import (  # plug-ins import them from here  # noqa: F401
+from moeprobe.judging.declared import (  # plug-ins import them from here  # noqa: F401
+    CLEAN,
     Agreement,
     AuditEntry,
     Headline,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
 R = TypeVar("R")
-CLEAN = "clean"
 NONE: Mapping[str, Any] = MappingProxyType({})
 # What ``--out`` is where figures are all that is written.
 OUT_OF_FIGURES = "Folder for the figures and their table; required unless --json."

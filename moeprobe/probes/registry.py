@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Kind, Probe
+from moeprobe.probes.base import Agreement, Kind, Probe, audit_entry
 from moeprobe.runtime.catalog import ANALYSES, PROBES, unknown
 
 if TYPE_CHECKING:
+    from moeprobe.judging.headlines import HeadlineValues, RunTables
     from moeprobe.results.folder import Result
-    from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"
@@ -47,7 +47,7 @@ def of_kind(kind: str) -> type[Kind] | None:
 
 def headlines_of(run: "RunTables") -> "list[HeadlineValues]":
     """Return the headlines of a run with their values; none where its kind is no probe's."""
-    from moeprobe.results.headlines.collected import collect_headlines  # brings pandas, as in ``measuring``
+    from moeprobe.judging.headlines import collect_headlines  # brings pandas, as in ``measuring``
 
     kind = of_kind(run.kind)
     return [] if kind is None else collect_headlines(run, kind.headlines)
@@ -57,6 +57,18 @@ def conclusions_of(run: "RunTables") -> list[str]:
     """Return the sentences that the kind of a run has on several of its numbers together (``Kind.conclusions``)."""
     kind = of_kind(run.kind)
     return [] if kind is None or run.table is None else kind.conclusions(run.table)
+
+
+def scales() -> dict[str, str]:
+    """Return the scale by which an audit judges each metric, by its name; "" stands for agreement."""
+    return {
+        "" if isinstance(number, Agreement) else number.metric: item.scale
+        for kind in kinds()
+        if (entry := audit_entry(kind)) is not None
+        for item in entry.properties
+        for number in item.numbers
+        if not item.companion and (not isinstance(number, Agreement) or item.scale == "agreement")
+    }
 
 
 def probe_named(name: str) -> type[Probe[Any]]:

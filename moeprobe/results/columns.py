@@ -22,10 +22,9 @@ VERDICTS = {
     "identical": "the same in every image that was probed",
     "higher": "the simultaneous interval is above 0",
     "lower": "the simultaneous interval is below 0",
-    "no difference": "same: the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, "
-    "κ and gates)",
-    "cannot tell": "anything else: no significant difference; reported with the minimum difference that this number of "
-    "images detects at 80 % power",
+    "same": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, κ and gates)",
+    "no significant difference": "anything else; reported with the minimum difference that this number of images "
+    "detects at 80 % power",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **UNJUDGED,
 }
@@ -78,7 +77,7 @@ COLUMNS: dict[str, str] = {
     "seed": "seed of the probing (views and bootstrap)",
     "flag": "; ".join(f"{word}: {meaning}" for word, meaning in FLAGS.items()),
 }
-# What the comparison.csv of ``moeprobe compare`` adds to them (and to `reference`).
+# What comparison.csv adds to them.
 COMPARISON_COLUMNS: dict[str, str] = {
     "reference": "checkpoint that the difference is from",
     "checkpoint_value": "value of the checkpoint",
@@ -86,7 +85,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "se": "standard error of the difference over images (delta method)",
     "sim_low": "lower end of the simultaneous 95 % interval, which holds for the whole family at once",
     "sim_high": "upper end",
-    "family_cells": "number of layers × severities that the simultaneous interval and p_holm cover",
+    "family_cells": "number of layers × views × severities that the simultaneous interval and p_holm cover",
     "p": "p-value of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
     "p_holm": "the same after Holm's correction for the family",
     "detectable": "minimum detectable difference at 80 % power (simultaneous interval without 0)",

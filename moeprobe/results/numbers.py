@@ -35,6 +35,15 @@ def end(value: float, *, signed: bool = False, decimals: int = 3) -> str:
     return number(value, signed=signed, decimals=decimals)
 
 
+def ends_of(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ends of the interval that a table's row is shown with; NaN where there is none.
+
+    A difference has that of its family, which its word goes by; its own alone stands in ``comparison.csv``.
+    """
+    kind = "sim" if "sim_low" in row else "ci"
+    return float(row[f"{kind}_low"]), float(row[f"{kind}_high"])
+
+
 def decimals_of(row: Mapping[str, Any]) -> int:
     """Return how many decimals a table's row is shown with.
 
@@ -42,7 +51,7 @@ def decimals_of(row: Mapping[str, Any]) -> int:
     """
     if find(row.get("metric", "")).metric.unit == "whole":
         return 0
-    ends = [abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]]
+    ends = [abs(end) for end in (row["value"], *ends_of(row)) if end == end]
     largest = max(ends, default=0)
     if largest >= 1000:
         return 0
@@ -54,9 +63,10 @@ def decimals_of(row: Mapping[str, Any]) -> int:
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
     flag = f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
-    if row["ci_low"] != row["ci_low"]:
+    low, high = ends_of(row)
+    if low != low:
         return flag
-    ends = [end(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
+    ends = [end(value, signed=signed, decimals=decimals_of(row)) for value in (low, high)]
     return f"[{', '.join(ends)}] {flag}".rstrip()
 
 

@@ -116,20 +116,19 @@ def read_note(path: Path) -> dict[str, Any]:
     return json.loads((pq.read_schema(path).metadata or {}).get(NOTE, b"{}"))
 
 
-def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool = False) -> pd.DataFrame:
-    """Return rows as a data frame with all columns in their order; ``judged`` is a comparison with its verdicts."""
+def frame(rows: list[dict[str, Any]], *, judged: bool = False) -> pd.DataFrame:
+    """Return rows as a data frame with all columns in their order; ``judged``: of differences with their verdicts."""
     names = list(COLUMNS)
-    if comparison or judged:
-        names.insert(names.index("checkpoint") + 1, "reference")
     if judged:
+        names.insert(names.index("checkpoint") + 1, "reference")
         names += [name for name in COMPARISON_COLUMNS if name not in names]
     # Numbers of draws and experts stay whole where most lines are about none.
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
-def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]], *, comparison: bool = False) -> pd.DataFrame:
-    """Return a table, or a comparison, with rows more, which come last."""
-    return pd.concat([table, frame(rows, comparison=comparison)], ignore_index=True) if rows else table
+def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a table with rows more, which come last."""
+    return pd.concat([table, frame(rows)], ignore_index=True) if rows else table
 
 
 def is_pooled(numbers: pd.Series) -> pd.Series:

@@ -107,7 +107,11 @@ class Evaluator:
             for estimator in all_estimators
         ]
         influences = (
-            {estimator.key: estimator.statistic.influence() for estimator in all_estimators}
+            {
+                estimator.key: estimator.statistic.influence()
+                for estimator in all_estimators
+                if self._paired_experts or estimator.expert is None
+            }
             if self._influences
             else {}
         )

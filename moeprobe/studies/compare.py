@@ -17,6 +17,7 @@ import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import FinishedError, UserError, already_finished, option
+from moeprobe.judging import differences, words
 from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
@@ -24,7 +25,7 @@ from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
 from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
-from moeprobe.results import differences, finished, verdicts
+from moeprobe.results import finished
 from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, Result
@@ -83,8 +84,8 @@ class Comparison:
         return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
 
     def _repr_html_(self) -> str:
+        from moeprobe.judging.tables import overview, sentences, tables
         from moeprobe.results.layouts.page import fragment
-        from moeprobe.results.layouts.verdicts import overview, sentences, tables
 
         renamed, extra = self.with_names(), self.sidecar.fail_if_worse
         return fragment(
@@ -103,7 +104,7 @@ def compare(
     data: str | None = None,
     view: str | None = None,
     severities: Sequence[float] | None = None,
-    margin: float = verdicts.MARGIN,
+    margin: float = words.MARGIN,
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
     options: Options | None = None,
@@ -323,7 +324,7 @@ class ComparisonWork(Work[Comparison]):
         sources: Sources,
         options: Options,
         *,
-        margin: float = verdicts.MARGIN,
+        margin: float = words.MARGIN,
         gate: "Gate | None" = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
@@ -477,7 +478,7 @@ class Gate:
             # Where nothing can be judged, prefix tokens are judged as without.
             without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
             failed = ~excluded & (~without | (rows["collapsed"] == "checkpoint"))
-        failed |= rows["verdict"] == verdicts.NOT_FINITE
+        failed |= rows["verdict"] == words.NOT_FINITE
         return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished, summaries
 from moeprobe.results.stored import concat
@@ -157,6 +158,6 @@ def compared(
         run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
         aligned=folder == "noise", train_seeds={}, groups={},
     )  # fmt: skip
-    _, found = summaries.summarize(sums, analyses=make_analyses([analysis]), run_info=about)
+    _, found = summarize(sums, analyses=make_analyses([analysis]), run_info=about)
     assert found is not None
     return found

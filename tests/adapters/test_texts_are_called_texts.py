@@ -10,9 +10,9 @@ import pytest
 from moeprobe import api
 from moeprobe.cli.front import tables
 from moeprobe.inputs.modality import IMAGE, TEXT, modality_of, sources
+from moeprobe.judging import differences
 from moeprobe.metrics.registry import find, routing_along_severity
 from moeprobe.probes.s_matrix import figure as s_matrix
-from moeprobe.results import differences
 from moeprobe.results.tables import frame
 from tests.studies.report.making import Value, row, write_run
 

@@ -8,11 +8,12 @@ import pytest
 from rich.table import Table
 
 from moeprobe.cli.front import show, tables
+from moeprobe.judging.words import NO_DIFFERENCE
 from moeprobe.results.folder import Result
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
 from tests.commands import run
-from tests.studies.report.making import NAN, Value, minus, row, sidecar
+from tests.studies.report.making import NAN, Value, frame_of_differences, minus, row, sidecar
 
 
 def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **request: Any) -> Result:
@@ -30,7 +31,7 @@ def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **
         difference = minus(of("b", value), value) if value[0] not in (0, 1) else (0.0, 0.0, 0.0)
         differences.append(row("b", key, difference, **more) | {"reference": "a"})
     about = sidecar(kind, "ab", request={"replayed_gates": None, "severities": [], **request})
-    return Result(frame(rows), frame(differences, comparison=True), SumsStore(()), about)
+    return Result(frame(rows), frame_of_differences(differences), SumsStore(()), about)
 
 
 def cells(parts: list[Table | str]) -> str:
@@ -71,10 +72,10 @@ def match(layers: int) -> Result:
 def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
     short = show.side_by_side(match(layers), title="t", full=False)
     (verdict, more) = words(short)
-    assert "In blocks.1, the first MoE layer" in verdict and "is higher in" in verdict
+    assert "In blocks.1, the first MoE layer" in verdict and "is higher (better) in" in verdict
     assert "--full" in more
     assert f"κ over all {layers} MoE layers: difference +0.100 (blocks.1) to +0.100" in verdict
-    assert verdict.endswith(f"higher in {layers}.")
+    assert verdict.endswith(f"better in {layers} of {layers} layers.")
     (table,) = [part for part in short if isinstance(part, Table)]
     # Of each layer a line per checkpoint and one of their difference.
     assert table.row_count == 3 * layers and "pairs without weights" not in cells(short)
@@ -117,7 +118,7 @@ def test_what_is_0_by_construction_is_a_sentence() -> None:
         (
             0,
             NAN,
-            "In blocks.1, the first MoE layer, there is nothing to compute the κ from (no trials).",
+            "In blocks.1, the first MoE layer, there is nothing to compute κ from (no trials).",
         ),
     ],
 )
@@ -187,7 +188,7 @@ def test_help_names_full(command: str) -> None:
 def test_single_values_without_a_comparison() -> None:
     found = match(2)
     alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
-    assert "the κ is: a 0.400 [0.380, 0.420]" in words(show.side_by_side(alone, title="t", full=False))[0]
+    assert "κ is: a 0.400 [0.380, 0.420]" in words(show.side_by_side(alone, title="t", full=False))[0]
     assert isinstance(alone.table, pd.DataFrame)
 
 
@@ -206,7 +207,9 @@ def with_sets(kind: str, *, severity: float | None = None) -> Result:
     differences = found.comparison
     assert differences is not None
     of_sets = differences["metric"].str.startswith("top2_set")
-    for column, value in (("value", 0.0), ("ci_low", -0.02), ("ci_high", 0.02)):
+    changes = {"value": 0.0, "ci_low": -0.02, "ci_high": 0.02, "sim_low": -0.02, "sim_high": 0.02}
+    changes |= {"verdict": NO_DIFFERENCE, "judgement": ""}
+    for column, value in changes.items():
         differences.loc[of_sets, column] = value
     return found
 
@@ -216,10 +219,10 @@ def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | No
     kind = "match-ratio" if severity is None else "sweep"
     print_tables = show.side_by_side if severity is None else show.along_severity
     shown = print_tables(with_sets(kind, severity=severity), title="t", full=False)
-    first, sets, within, _ = words(shown)
-    assert "is higher in b" in first
-    assert "show no significant difference in κ of top-2 match, any order" in sets
-    assert "show no significant difference in κ of top-2 match, any order, within image" in within
+    sets, beside, _ = words(shown)
+    assert "show no significant difference in κ" in sets
+    assert "κ within the image +0.000 [-0.020, +0.020], no significant difference" in beside
+    assert "κ₁ (first choice) +0.100 [+0.080, +0.120], better" in beside
     assert "top-2 match, any order" in cells(shown) and "within image" in cells(shown)
 
 
@@ -264,11 +267,14 @@ def test_a_headline_counts_the_layers_in_which_nothing_differs() -> None:
     assert differences is not None
     for layer, value in (("blocks.3", 0.0), ("blocks.5", -0.1)):
         here = differences["layer"] == layer
-        for column, at in (("value", value), ("ci_low", value - 0.02), ("ci_high", value + 0.02)):
+        word = "lower" if value < 0 else NO_DIFFERENCE
+        changes = {"value": value, "sim_low": value - 0.02, "sim_high": value + 0.02, "verdict": word}
+        changes |= {"judgement": "worse" if value < 0 else ""}
+        for column, at in changes.items():
             differences.loc[here, column] = at
     (verdict, _) = words(show.side_by_side(found, title="t", full=False))
     assert (
-        "difference -0.100 (blocks.5) to +0.100 (blocks.1), higher in 1, lower in 1, no significant difference in 1."
+        "difference -0.100 (blocks.5) to +0.100 (blocks.1), mixed: better in 1, worse in 1 of 3 layers."
         in verdict
     )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.views.random_crop import RandomCrop
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
 from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.declaration import NumberName
@@ -21,7 +22,7 @@ from moeprobe.models.training.objectives.prc import consistency_terms, correlati
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.run_spec import recipe
 from moeprobe.results.stored import of_table
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from moeprobe.routing.record import LayerPair, LayerRouting

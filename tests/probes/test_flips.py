@@ -17,6 +17,7 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
+from moeprobe.judging.headlines import RunTables, sentences_of
 from moeprobe.metrics.analyses.flips import FORCED, FlipsAnalysis, ForcedFlips
 from moeprobe.models.nn.capture import moe_layers, switch_experts
 from moeprobe.models.nn.experts import MlpExperts
@@ -24,7 +25,6 @@ from moeprobe.probes.flips import Flips
 from moeprobe.probes.flips.price import CleanPass, ForcedSets, forced_sets, price_flips
 from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
-from moeprobe.results.headlines.collected import RunTables, sentences_of
 from moeprobe.routing.capabilities import Replayable, Resumable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused, run

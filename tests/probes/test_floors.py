@@ -13,6 +13,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.cli.front.screen import footing
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
@@ -20,7 +21,7 @@ from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import Trained

@@ -20,13 +20,14 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.images import Framing
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.fewshot import FewshotAnalysis
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.fewshot import ridge
 from moeprobe.probes.fewshot.measure import HELD_OUT, Shots, choose_shots, judge
 from moeprobe.results.stored import concat
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.routing.capabilities import Featured
 from moeprobe.routing.record import RoutingTrace
 from tests.results.stores import cells

@@ -20,11 +20,12 @@ from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.inputs.views.random_crop import RandomCrop
+from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
 from moeprobe.results.stored import SumsStore, write
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
 from moeprobe.runtime.files import write_csv

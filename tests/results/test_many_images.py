@@ -11,14 +11,16 @@ import pytest
 
 from benchmarks.speed.made_up import ABOUT, ANALYSES, Size, write
 from moeprobe.errors import UserError
+from moeprobe.judging import differences
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import nulls
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.stats.chance.trials import Tokens, Trials, within_image
 from moeprobe.metrics.stats.statistic import ImageCache, Share
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.results import differences, stored, stored_cell
+from moeprobe.results import stored, stored_cell
 from moeprobe.results.stored import SumsStore, concat_parts, of_file, of_table, spill
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.results.values import Evaluator

@@ -14,7 +14,7 @@ from moeprobe.results.stored import SumsStore
 from moeprobe.results.tables import frame
 from moeprobe.studies.report import report
 from tests.commands import Trained, refused, run
-from tests.studies.report.making import row, sidecar
+from tests.studies.report.making import frame_of_differences, row, sidecar
 
 KEY = ("blocks.1", "patch", "top1_match_kappa", "pooled")
 
@@ -24,7 +24,7 @@ def result(names: Any) -> Result:
     differences = [row("b", KEY, (0.0, -0.1, 0.1)) | {"reference": "a"}]
     about = Sidecar(sidecar("match-ratio", "ab") | {"names": names})
     return Result(
-        frame(rows), frame(differences, comparison=True), SumsStore(()), about, lambda of: {"f": of.table}
+        frame(rows), frame_of_differences(differences), SumsStore(()), about, lambda of: {"f": of.table}
     )
 
 

@@ -31,7 +31,7 @@ def result(*, comparison: bool) -> Result:
     rows: list[dict[str, Any]] = [{"checkpoint": "a", "value": 0.5}]
     return Result(
         table=frame(rows),
-        comparison=frame(rows, comparison=True) if comparison else None,
+        comparison=frame(rows, judged=True) if comparison else None,
         sums=of_table(image_table(accumulator, checkpoint="a")),
         sidecar=Sidecar({"request": REQUEST}),
     )

@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moeprobe.errors import UserError
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.stats import proportions
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.statistic import Ratio, Share
 from moeprobe.results.stored import of_table
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 

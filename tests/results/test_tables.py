@@ -134,7 +134,7 @@ def test_a_table_has_all_columns_and_empty_cells_where_there_is_nothing(tmp_path
     assert (again["value"], again["trials"], again["train_seed"], again["flag"]) == (
         "0.3333333333", "1000000000000", "", "",
     )  # fmt: skip
-    comparison = tables.frame([], comparison=True)
+    comparison = tables.frame([], judged=True)
     assert list(comparison.columns)[1:3] == ["checkpoint", "reference"]
 
 

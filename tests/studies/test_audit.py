@@ -13,13 +13,13 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.modality import TEXT
+from moeprobe.judging import properties, scales
+from moeprobe.judging.properties import PropertyNumbers
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE
 from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
-from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
 from moeprobe.runtime.catalog import VIEWS
-from moeprobe.studies.audit import judge, scales
-from moeprobe.studies.audit.judge import PropertyNumbers
 from moeprobe.studies.audit.sentences import lines_of, short_references, value_text
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run
@@ -91,7 +91,7 @@ def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     result = api.audit([model, copy], probes=QUICK, **FEW)
     differences = result.verdicts[result.verdicts["reference"] != ""]
     assert {"crops", "dead", "load"} <= set(differences["property"])
-    assert set(differences["judgement"]) <= {SAME, NO_DIFFERENCE}
+    assert set(differences["judgement"]) <= {IDENTICAL, NO_DIFFERENCE}
 
 
 def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_layers_where_no_flip_moves_the_loss_are_not_the_worst() -> None:
         table = pd.DataFrame(rows)
         [item] = Flips.audit.properties if Flips.audit else ()
         numbers = PropertyNumbers(item, list(item.numbers), table)  # type: ignore[arg-type]
-        [said[name]] = judge.verdicts(numbers, table, run="flips", classes=10, command="", models=["a"])
+        [said[name]] = properties.verdicts(numbers, table, run="flips", classes=10, command="", models=["a"])
     assert said["both"]["layer"] == "blocks.1" and said["both"]["verdict"] == "negligible"
     assert said["both"]["beside"] == "exactly 0 in blocks.3, where no flip moved the loss"
     assert said["still"]["verdict"] == "none: no flip moved the loss" and not said["still"]["beside"]

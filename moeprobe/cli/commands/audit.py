@@ -117,7 +117,11 @@ def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     if len(result.models) > 1:
         for line in lines:
             if references := short_references(line):
-                screen.print(f"{line.title}, κ of known routers: {references}", style="dim", soft_wrap=True)
+                screen.print(
+                    f"{line.title}, κ of known routers in the first layer: {references}",
+                    style="dim",
+                    soft_wrap=True,
+                )
     screen.print(summary(lines, renamed.models), style="bold", soft_wrap=True)
     for step in next_steps(lines)[:2]:
         screen.print(step, soft_wrap=True)
@@ -161,10 +165,7 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
         if several:
             difference = line.difference
             size = "" if difference is None else difference_text(difference)
-            layer = (
-                f"({difference['layer']})" if difference is not None and size and difference["layer"] else ""
-            )
-            cells.append(f"{line.judgement} {size} {layer}".strip())
+            cells.append(": ".join(part for part in (line.judgement, size) if part))
         else:
             row = line.values[0]
             cells += [value_text(row), location(row), *[short_references(line)] * has_references]

@@ -110,7 +110,7 @@ def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *
         comparison_tables,
         gate_outcome,
     )
-    from moeprobe.results.layouts.verdicts import sentences
+    from moeprobe.judging.tables import sentences
 
     out = common.options().out
     if common.json:

@@ -118,27 +118,25 @@ def closing_table(outcome: "DemoResult") -> "Table":
             cells += [interval(row, signed=rows is result.comparison) for _, row in selected.iterrows()]
         table.add_row(text, *cells)
 
-    add("same expert, two random crops", outcome.match, "top1_match")
-    add("  by chance", outcome.match, "top1_match_chance", null="pooled")
-    add("  beyond chance: κ", outcome.match, "top1_match_kappa", null="pooled")
-    add("  beyond chance within the image: κ", outcome.match, "top1_match_kappa", null="image")
-    add("same set of two, in any order", outcome.match, "top2_set_match")
+    add("same set of two, two random crops", outcome.match, "top2_set_match")
+    add("  by chance", outcome.match, "top2_set_match_chance", null="pooled")
     add("  beyond chance: κ", outcome.match, "top2_set_match_kappa", null="pooled")
     add("  beyond chance within the image: κ", outcome.match, "top2_set_match_kappa", null="image")
     add(
-        "  κ, the released program's harder crops", outcome.match_prc_crops, "top1_match_kappa", null="pooled"
-    )
-    add(f"same expert, noise {NOISE}", outcome.noise, "top1_match", severity=NOISE)
-    add("  beyond chance: κ", outcome.noise, "top1_match_kappa", null="pooled", severity=NOISE)
-    add("  beyond the position: κ", outcome.noise, "top1_match_kappa", null="position", severity=NOISE)
-    add(f"same set of two, noise {NOISE}", outcome.noise, "top2_set_match", severity=NOISE)
-    add(
-        "  beyond chance within the image: κ",
-        outcome.noise,
+        "  κ, the released program's harder crops",
+        outcome.match_prc_crops,
         "top2_set_match_kappa",
-        null="image",
-        severity=NOISE,
+        null="pooled",
     )
+    add("same first expert, two random crops", outcome.match, "top1_match")
+    add("  beyond chance: κ₁", outcome.match, "top1_match_kappa", null="pooled")
+    add(f"same set of two, noise {NOISE}", outcome.noise, "top2_set_match", severity=NOISE)
+    for text, null in (
+        ("chance", "pooled"),
+        ("the position", "position"),
+        ("chance within the image", "image"),
+    ):
+        add(f"  beyond {text}: κ", outcome.noise, "top2_set_match_kappa", null=null, severity=NOISE)
     add("highest gate", outcome.confidence, "gate_highest")
     add("load entropy (1 = even)", outcome.confidence, "load_entropy")
     add("dead experts (share < 1 / 10E)", outcome.confidence, "dead_experts")

@@ -172,6 +172,10 @@ def footing(result: "Result") -> str:
     ]
     if same_as_training(result.sidecar):
         parts.append(f"checkpoints trained on {request.data}")
+    if result.comparison is not None and len(result.comparison):
+        parts.append(
+            "differences are paired, their intervals hold for all layers and severities of a number at once"
+        )
     parts += _over_trainings(table, modality)
     parts += _skipped(result.sidecar.skipped_images)
     parts += _nothing_of(request, table)

@@ -14,13 +14,13 @@ from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings, records
 from moeprobe.cli.front.tables import fit, on_screen
 from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of
+from moeprobe.judging.declared import Which
+from moeprobe.judging.headlines import HeadlineValues, RunTables
 from moeprobe.metrics import registry
 from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
 from moeprobe.probes.engine.run import Plan
-from moeprobe.results.headlines.collected import HeadlineValues, RunTables
-from moeprobe.results.headlines.declared import Which
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
@@ -163,7 +163,7 @@ def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = 
     )
 
 
-_MORE = "All metrics: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe compare."
+_MORE = "All metrics: --full."
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
 # In a narrower window intervals stand below their values.

@@ -12,8 +12,9 @@ from rich.table import Column, Table
 
 from moeprobe.cli.front.screen import console
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
-from moeprobe.results.layouts import cells, verdicts
+from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
     REGION_COLUMNS,
@@ -290,7 +291,7 @@ def comparison_tables(table: pd.DataFrame, *, extra: str | None = None, full: bo
     narrow = console().width < _STACKED
     return [
         part
-        for layout in verdicts.tables(table, extra=extra)
+        for layout in judged_tables.tables(table, extra=extra)
         if full or not layout.folded
         for part in on_screen(dataclasses.replace(layout, details=2 if narrow else 0), stacked=narrow)
     ]
@@ -298,7 +299,7 @@ def comparison_tables(table: pd.DataFrame, *, extra: str | None = None, full: bo
 
 def comparison_overview(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     """Return the table that a comparison opens with: a line per metric."""
-    layout = verdicts.overview(table, extra=extra)
+    layout = judged_tables.overview(table, extra=extra)
     narrow = console().width < _STACKED
     return on_screen(layout, stacked=narrow) if layout.rows else []
 
@@ -348,7 +349,7 @@ def _location(row: pd.Series, modality: Modality) -> str:
     """Return where a difference was measured: layer, tokens, null, severity."""
     parts = [
         row["layer"],
-        verdicts.tokens_of(row["tokens"], modality),
+        judged_tables.tokens_of(row["tokens"], modality),
         f"null {row['null']}" if row["null"] else "",
         "" if pd.isna(row["severity"]) else f"{severity_heading([row['metric']])} {row['severity']:g}",
     ]

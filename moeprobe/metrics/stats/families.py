@@ -12,7 +12,8 @@ Axes: R resamples, n images.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from scipy import special
@@ -25,6 +26,7 @@ POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
 # more than that, however many images there are.
 _ROUNDING = 1e-6
+_NONE = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ class Difference:
         """
         of_images = np.sqrt(max(self.standard_error**2 - self.replicates.grain**2, 0.0))
         return float(of_images * np.sqrt(1 - 1 / self.replicates.images))
+
+    def deviations(self) -> Array | None:
+        """Return how far each resample is from the value, in its spread ``(R,)``; None where none is, or no error."""
+        # All of the error may be that of one image more, which no resample has.
+        if not self.standardized or self.spread == 0:
+            return None
+        return np.abs(self.replicates.values - self.replicates.point) / self.spread
 
 
 @dataclass(frozen=True)
@@ -95,54 +104,95 @@ def difference_error(minuend: Replicates, subtrahend: Replicates, influence: Arr
     return 0.0 if n * np.abs(influence).max() < _ROUNDING else error
 
 
-def judge(family: Sequence[Difference]) -> list[Judged]:
-    """Return p values and simultaneous intervals of a family of differences over the same resamples.
+@dataclass(frozen=True)
+class Evidence:
+    """What a family needs to know of one of its differences once its resamples are gone.
 
-    The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
-    |resampled − value| / spread in the family, spread the linearized error that resamples have; t / z widens normal
-    tails to n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
-    that are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order
-    but the resamples vary, there is no interval.
+    Attributes:
+        summary: the difference without its values under resamples.
+        standard_error: as in ``Difference``.
+        flag: why it has no interval; empty where it has one.
+        identical: as in ``Difference``.
+        constant: whether no resample moves it by more than rounding.
     """
-    normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
-    largest = _largest([member for member in family if member.standardized], otherwise=normal)
-    cells = sum(member.standardized for member in family)
-    p_values = [_p(member) for member in family]
-    of_cell = zip(family, p_values, _holm(p_values), strict=True)
-    verdicts = []
-    for member, *tested in of_cell:
-        reach, detectable = np.nan, np.nan
-        value, values = member.replicates.point, member.replicates.values
-        factor = (
-            largest * critical(member.replicates.images) / normal if member.replicates.images > 1 else np.nan
-        )
-        if member.standardized:
-            reach = factor * member.standard_error
-            detectable = (factor + special.ndtri(POWER)) * member.standard_error
-        elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
-            reach = member.replicates.missed(factor) if member.identical else 0.0
-        p, p_holm = (1.0, 1.0) if member.identical else tested
-        verdicts.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
-    return verdicts
+
+    summary: Replicates
+    standard_error: float
+    flag: str
+    identical: bool
+    constant: bool
+
+    @classmethod
+    def of(cls, difference: Difference) -> Self:
+        """Return the evidence of a difference."""
+        values, flag = difference.replicates.values, difference.replicates.interval().flag
+        constant = not flag and bool(np.nanmax(values) - np.nanmin(values) < _ROUNDING)
+        summary = replace(difference.replicates, values=_NONE, influence=None)
+        return cls(summary, difference.standard_error, flag, difference.identical, constant)
+
+    @property
+    def standardized(self) -> bool:
+        """Whether there is an interval and an error to measure it with."""
+        return not self.flag and self.standard_error > 0
 
 
-def _largest(family: Sequence[Difference], *, otherwise: float) -> float:
-    """Return the 95 % quantile of the largest deviation in the family, in standard errors; of none the other number."""
-    if not family:
-        return otherwise
-    largest = np.zeros(len(family[0].replicates.values))
-    for member in family:
-        deviation = np.abs(member.replicates.values - member.replicates.point) / member.spread
-        largest = np.fmax(largest, deviation)  # passes over resamples that are undefined in this cell
-    return float(np.quantile(largest, CONFIDENCE))
+class Family:
+    """Differences that are judged together, added one by one; of their resamples the largest deviations are kept."""
+
+    def __init__(self) -> None:
+        self._largest: Array | None = None
+        self._members: list[Evidence] = []
+
+    def add(self, evidence: Evidence, deviations: Array | None) -> None:
+        """Add a difference with its ``deviations``; None where it has none."""
+        self._members.append(evidence)
+        if deviations is not None:
+            # Passes over resamples that are undefined in this cell.
+            previous = np.zeros(len(deviations)) if self._largest is None else self._largest
+            self._largest = np.fmax(previous, deviations)
+
+    def judge(self) -> list[Judged]:
+        """Return p values and simultaneous intervals, in the order in which differences were added.
+
+        The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
+        |resampled − value| / spread in the family, spread the linearized error that resamples have; t / z widens normal
+        tails to n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
+        that are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order
+        but the resamples vary, there is no interval.
+        """
+        normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
+        largest = normal if self._largest is None else float(np.quantile(self._largest, CONFIDENCE))
+        cells = sum(member.standardized for member in self._members)
+        p_values = [_p(member) for member in self._members]
+        judged = []
+        for member, *tested in zip(self._members, p_values, _holm(p_values), strict=True):
+            value, images = member.summary.point, member.summary.images
+            reach, detectable = np.nan, np.nan
+            factor = largest * critical(images) / normal if images > 1 else np.nan
+            if member.standardized:
+                reach = factor * member.standard_error
+                detectable = (factor + special.ndtri(POWER)) * member.standard_error
+            elif member.constant:
+                reach = member.summary.missed(factor) if member.identical else 0.0
+            p, p_holm = (1.0, 1.0) if member.identical else tested
+            judged.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
+        return judged
 
 
-def _p(member: Difference) -> float:
+def judge(family: Sequence[Difference]) -> list[Judged]:
+    """Return what a family of differences over the same resamples says of each, see ``Family.judge``."""
+    together = Family()
+    for difference in family:
+        together.add(Evidence.of(difference), difference.deviations())
+    return together.judge()
+
+
+def _p(member: Evidence) -> float:
     """Return the two-sided p of no difference; NaN where there is no error to measure it with."""
     if not member.standardized:
         return np.nan
-    t = abs(member.replicates.point) / member.standard_error
-    return float(2 * special.stdtr(member.replicates.images - 1, -t))
+    t = abs(member.summary.point) / member.standard_error
+    return float(2 * special.stdtr(member.summary.images - 1, -t))
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

@@ -14,6 +14,7 @@ import torch
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import ORDINARY
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, NumberName
@@ -217,7 +218,7 @@ class AlignedTrainings:
             )
             parts.append(measuring.sums(progress))
         sums = concat(parts)
-        table, _ = summaries.summarize(sums, analyses=make_analyses(Align.analyses), run_info=info)
+        table, _ = summarize(sums, analyses=make_analyses(Align.analyses), run_info=info)
         # Nothing is measured in a layer whose tokens all have all experts.
         measured = set(zip(table["checkpoint"], table["layer"], strict=True))
         rows = [

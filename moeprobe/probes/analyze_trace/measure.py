@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from moeprobe.errors import UserError
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis, trial_lists
 from moeprobe.probes.analyze_trace import AnalyzeTrace
@@ -35,7 +36,6 @@ from moeprobe.recordings.pairs import (
     weighted,
 )
 from moeprobe.recordings.reading import Block, TraceFile
-from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import choose_names
 from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
@@ -141,7 +141,7 @@ class _TraceAnalysis(TableWork[Result]):
             groups={name: about.get("group") or "" for name, about in training.items()},
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
-        table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
+        table, comparison = summarize(sums, analyses=analyses, run_info=info)
         notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
         sidecar = self.make_sidecar(
             notes=notes + self.matching, wall_seconds=self.seconds, **self.names, **facts_of(traces)

@@ -15,6 +15,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.corruptions import FAMILIES, MEAN, STANDARD
 from moeprobe.inputs.views.corruption import Corruption
+from moeprobe.judging.summarize import Combine
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.base import OutputAnalysis
 from moeprobe.metrics.corruption_error import CORRUPTION_ERROR
@@ -28,7 +29,6 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import Result
-from moeprobe.results.summaries import Combine
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.values import CellValues
 from moeprobe.runtime.progress import Advance

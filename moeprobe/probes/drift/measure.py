@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from moeprobe.errors import UserError
+from moeprobe.judging.summarize import summarize
 from moeprobe.probes.analyze_trace.describe import facts_of, notes_of, request_of
 from moeprobe.probes.analyze_trace.measure import Measuring
 from moeprobe.probes.base import deferred
@@ -17,7 +18,6 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.probes.engine.run import TableWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
-from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import concat
 from moeprobe.runtime.arguments import several
@@ -91,7 +91,7 @@ class _Series(TableWork[Result]):
             train_seeds={name: provenance.get("seed")},
             groups={name: provenance.get("group") or ""},
         )
-        table, comparison = summaries.summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
+        table, comparison = summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
         notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
         sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of([*since, *until]))
         leading = partial(leading_sentences, layout=Drift.layout)

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Collection, Sequence
 
+from moeprobe.judging.declared import Which
+from moeprobe.judging.headlines import HeadlineValues, RunTables, beside_sentence, sentences_of
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import conclusions_of, headlines_of
 from moeprobe.results.folder import Result
-from moeprobe.results.headlines.collected import HeadlineValues, RunTables, sentences_of
-from moeprobe.results.headlines.declared import Which
 
 
 def leading_sentences(
@@ -60,7 +60,8 @@ def zeros(headlines: Sequence[HeadlineValues]) -> set[Which]:
 def _of_first(
     run: RunTables, headlines: Sequence[HeadlineValues], *, without: Collection[Which] = ()
 ) -> list[str]:
-    """Return the sentences of the first headline, and of those that nothing is concluded without."""
+    """Return the sentences of the first headline, and one on those that nothing is concluded without."""
     remaining = [headline for headline in headlines if headline.which not in without]
-    beside = itertools.takewhile(lambda headline: headline.declared.beside, remaining[1:])
-    return [sentence for headline in (*remaining[:1], *beside) for sentence in sentences_of(run, headline)]
+    beside = [*itertools.takewhile(lambda headline: headline.declared.beside, remaining[1:])]
+    sentences = [sentence for headline in remaining[:1] for sentence in sentences_of(run, headline)]
+    return [*sentences, *filter(None, [beside_sentence(beside)])]

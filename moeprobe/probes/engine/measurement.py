@@ -20,6 +20,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import Modality
 from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.judging.summarize import Combine, summarize
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
@@ -109,7 +110,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result  # type: ignore[return-value]
 
-    def combine(self) -> summaries.Combine | None:
+    def combine(self) -> Combine | None:
         """Return the function that derives values, such as means, from a layer's values; None = there are none."""
         return None
 
@@ -173,9 +174,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             train_seeds={model.name: model.train_seed for model in self.models},
             groups={model.name: model.group for model in self.models},
         )
-        table, comparison = summaries.summarize(
-            sums, analyses=spec.analyses, run_info=info, combine=self.combine()
-        )
+        table, comparison = summarize(sums, analyses=spec.analyses, run_info=info, combine=self.combine())
         table = tables.with_rows(table, self.more_rows(sums, info))
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import REQUEST
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.indexer import IndexerAnalysis, KeyOverlap
 from moeprobe.metrics.token_kinds import PARTS, POSITION
 from moeprobe.probes.base import deferred
@@ -32,7 +33,6 @@ from moeprobe.probes.indexer.overlaps import (
 )
 from moeprobe.recordings.indexer import Selections, read_selections
 from moeprobe.recordings.model_config import read_indexer_shape
-from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
@@ -118,7 +118,7 @@ class _Captures(TableWork[Result]):
         progress.start(Indexer.kind, len(pairs))
         sums = self._sums(pairs, layers, _overlaps(pairs, first, second), progress)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
-        table, comparison = summaries.summarize(sums, analyses=(IndexerAnalysis(),), run_info=info)
+        table, comparison = summarize(sums, analyses=(IndexerAnalysis(),), run_info=info)
         checkpoint = {"path": str(self.paths[1]), "sha256": self.hashes[1], "reference": str(self.paths[0])}
         sidecar = self.make_sidecar(
             checkpoints={self.name: checkpoint | ({"warning": shift} if shift else {})},

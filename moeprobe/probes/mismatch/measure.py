@@ -17,6 +17,7 @@ from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import REQUEST
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.base import deferred
 from moeprobe.probes.engine.batch_sums import to_host
@@ -33,7 +34,6 @@ from moeprobe.recordings.matching import NAMES, TOKENS, check_match, with_names_
 from moeprobe.recordings.pairs import check_placed, clusters_of
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
-from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
@@ -122,7 +122,7 @@ class _Scoring(TableWork[Result]):
             train_seeds={checkpoint.name: checkpoint.train_seed},
             groups={checkpoint.name: checkpoint.group},
         )
-        table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
+        table, comparison = summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
         sidecar = self.make_sidecar(
             checkpoints={checkpoint.name: dict(checkpoint.provenance)},
             colors=colors([checkpoint.name]),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
@@ -30,7 +31,6 @@ from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
-from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
@@ -161,7 +161,7 @@ class _Load(TableWork[Result]):
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
         sums = self._sums(choices)
         analyses = make_analyses(TraceBalance.analyses)
-        table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
+        table, comparison = summarize(sums, analyses=analyses, run_info=info)
         sidecar = self.make_sidecar(
             checkpoints={self.name: {"path": str(self.trace.path), "sha256": self.hash}},
             colors=colors([self.name]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moeprobe.adapters.base import Model
 from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.base import audit_entry
@@ -14,7 +15,6 @@ from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trac
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.audit.judge import COLUMNS, Row, judge_run
 
 RECORDED = AnalyzeTrace.kind
 _SUFFIX = ".parquet"

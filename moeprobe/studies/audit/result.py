@@ -14,11 +14,12 @@ import pandas as pd
 from moeprobe import __version__
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
+from moeprobe.judging.headlines import RunTables
+from moeprobe.judging.properties import COLUMNS, property_numbers
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.base import AuditEntry, Property, audit_entry
 from moeprobe.probes.registry import conclusions_of, kinds
 from moeprobe.results.folder import Result
-from moeprobe.results.headlines.collected import RunTables
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.showing import one_line
@@ -26,7 +27,6 @@ from moeprobe.results.sidecars import Sidecar, names_in, rename_table
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import read_bytes
 from moeprobe.studies.audit import sentences
-from moeprobe.studies.audit.judge import COLUMNS, property_numbers
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.report.pictures import Picture, read_pictures
 from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
@@ -35,7 +35,7 @@ VERDICTS = "verdicts.csv"
 _LARGEST_TABLE = 2**26
 _NUMBERS = (
     "severity", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "variants", "first_value",
-    "first_low", "first_high",
+    "first_low", "first_high", "checkpoint_value", "reference_value",
 )  # fmt: skip
 
 
@@ -204,7 +204,8 @@ def scope(result: AuditContent) -> str:
     runs = len(result.sidecar["folders"])
     return (
         f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
-        f"Intervals [low, high] are 95 % over {modality.plural}; for differences they hold for all layers at once."
+        f"Intervals [low, high] are 95 % over {modality.plural}; they hold for all layers and variants of a line "
+        "at once."
     )
 
 
@@ -257,7 +258,7 @@ def _table(result: AuditContent, line: sentences.PropertyLine, modality: Modalit
     numbers = property_numbers(declared, run.table) if declared and run is not None else None
     if declared is None or numbers is None or len(numbers.rows) <= len(line.values):
         return None
-    rows = numbers.rows
+    rows = numbers.simultaneous_rows
     keys = [key for key in ("metric", "layer", "view") if rows[key].nunique() > 1]
     body = [
         [

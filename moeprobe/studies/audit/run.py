@@ -13,6 +13,7 @@ from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE, Modality, modality_of
 from moeprobe.inputs.open import content_of
+from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.probes.base import AuditEntry, Property
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
@@ -27,7 +28,6 @@ from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar, read_
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import read_bytes, write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
-from moeprobe.studies.audit.judge import COLUMNS, Row, judge_run
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
 from moeprobe.studies.audit.recorded import RECORDED, audit_recordings, check_recordings, is_recorded
 from moeprobe.studies.audit.result import (

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT, Modality
+from moeprobe.judging.properties import is_exactly_0
+from moeprobe.judging.scales import EXPERTS, MEASURED, REFERENCES
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, false_sides
 from moeprobe.results.numbers import decimals_of, end, number
-from moeprobe.results.verdicts import NO_DIFFERENCE, SAME
-from moeprobe.studies.audit.judge import is_exactly_0
-from moeprobe.studies.audit.scales import MEASURED, REFERENCES
 
 Row = dict[str, Any]
 _MODALITIES = {modality.name: modality for modality in (IMAGE, TEXT, REQUEST)}
@@ -100,8 +100,22 @@ def verdict_text(row: Row) -> str:
 
 
 def difference_text(row: Row) -> str:
-    """Return a difference with its interval; empty where every image gives the same."""
-    return "" if row["judgement"] == SAME else value_text(row, signed=True)
+    """Return both values and their difference with its interval, and the cell that these are of.
+
+    Empty where every image gives the same.
+    """
+    if row["judgement"] == IDENTICAL:
+        return ""
+    decimals = decimals_of(row)
+    values = [number(row[f"{side}_value"], decimals=decimals) for side in ("reference", "checkpoint")]
+    return f"{' → '.join(values)}, {value_text(row, signed=True)}{cell_text(row)}"
+
+
+def cell_text(row: Row) -> str:
+    """Return the cell of a difference, where several are read, e.g. `` in blocks.1, fog``; empty of the output."""
+    parts = [str(row["layer"])] if row["layer"] else []
+    parts += [str(row["view"])] if row["variants"] > 1 else []
+    return f" in {', '.join(parts)}" if parts else ""
 
 
 def interval_text(row: Row, *, signed: bool = False, decimals: int = 3) -> str:
@@ -158,12 +172,15 @@ def sentence(row: Row, modality: Modality, trials: str) -> str:
 def references(line: PropertyLine) -> str:
     """Return what known routers reach in a property; empty where nothing was measured."""
     values = short_references(line)
-    return values and f"Reference values ({MEASURED}): {values}."
+    own = ", ".join(f"{row['checkpoint']} {number(row['first_value'], decimals=2)}" for row in line.values)
+    return values and f"In the first MoE layer: {own}. Reference values there ({MEASURED}): {values}."
 
 
 def short_references(line: PropertyLine) -> str:
-    """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``."""
+    """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``; empty for other numbers of experts."""
     row = line.values[0]
+    if any(row["experts"] != EXPERTS for row in line.values):
+        return ""
     values = REFERENCES.get((line.name, str(row["metric"]), str(row["view"])), {})
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
@@ -204,8 +221,10 @@ def _of_pair(lines: list[PropertyLine], models: list[str]) -> str:
     titles: dict[str, list[str]] = {}
     for line in lines:
         if line.judgement:
-            word = NO_DIFFERENCE if line.judgement == SAME else line.judgement
-            titles.setdefault(word, []).append(line.title.lower())
-    order = sorted(titles, key=lambda word: (word == NO_DIFFERENCE, word))
+            titles.setdefault(line.judgement, []).append(line.title.lower())
+    order = sorted(titles, key=lambda word: (word in (NO_DIFFERENCE, SAME, IDENTICAL), word))
     parts = [f"{word}: {', '.join(titles[word])}" for word in order]
-    return f"{models[1]} against {models[0]} — {'; '.join(parts)}." if parts else ""
+    if not parts:
+        return ""
+    chance = false_sides(sum(map(len, titles.values())))
+    return f"{models[1]} against {models[0]} — {'; '.join(parts)}. {chance}".rstrip()

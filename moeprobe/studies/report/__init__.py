@@ -4,6 +4,7 @@
 next to it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.errors import UserError, already_finished, option
+from moeprobe.judging.conclusions import conclude
+from moeprobe.probes.registry import scales
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.records import Family, scan
-from moeprobe.studies.report import conclusion, render, summary
+from moeprobe.studies.report import render, summary
 from moeprobe.studies.report.coloring import in_one_color
 from moeprobe.studies.report.reading import Run, read_runs
 
@@ -25,6 +28,8 @@ __all__ = ["Document", "report"]
 
 _HTML, _MARKDOWN = "report.html", "report.md"
 _LARGEST_PAGE = 2**30
+# Sentences on runs that compare nothing.
+_MOST_LEADS = 3
 _GENERATOR = b'<meta name="generator" content="moeprobe '
 _FAMILY = Family(
     "report",
@@ -89,7 +94,10 @@ def report(
     read = in_one_color(read_runs(folders, names=None if names is None else several(names)))
     stays = folder is not None and _check(folder, folders, overwrite=overwrite)
     parts = render.sections(read)
-    concluded = conclusion.conclude(read)
+    concluded = conclude(read, scales())
+    if not concluded.sentences:
+        leads = [lead for run in read if (lead := summary.lead_of(run))]
+        concluded = dataclasses.replace(concluded, sentences=leads[:_MOST_LEADS])
     content = render.content_of(parts, concluded)
     html, markdown = render.html(content), render.markdown_text(content)
     files: list[Path] = []

@@ -16,14 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT, Modality
+from moeprobe.judging import differences
+from moeprobe.judging.headlines import HeadlineValues, RunTables
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.registry import headlines_of
-from moeprobe.results import differences
-from moeprobe.results.columns import NUMBERS
+from moeprobe.results.columns import COMPARISON_COLUMNS, NUMBERS, WHOLE
 from moeprobe.results.earlier_format import with_present_names
-from moeprobe.results.headlines.collected import HeadlineValues, RunTables
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import (
     NAMES,
@@ -50,20 +50,7 @@ from moeprobe.runtime.files import (
 )
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 
-_NUMBERS = (
-    "severity",
-    "value",
-    "ci_low",
-    "ci_high",
-    "sim_low",
-    "sim_high",
-    "checkpoint_value",
-    "reference_value",
-    "p_holm",
-    "detectable",
-    "images",
-    "trials",
-)
+_NUMBERS = NUMBERS - {*WHOLE, "train_seed", "top_k", "seed"}
 _COLOR = re.compile("#[0-9A-Fa-f]{6}")
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
 _VALUE_COLUMNS = {
@@ -283,6 +270,11 @@ def _values(
         return None
     if missing := sorted(_VALUE_COLUMNS - set(csvs[name].columns)):
         raise UserError(f"{path / name} lacks a column that it was written with: {', '.join(missing)}.")
+    if "reference" in csvs[name] and not set(csvs[name].columns) >= set(COMPARISON_COLUMNS):
+        raise UserError(
+            f"{path / name} has no verdicts: an earlier version wrote it. Repeat the run with "
+            f"{option('overwrite', True)}."
+        )
     check_names(path / name, csvs[name], sidecar)
     table = csvs[name].copy()
     for column in _NUMBERS:

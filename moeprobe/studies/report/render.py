@@ -18,13 +18,14 @@ import pandas as pd
 from jinja2 import Environment
 
 from moeprobe import __version__
+from moeprobe.judging.conclusions import Conclusion
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
 from moeprobe.runtime.files import CLASSES
-from moeprobe.studies.report import about, conclusion, summary
+from moeprobe.studies.report import about, summary
 from moeprobe.studies.report.pictures import Explorer, Picture, explorer_of
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.selection import short_tables
@@ -59,7 +60,7 @@ class Section:
     @cached_property
     def lead(self) -> str:
         """The sentence that it begins with; empty where there is nothing to say."""
-        return conclusion.lead_of(self.run)
+        return summary.lead_of(self.run)
 
     @property
     def sentences(self) -> list[str]:
@@ -191,7 +192,7 @@ def markdown_environment(package: str) -> Environment:
     return templates
 
 
-def content_of(parts: Sequence[Section], concluded: conclusion.Conclusion) -> dict[str, object]:
+def content_of(parts: Sequence[Section], concluded: Conclusion) -> dict[str, object]:
     """Return what the templates put in."""
     runs = [part.run for part in parts]
     names = about.checkpoint_names(runs)

@@ -5,10 +5,10 @@ import dataclasses
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
-from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
@@ -41,8 +41,8 @@ def short_tables(run: Run) -> list[Table]:
         if zeros and tables:
             note = f"Left out, since 0 for every checkpoint: {', '.join(zeros)}. table.csv has them."
             tables[-1] = dataclasses.replace(tables[-1], note=f"{tables[-1].note} {note}".strip())
-    if run.comparison is not None and "verdict" in run.comparison:
-        tables += verdicts.tables(run.comparison, extra=run.gate)
+    if run.comparison is not None and run.kind == "compare":
+        tables += judged_tables.tables(run.comparison, extra=run.gate)
     if run.overlay is not None:
         tables += _changed_patches(run.overlay, run.modality)
     return tables

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.judging import conclusions
+from moeprobe.judging import tables as judged_tables
+from moeprobe.judging.conclusions import Names
+from moeprobe.judging.headlines import sentences_of
 from moeprobe.metrics import registry
-from moeprobe.probes.registry import conclusions_of, of_kind
+from moeprobe.probes.registry import conclusions_of, of_kind, scales
 from moeprobe.results.caveats import precision_sentences
-from moeprobe.results.headlines.collected import Row, sentences_of
-from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.studies.report.reading import Run
 
@@ -35,28 +37,6 @@ class RunSummary:
     title: str
     warnings: Sequence[str]
     sentences: Sequence[str]
-
-
-class Names:
-    """Names of checkpoints over several runs: a name shared by different files gets the start of its hash."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._hashes: dict[str, set[str]] = {}
-        for run in runs:
-            for name in run.checkpoints:
-                self._hashes.setdefault(name, set()).add(_hash(run, name))
-
-    def of(self, run: Run, name: str) -> str:
-        """Return how a run's checkpoint is called in the whole report."""
-        return f"{name} ({_hash(run, name)[:8]})" if len(self._hashes.get(name, ())) > 1 else name
-
-    def of_pair(self, run: Run, row: Row) -> str:
-        """Return how a difference of a run is called in the whole report."""
-        return f"{self.of(run, row['checkpoint'])} − {self.of(run, row['reference'])}"
-
-
-def _hash(run: Run, name: str) -> str:
-    return str(run.checkpoints.get(name, {}).get("sha256", ""))
 
 
 def title_of(run: Run) -> str:
@@ -126,7 +106,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     keep = [i for i, column in enumerate(columns) if column != steps or any(row[i].text for row in rows)]
     note = (
         f"Of each checkpoint its first MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
-        f"differences are paired, {unit} by {unit}, and not corrected for their number."
+        f"differences are paired, {unit} by {unit}; theirs hold for all layers and severities of a number at once."
     )
     rows = [[row[i] for i in keep] for row in rows]
     return Table("Headline numbers", [columns[i] for i in keep], rows, note)
@@ -151,6 +131,18 @@ def findings(runs: Sequence[Run]) -> list[RunSummary]:
         )
         for run, title in zip(runs, titles, strict=True)
     ]
+
+
+def lead_of(run: Run) -> str:
+    """Return the sentence that a section begins with: the primary number and its verdict, or what was found first."""
+    if lead := conclusions.lead_of(run, scales()):
+        return lead
+    headlines = conclusions.deciding_headlines(run)
+    found = [
+        *(sentence for headline in headlines[:1] for sentence in sentences_of(run, headline)),
+        *remarks_of(run),
+    ]
+    return found[0] if found else ""
 
 
 def remarks_of(run: Run) -> list[str]:
@@ -188,8 +180,10 @@ def _verdicts(run: Run) -> list[str]:
     families = (
         [family for family in recorded if isinstance(family, dict)] if isinstance(recorded, list) else []
     )
-    table = pd.DataFrame(families, columns=["checkpoint", *verdicts.FAMILY, "sentence"]).dropna().astype(str)
-    sentences = verdicts.sentences(table, run.comparison, extra=run.gate)
+    table = (
+        pd.DataFrame(families, columns=["checkpoint", *judged_tables.FAMILY, "sentence"]).dropna().astype(str)
+    )
+    sentences = judged_tables.sentences(table, run.comparison, extra=run.gate)
     if sentences and run.images:
         sentences.append(
             f"Verdicts go by simultaneous intervals over {run.modality.format_count(run.images)}."

@@ -13,6 +13,7 @@ import pandas as pd
 
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.errors import UserError
+from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import costs
 from moeprobe.metrics.costs import STEP_SECONDS_IN_TURN
 from moeprobe.probes.engine.checks import analyses_of
@@ -116,7 +117,7 @@ def _measured(cell: Training, folder: Path) -> pd.DataFrame:
     run_info = summaries.About.of_request(
         measured.request, run="", aligned=measured.is_aligned, train_seeds={}, groups={}
     )
-    table, _ = summaries.summarize(
+    table, _ = summarize(
         needed_sums(measured.sums), analyses=analyses_of(measured.request), run_info=run_info
     )
     table = table[table["expert"].isna()]

@@ -16,7 +16,7 @@ from moeprobe.runtime.files import write_csv
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.selection import short_tables
 from tests.results.layouts.rendering import on_page, on_screen, same
-from tests.studies.report.making import minus, row, sidecar, write_rows
+from tests.studies.report.making import frame_of_differences, minus, row, sidecar, write_rows
 
 
 def measured(names: str) -> Result:
@@ -38,7 +38,7 @@ def measured(names: str) -> Result:
         for name in names[1:]
         for one in rows(name, higher=0.0, reference=names[0])
     ]
-    compared = frame(differences, comparison=True) if differences else None
+    compared = frame_of_differences(differences) if differences else None
     return Result(frame(table), compared, pa.table({}), sidecar("fewshot", names, request={"draws": 3}))
 
 

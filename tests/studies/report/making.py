@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from PIL import Image
 
+from moeprobe.judging import words
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from moeprobe.runtime.files import write_csv
@@ -72,6 +74,24 @@ def sidecar(kind: str, checkpoints: Sequence[str], **more: Any) -> Sidecar:
     return Sidecar(content | more)
 
 
+def judged(line: dict[str, Any]) -> dict[str, Any]:
+    """A difference judged by itself: its own interval is that of a family of one."""
+    low, high, flag = line["ci_low"], line["ci_high"], line["flag"]
+    sides = {"higher": low > 0, "lower": high < 0, words.IDENTICAL: line["value"] == low == high == 0}
+    word = next((side for side, is_so in sides.items() if is_so), words.NO_DIFFERENCE)
+    if low != low:
+        word = flag.replace("_", " ") or "unstable"
+    return {
+        "checkpoint_value": NAN, "reference_value": NAN, "se": NAN, "sim_low": low, "sim_high": high,
+        "family_cells": 1, "p": NAN, "p_holm": NAN, "detectable": NAN, "verdict": word,
+        "judgement": words.judgement(line["metric"], word), "collapsed": "", "margin": 0.02,
+    } | line  # fmt: skip
+
+
+def frame_of_differences(lines: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    return frame([judged(line) for line in lines], judged=True)
+
+
 def write_run(
     folder: Path,
     kind: str = "match-ratio",
@@ -107,7 +127,7 @@ def write_rows(
     if rows:
         write_csv(folder / "table.csv", frame(list(rows)))
     if differences:
-        write_csv(folder / "comparison.csv", frame(list(differences), comparison=True))
+        write_csv(folder / "comparison.csv", frame_of_differences(differences))
     for name in pictures:
         draw(folder / "figures" / name)
     write_sidecar(folder, sidecar(kind, checkpoints, **more))

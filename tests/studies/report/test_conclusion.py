@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from moeprobe import api
+from moeprobe.judging import conclusions
+from moeprobe.probes.registry import scales
 from moeprobe.results.palette import colors
-from moeprobe.studies.report.conclusion import conclude, lead_of
 from moeprobe.studies.report.reading import Run, read_runs
 from moeprobe.studies.report.render import sections
 from moeprobe.studies.report.summary import headline_table
@@ -18,6 +19,7 @@ from tests.studies.report.making import EVAL, NAN, Value, row, write_rows, write
 from tests.studies.report.page import Page
 
 CLEAN = {"view": {"name": "clean"}}
+SCALES = scales()
 KAPPA, LOAD, DEAD = ("top1_match_kappa", "pooled"), ("load_entropy", ""), ("dead_experts", "")
 
 
@@ -43,6 +45,10 @@ def run_of(
     return read
 
 
+def conclude(runs: Sequence[Run]) -> conclusions.Conclusion:
+    return conclusions.conclude(runs, SCALES)
+
+
 def lines(runs: Sequence[Run]) -> list[list[str]]:
     return [[cell.line for cell in line] for table in conclude(runs).tables for line in table.rows]
 
@@ -59,13 +65,13 @@ def test_a_sentence_on_each_theme_names_both_models_and_every_interval(tmp_path:
         run_of(tmp_path / "eval", "eval", {("", ("accuracy", "")): (0.01, -0.01, 0.03)}, request=CLEAN),
     ]  # fmt: skip
     assert conclude(runs).sentences == [
-        "b routes more stably than a: κ +0.100 [+0.050, +0.150] under random crop in blocks.1.",
-        "b and a show no significant difference in accuracy: accuracy +0.010 [-0.010, +0.030] on clean images.",
-        "b loads its experts less evenly than a: load entropy -0.050 [-0.060, -0.040] and number of "
-        "dead experts +1 [+1, +1] in blocks.1.",
+        "Under random crop, b routes more stably than a: κ +0.100 [+0.050, +0.150] in blocks.1.",
+        "On clean images, b and a show no significant difference in accuracy: accuracy +0.010 [-0.010, +0.030].",
+        "b loads its experts less evenly than a: load entropy -0.050 [-0.060, -0.040] in blocks.1.",
+        "b loads its experts less evenly than a: number of dead experts +1 [+1, +1] in blocks.1.",
     ]
     assert lines(runs) == [
-        ["κ of top-1 match, under random crop", "better", "+0.100 [+0.050, +0.150]", "blocks.1"],
+        ["κ, under random crop", "better", "+0.100 [+0.050, +0.150]", "blocks.1"],
         ["Accuracy, on clean images", "no significant difference", "+0.010 [-0.010, +0.030]", "output"],
         ["Load entropy (1 = even)", "lower", "-0.050 [-0.060, -0.040]", "blocks.1"],
         ["Dead experts (share < 1 / 10E)", "worse", "+1 [+1, +1]", "blocks.1"],
@@ -81,11 +87,11 @@ UP, DOWN, NONE = (0.1, 0.05, 0.15), (-0.2, -0.25, -0.15), (0.02, -0.01, 0.05)
         (UP, UP, "better in all 2 layers", UP, "blocks.1, first of 2"),
         (UP, NONE, "better in 1 of 2 layers", UP, "blocks.1, first of 2"),
         (NONE, DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
-        (UP, DOWN, "better in 1, worse in 1 of 2 layers", UP, "blocks.1, first of 2"),
+        (UP, DOWN, "mixed: better in 1, worse in 1 of 2 layers", UP, "blocks.1, first of 2"),
         (NONE, NONE, "no significant difference", NONE, "blocks.1, first of 2"),
-        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "the same", (0.0, 0.0, 0.0), "blocks.1, first of 2"),
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "identical", (0.0, 0.0, 0.0), "blocks.1, first of 2"),
         ((0.1, NAN, NAN), DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
-        ((0.1, NAN, NAN), (0.1, NAN, NAN), "no verdict", (0.1, NAN, NAN), "blocks.1, first of 2"),
+        ((0.1, NAN, NAN), (0.1, NAN, NAN), "unstable", (0.1, NAN, NAN), "blocks.1, first of 2"),
     ],
 )
 def test_a_verdict_speaks_of_all_layers(
@@ -96,7 +102,7 @@ def test_a_verdict_speaks_of_all_layers(
     assert (said, place) == (word, layer)
     assert difference.startswith(f"{shown[0]:+.3f}")
     (sentence,) = conclude([run]).sentences
-    assert ("stably than" in sentence) == (word.startswith(("better", "worse")) and "," not in word)
+    assert ("stably than" in sentence) == word.startswith(("better", "worse"))
 
 
 def test_a_collapsed_router_is_no_better_one(tmp_path: Path) -> None:
@@ -104,18 +110,18 @@ def test_a_collapsed_router_is_no_better_one(tmp_path: Path) -> None:
         tmp_path / "run", "match-ratio", {("blocks.1", KAPPA): (NAN, NAN, NAN)}, flags=("", "collapsed")
     )
     assert lines([run])[0][1] == "b collapsed"
-    assert conclude([run]).sentences == [
-        "b and a show no clear difference in routing stability: κ under random crop (b collapsed) in blocks.1."
-    ]
+    assert conclude([run]).sentences == ["Under random crop, b against a: b collapsed in routing stability."]
 
 
 def test_the_set_decides_where_tokens_have_two_experts(tmp_path: Path) -> None:
     keys = [KAPPA, ("top1_match", ""), ("top2_set_match", ""), ("top2_set_match_kappa", "pooled")]
     keys += [("top2_set_match_kappa", "image")]
     run = run_of(tmp_path / "run", "match-ratio", {("blocks.1", key): UP for key in keys})
-    assert [line[0].split(",")[0] for line in lines([run])] == ["κ of top-2 match"] * 2
-    assert lead_of(run).startswith(
-        "κ of top-2 match, any order, under random crop: a 0.400 [0.300, 0.500], b 0.500 "
+    assert [line[0] for line in lines([run])] == [
+        "κ, under random crop", "κ within the image, under random crop",
+    ]  # fmt: skip
+    assert conclusions.lead_of(run, SCALES).startswith(
+        "κ, under random crop: a 0.400 [0.300, 0.500], b 0.500 "
     )
     assert len(conclude([run]).sentences[0].split("κ")) == 2, "κ within the image stands in the table alone"
 
@@ -123,7 +129,7 @@ def test_the_set_decides_where_tokens_have_two_experts(tmp_path: Path) -> None:
 def test_without_a_second_model_the_values_are_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", checkpoints=("a",))
     markdown = api.report([folder]).markdown
-    assert "the κ is: a 0.354 [0.333, 0.375]" in markdown.split("**Headline numbers**")[0]
+    assert "κ is: a 0.354 [0.333, 0.375]" in markdown.split("**Headline numbers**")[0]
     assert not conclude(read_runs([folder])).tables
 
 
@@ -176,7 +182,7 @@ def test_the_terminal_begins_with_the_conclusion(runs: list[Path], tmp_path: Pat
     result = run_command("report", *runs, "--out", tmp_path / "page")
     assert result.exit_code == 0, result.output
     assert result.output.startswith(
-        "b routes more stably than a: κ +0.195 [+0.175, +0.215] under random crop"
+        "Under random crop, b routes more stably than a: κ +0.195 [+0.175, +0.215]"
     )
     read = json.loads(run_command("report", *runs, "--out", tmp_path / "other", "--json").stdout)
     assert read["conclusions"] == api.report(runs).conclusions and len(read["conclusions"]) == 2

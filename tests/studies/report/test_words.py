@@ -5,19 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.results.headlines.collected import difference
-from tests.studies.report.making import MATCH, NAN, row, write_rows, write_run
+from moeprobe.judging.headlines import difference
+from moeprobe.judging.words import NO_DIFFERENCE
+from moeprobe.runtime.files import write_csv
+from tests.studies.report.making import MATCH, NAN, frame_of_differences, judged, row, write_rows, write_run
 
 
 @pytest.mark.parametrize(
     ("value", "flag", "words"),
     [
-        ((0.2, 0.1, 0.3), "", "the κ is higher in B than in A, by 0.200 [0.100, 0.300]."),
-        ((-0.2, -0.3, -0.1), "", "the κ is lower in B than in A, by 0.200 [0.100, 0.300]."),
+        ((0.2, 0.1, 0.3), "", "κ is higher (better) in B than in A, by 0.200 [0.100, 0.300]."),
+        ((-0.2, -0.3, -0.1), "", "κ is lower (worse) in B than in A, by 0.200 [0.100, 0.300]."),
         (
             (0.1, 0.0, 0.2),
             "",
@@ -28,11 +29,11 @@ from tests.studies.report.making import MATCH, NAN, row, write_rows, write_run
             "",
             "B and A show no significant difference in κ (-0.100 [-0.200, +0.000]).",
         ),
-        ((0.0, 0.0, 0.0), "", "the κ of B and A is the same in every resample."),
+        ((0.0, 0.0, 0.0), "", "κ of B and A is the same in every image."),
         (
             (0.3, NAN, NAN),
             "few_images",
-            "nothing can be said of the κ of B and A: their difference of +0.300 has no interval (few images).",
+            "nothing can be said of κ of B and A: their difference of +0.300 has no interval (few images).",
         ),
     ],
 )
@@ -41,7 +42,8 @@ def test_the_words_for_a_difference(value: tuple[float, float, float], flag: str
     sides = [row(name, key, (0.5, 0.4, 0.6)) for name in ("b", "a")]
     for name in ("a", "b"):
         words = re.sub(rf"\b{name.upper()}\b", f"{name} (0.500 [0.400, 0.600])", words)
-    assert difference(row("b", key, value, flag=flag, reference="a"), *sides, noun="κ") == words
+    judged_row = judged(row("b", key, value, flag=flag, reference="a"))
+    assert difference(judged_row, *sides, noun="κ", unit="image") == words
 
 
 def test_a_collapsed_router_is_called_collapsed(tmp_path: Path) -> None:
@@ -71,8 +73,7 @@ def test_a_collapsed_router_is_called_collapsed(tmp_path: Path) -> None:
     )
     assert "| – (collapsed) |" in markdown
     assert (
-        "the κ is: a 0.550 [0.500, 0.600] (raw 0.600 [0.500, 0.700], by chance 0.100 [0.100, 0.100])."
-        in markdown
+        "κ is: a 0.550 [0.500, 0.600] (raw 0.600 [0.500, 0.700], by chance 0.100 [0.100, 0.100])." in markdown
     )
     assert "higher" not in markdown.split("## Match of corresponding patches")[0].split("**Headline")[0]
 
@@ -92,11 +93,11 @@ def test_checkpoints_whose_first_layers_differ_are_told_one_by_one(tmp_path: Pat
     )
     markdown = api.report([folder]).markdown
     assert (
-        "In blocks.3, the first MoE layer selected (360 images, 5,530 trials), the κ is: a 0.300 [0.200, 0.400]."
+        "In blocks.3, the first MoE layer selected (360 images, 5,530 trials), κ is: a 0.300 [0.200, 0.400]."
         in markdown
     )
     assert (
-        "In blocks.5, the first MoE layer selected (360 images, 5,530 trials), the κ is: b 0.500 [0.400, 0.600]."
+        "In blocks.5, the first MoE layer selected (360 images, 5,530 trials), κ is: b 0.500 [0.400, 0.600]."
         in markdown
     )
 
@@ -149,28 +150,26 @@ def test_a_kind_of_run_that_nobody_knows_yet_is_reported(tmp_path: Path) -> None
 
 def test_a_comparison_shows_its_verdicts(tmp_path: Path) -> None:
     key = ("blocks.3", "patch", "top1_match_kappa", "pooled")
-    more = {"verdict": "cannot tell", "sim_low": -0.01, "sim_high": 0.21}
+    more = {"verdict": NO_DIFFERENCE, "judgement": "", "sim_low": -0.01, "sim_high": 0.21}
     said = [
         {
             "checkpoint": "b",
             "tokens": "patch",
             "metric": key[2],
             "null": key[3],
-            "sentence": "b against a: cannot tell.",
+            "sentence": f"b against a: {NO_DIFFERENCE}.",
         }
     ]
     folder = write_rows(tmp_path / "run", "compare", [], checkpoints=["a", "b"], verdicts=said)
-    pd.DataFrame([row("b", key, (0.1, 0.05, 0.15), reference="a", severity=0.1) | more]).to_csv(
-        folder / "comparison.csv", index=False
-    )
+    line = row("b", key, (0.1, 0.05, 0.15), reference="a", severity=0.1) | more
+    write_csv(folder / "comparison.csv", frame_of_differences([line]))
     markdown = api.report([folder]).markdown
     title = "κ of top-1 match (top1_match_kappa, patches)"
     assert (
-        f"{title}: b against a: cannot tell.\n\nVerdicts go by simultaneous intervals over 360 images."
+        f"{title}: b against a: {NO_DIFFERENCE}.\n\nVerdicts go by simultaneous intervals over 360 images."
         in markdown
     )
     line = next(line for line in markdown.splitlines() if line.startswith("| blocks.3 | 0.1 |"))
-    # Runs of earlier versions lack some columns.
     assert [cell.strip() for cell in line.split("|")[3:-1]] == [
         "no significant difference", "+0.100 [-0.010, +0.210]", "–", "–", "–", "360", "5,530",
     ]  # fmt: skip
@@ -198,7 +197,7 @@ def test_a_sweep_is_told_at_its_ends(tmp_path: Path) -> None:
     )
     markdown = api.report([folder]).markdown
     assert (
-        "In blocks.3, the first MoE layer, at severity 0.4, the strongest of the run (360 images, 5,530 trials), the κ "
+        "In blocks.3, the first MoE layer, at severity 0.4, the strongest of the run (360 images, 5,530 trials), κ "
         "is: a 0.300" in markdown
     )
     assert (

@@ -1,7 +1,7 @@
 """How a kind of run declares its headlines, and joins an audit.
 
 Without pandas, since ``--help`` is made of declarations. What counts as good is no part of a declaration: a property
-names a scale, and the values of all scales are in ``studies/audit/scales.py``.
+names a scale, and the values of all scales are in ``judging/scales.py``.
 """
 
 import enum
@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 Which = tuple[str, str]  # metric, null
+# The view of inputs that nothing perturbs.
+CLEAN = "clean"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Property:
         name: in tables, e.g. "crops".
         title: on the screen and on the page.
         numbers: the judged metrics; several only where the highest of them names the verdict.
-        scale: which bands it is judged by, a name in ``studies.audit.scales.SCALES``.
+        scale: which bands it is judged by, a name in ``judging.scales.SCALES``.
         rule: how the layers become one verdict.
         companion: judges this companion of the number in its place, e.g. "by chance".
         text_title: its title for language models; empty = the same.

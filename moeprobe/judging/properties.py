@@ -4,37 +4,34 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of
-from moeprobe.metrics.base import trial_lists
-from moeprobe.metrics.registry import analyses_of, find, tokens_choose
+from moeprobe.inputs.modality import IMAGE, modality_of
+from moeprobe.judging.declared import CLEAN, Headline, Property, Rule, Which
+from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
+from moeprobe.judging.scales import SCALES, Scale
+from moeprobe.judging.words import COLLAPSED, FamilyWord, is_side, word_of
+from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
-from moeprobe.probes.base import CLEAN, Headline, Property, Rule
-from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.results.differences import compare
-from moeprobe.results.finished import Measured
+from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.folder import Result
-from moeprobe.results.headlines.collected import resolve_headlines, select_rows, severity_of
-from moeprobe.results.headlines.declared import Which
 from moeprobe.results.numbers import interval, number
-from moeprobe.results.sidecars import Request
-from moeprobe.results.summaries import About
 from moeprobe.results.tables import FLOORS, agreement_of
-from moeprobe.results.verdicts import MARGIN, NO_DIFFERENCE, SAME
-from moeprobe.studies.audit.scales import SCALES, Scale
 
 Row = dict[str, Any]
 # A row per property and model, or per property and pair of models (those with a ``reference``).
 COLUMNS = [
     "property", "title", "checkpoint", "reference", "verdict", "grade", "judgement", "symbol", "metric", "null", "view",
     "severity", "layer", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "of_layers",
-    "variants", "first_layer", "first_value", "first_low", "first_high", "beside", "advice", "command", "run",
+    "variants", "checkpoint_value", "reference_value", "first_layer", "first_value", "first_low",
+    "first_high", "beside", "advice", "command", "run",
 ]  # fmt: skip
-COLLAPSED = "collapsed"
 UNDECIDED = "More inputs decide between the two; give the audit more --minutes."
 # No match is collapsed by a load that merely leans to one side.
 _EVERYTHING = 1 - 1e-6
+# More layers are not named one by one.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,17 @@ class PropertyNumbers:
         first = self.rows.iloc[0]
         return str(first["metric"]), str(first["null"])
 
+    @property
+    def simultaneous_rows(self) -> pd.DataFrame:
+        """The rows with intervals that hold for all layers and variants of a model at once, where all are read.
+
+        The worst of several numbers is the lowest by chance, too, so that its own interval covers the worst of the
+        truths too rarely.
+        """
+        if self.declared.rule in (Rule.FIRST, Rule.HIGHEST):
+            return self.rows
+        return pd.concat([widened(rows) for _, rows in self.rows.groupby("checkpoint", sort=False)])
+
 
 def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | None:
     """Return the numbers of a property in a table; None where nothing of it was measured."""
@@ -70,11 +78,10 @@ def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | N
 
 
 def _deciding(item: Property, headlines: Sequence[Headline]) -> list[tuple[Which, Headline]]:
-    """Return the numbers that decide: with several experts per token κ of their set, which is what processes it."""
+    """Return the numbers that decide: the primary one, which is κ of what processes a token, or its companion."""
     if item.rule is Rule.HIGHEST:
         return [(headline.which, headline) for headline in headlines]
-    sets = [headline for headline in headlines if headline.beside and headline.null == "pooled"]
-    headline = (sets or list(headlines))[0]
+    headline = headlines[0]
     if not item.companion:
         return [(headline.which, headline)]
     return [(which, headline) for noun, which in headline.companions if noun == item.companion]
@@ -108,12 +115,14 @@ def verdicts(
         command: what gives more.
         models: names of the audited models, the reference first.
     """
+    empty: Row = {"run": run, "command": command, "reference": "", "judgement": ""}
+    empty |= dict.fromkeys(("checkpoint_value", "reference_value"), np.nan)
     return [
         _verdict(numbers, table, str(name), rows)
-        | {"run": run, "command": command, "reference": "", "judgement": ""}
+        | empty
         | ({"checkpoint": models[-1]} if numbers.declared.of_pair else {})
         | _advice(numbers.declared, SCALES[numbers.declared.scale], rows, classes)
-        for name, rows in numbers.rows.groupby("checkpoint", sort=False)
+        for name, rows in numbers.simultaneous_rows.groupby("checkpoint", sort=False)
     ]
 
 
@@ -148,10 +157,51 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
             [
                 *_beside(numbers, table, name, worst),
                 *mean_beside(item, table[table["checkpoint"] == name], worst),
+                *(_inseparable(moved, worst, scale) if item.rule is Rule.WORST else []),
                 *(f"exactly 0 in {layer}, where no flip moved the loss" for layer in unmoved_layers),
             ]
         ),
     }
+
+
+def widened(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of one model with intervals that hold for all of them at once (Šidák 1967)."""
+    has_interval = rows["ci_low"].notna()
+    numbers = int(has_interval.sum())
+    if numbers < 2:
+        return rows
+    confidence = CONFIDENCE ** (1 / numbers)
+    factors = np.array(
+        [critical(int(n), confidence=confidence) / critical(int(n)) if n > 1 else 1.0 for n in rows["images"]]
+    )
+    value, low, high = (rows[name].to_numpy(float) for name in ("value", "ci_low", "ci_high"))
+    low, high = value - factors * (value - low), value + factors * (high - value)
+    least, most = _range_of(str(rows["metric"].iloc[0]))
+    return rows.assign(ci_low=np.clip(low, least, None), ci_high=np.clip(high, None, most))
+
+
+def _range_of(metric: str) -> tuple[float, float]:
+    """Return the lowest and the highest value that a number can have."""
+    form = find(metric)
+    if form.kind == "kappa":
+        return -np.inf, 1.0
+    return (0.0, 1.0) if form.metric.unit in ("share", "probability") else (-np.inf, np.inf)
+
+
+def _inseparable(rows: pd.DataFrame, worst: pd.Series, scale: Scale) -> list[str]:
+    """Return the other layers (with their variants) that may be the worst as well, as one text at most."""
+    if worst["ci_low"] != worst["ci_low"] or not scale.best:
+        return []
+    lowest = scale.best == "lowest"
+    may_be = rows["ci_high"] >= worst["ci_low"] if lowest else rows["ci_low"] <= worst["ci_high"]
+    others = rows[may_be & ((rows["layer"] != worst["layer"]) | (rows["view"] != worst["view"]))]
+    if others.empty:
+        return []
+    several = rows["view"].nunique() > 1
+    names = [f"{row.layer} {row.view}" if several else str(row.layer) for row in others.itertuples()]
+    shown = ", ".join(names[:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return [f"not separated from it by these inputs: {shown}{more}"]
 
 
 def _deciding_row(item: Property, rows: pd.DataFrame, scale: Scale) -> pd.Series:
@@ -200,9 +250,7 @@ def mean_beside(
     if not item.mean_view or rows.empty:
         return []
     row = {str(key): value for key, value in rows.iloc[0].to_dict().items()}
-    # Differences have intervals that hold for all layers at once; this one does not.
-    alone = " (for this number alone)" if signed else ""
-    return [f"mean over {len(item.views)} views {interval(row, signed=signed)}{alone}"]
+    return [f"mean over {len(item.views)} views {interval(row, signed=signed)}"]
 
 
 def _highest(rows: pd.DataFrame) -> pd.Series:
@@ -299,105 +347,71 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
     return parts
 
 
-# Which of two models is better: paired differences with intervals for all layers at once.
+# Which of two models is better: the family of the paired differences in all layers and variants.
 
 
-def difference_row(
-    numbers: PropertyNumbers, differences: pd.DataFrame, values: Row, comparison: pd.DataFrame
-) -> Row | None:
-    """Return the difference of the second model from the first as a row with ``judge.COLUMNS``.
+def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: Row) -> Row | None:
+    """Return the difference of the second model from the first as a row with ``COLUMNS``.
 
-    None where the models have no layer in common in which the property was measured.
+    Its values and its difference are of one cell: of those that name a side the one with the largest difference. None
+    where the models have no layer in common in which the property was measured.
 
     Args:
         numbers: the property with its numbers.
-        differences: of the run, see ``differences_of``.
+        comparison: the judged differences of the run.
         values: the verdict on the second model, of which the row takes the columns about the property.
-        comparison: all differences of the run, of which the mean over views stands beside.
     """
-    metric, null = numbers.which
-    table = differences[(differences["metric"] == metric) & (differences["null"] == null)]
-    views, layers = set(numbers.rows["view"]), set(numbers.rows["layer"])
-    table = table[table["view"].isin(views) & table["layer"].isin(layers)]
     names = list(dict.fromkeys(numbers.rows["checkpoint"]))
+    table = select_rows(comparison, numbers.which)
+    table = table[(table["checkpoint"] == names[-1]) & (table["reference"] == names[0])]
+    cells = ["layer", "view", "severity"]
+    measured = numbers.rows[cells].drop_duplicates()
+    table = table.merge(measured, on=cells)
     if table.empty or len(names) != 2:
         return None
+    word = FamilyWord.of([word_of(row) for row in table.to_dict("records")])
     shown_row = _largest(table)
-    keys = ["metric", "null", "view", "severity", "layer", "value", "images", "trials"]
     first = table[table["view"] == shown_row["view"]].iloc[0]
+    several_views = table["view"].nunique() > 1
+    who = set(table["collapsed"]) - {""}
+    text = _of_collapse(who) if who else word.text("comparisons" if several_views else "layers")
+    keys = [
+        "metric",
+        "null",
+        *cells,
+        "value",
+        "images",
+        "trials",
+        "checkpoint_value",
+        "reference_value",
+    ]
     return values | {
         **{key: shown_row[key] for key in keys},
         "checkpoint": names[1],
         "reference": names[0],
         "ci_low": shown_row["sim_low"],
         "ci_high": shown_row["sim_high"],
-        "verdict": _word(table),
-        "judgement": _word(table),
+        "verdict": text,
+        "judgement": text,
         "grade": "",
         "first_layer": first["layer"],
         "first_value": first["value"],
         "first_low": first["sim_low"],
         "first_high": first["sim_high"],
         "layers": int(table["layer"].nunique()) if shown_row["layer"] else 0,
+        "variants": int(table["view"].nunique()),
         "of_layers": "largest",
         "beside": ", ".join(mean_beside(numbers.declared, comparison, shown_row, signed=True)),
         "advice": "",
     }
 
 
-def differences_of(properties: Sequence[PropertyNumbers], result: Result) -> pd.DataFrame:
-    """Return the judged differences of the deciding numbers of a run alone, which costs no more than they."""
-    names = list(dict.fromkeys(result.table["checkpoint"]))
-    if len(names) != 2 or not properties:
-        return pd.DataFrame()
-    rows = pd.concat([numbers.rows for numbers in properties])
-    request = Request({key: value for key, value in result.sidecar.request.items() if key != "checkpoints"})
-    computing = {analysis for metric in rows["metric"].unique() for analysis in analyses_of(metric)}
-    analyses = make_analyses([name for name in request.analyses if name in computing])
-    views, severities, layers = set(rows["view"]), set(rows["severity"].dropna()), set(rows["layer"])
-    sums = result.sums.pool_draws(lists=trial_lists(analyses)).select(
-        lambda stored: (
-            stored.cell.layer in layers
-            and stored.cell.view in views
-            and (not severities or stored.cell.severity in severities)
-            and stored.cell.tokens in ("", *ORDINARY)
-        )
-    )
-    measured = Measured(sums, request, result.sidecar.checkpoints, {})
-    info = About.of_request(
-        request,
-        run=request.kind,
-        aligned=measured.is_aligned,
-        train_seeds=measured.training("seed"),
-        groups=measured.training("group"),
-    )
-    return compare(
-        sums, analyses=analyses, run_info=info, selected_pairs=[(names[1], names[0])], margin=MARGIN
-    )
-
-
 def _largest(table: pd.DataFrame) -> pd.Series:
-    """Return the difference that is shown: the largest of those that decide, else the largest."""
-    deciding = table[table["verdict"].isin(["higher", "lower"])]
+    """Return the difference that is shown: the largest of those that name a side, else the largest."""
+    deciding = table[table["verdict"].map(is_side)]
     rows = deciding if len(deciding) else table
     sizes = rows["value"].astype(float).abs()
     return rows.iloc[0] if sizes.isna().all() else rows.loc[sizes.idxmax()]
-
-
-def _word(table: pd.DataFrame) -> str:
-    """Return what the differences of all layers come to."""
-    if (table["verdict"] == "identical").all():
-        return SAME
-    who = set(table["collapsed"]) - {""}
-    if who:
-        return _of_collapse(who)
-    column = "judgement" if table["judgement"].any() else "verdict"
-    deciding = table[table[column].isin(["better", "worse", "higher", "lower"])]
-    words, layers = sorted(set(deciding[column])), [rows["layer"].nunique() for rows in (deciding, table)]
-    if words:
-        extent = f" in {layers[0]} of {layers[1]} layers" if layers[0] < layers[1] else ""
-        return " and ".join(words) + (" by layer" if len(words) > 1 else extent)
-    return "no verdict" if table["sim_low"].isna().all() else NO_DIFFERENCE
 
 
 def _of_collapse(who: set[str]) -> str:
@@ -419,7 +433,6 @@ def judge_run(
     measured = [
         numbers for item in properties if (numbers := property_numbers(item, result.table)) is not None
     ]
-    differences = differences_of([numbers for numbers in measured if numbers.declared.compared], result)
     rows: list[Row] = []
     for numbers in measured:
         item = numbers.declared
@@ -427,8 +440,7 @@ def judge_run(
             numbers, result.table, run=run, classes=classes, command=commands[item.name], models=models
         )
         rows += of_models
-        if item.compared and len(differences):
-            assert result.comparison is not None
-            difference = difference_row(numbers, differences, of_models[-1], result.comparison)
+        if item.compared and result.comparison is not None:
+            difference = difference_row(numbers, result.comparison, of_models[-1])
             rows += [] if difference is None else [difference]
     return rows

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from moeprobe.cli.front import tables
-from moeprobe.results.differences import sentences as families
-from moeprobe.results.layouts import verdicts
+from moeprobe.judging import tables as judged_tables
+from moeprobe.judging.differences import sentences as families
+from moeprobe.judging.words import NO_DIFFERENCE
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from moeprobe.runtime.files import write_csv
@@ -42,7 +43,7 @@ def kappa(layer: str = "blocks.1") -> Key:
     return (layer, "patch", "top1_match_kappa", "pooled")
 
 
-MATCH = [judged(kappa()), judged(kappa("blocks.3"), judgement="", verdict="cannot tell")]
+MATCH = [judged(kappa()), judged(kappa("blocks.3"), judgement="", verdict=NO_DIFFERENCE)]
 COMPARED = {
     "metrics": [*MATCH, *(judged((layer, "patch", "top1_match", "")) for layer in ("blocks.1", "blocks.3"))],
     "severities": [
@@ -69,7 +70,7 @@ def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path:
     screen, page = on_screen(tables.comparison_tables(table)), on_page(short_tables(run))
     assert same(screen, page) and len(screen) > len(COMPARED[name])
     (finding,) = findings([run])
-    said = verdicts.sentences(families(table), table)
+    said = judged_tables.sentences(families(table), table)
     assert finding.sentences == [*said, "Verdicts go by simultaneous intervals over 360 images."]
     about = {"request": {"probe": {"data": "digits", "split": "test"}}, "fail_if_worse": None}
     notebook = Comparison(table, families(table), table[:0], Sidecar(about))._repr_html_()
@@ -78,7 +79,7 @@ def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path:
 
 
 def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
-    first, second = verdicts.tables(frame(COMPARED["metrics"], judged=True))
+    first, second = judged_tables.tables(frame(COMPARED["metrics"], judged=True))
     assert first.columns == [
         "layer", "verdict", "difference [simultaneous 95 %]", "a", "b", "p (Holm)", "images", "trials",
     ]  # fmt: skip
@@ -90,12 +91,13 @@ def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
     assert first.caption == "κ of top-1 match (top1_match_kappa, patches)" and not first.folded
     assert second.caption == "Top-1 match (top1_match, patches)" and second.folded
     assert not any(
-        one.folded for one in verdicts.tables(frame(COMPARED["metrics"], judged=True), extra="top1_match")
+        one.folded
+        for one in judged_tables.tables(frame(COMPARED["metrics"], judged=True), extra="top1_match")
     )
 
 
 def test_a_comparison_opens_with_a_line_per_metric() -> None:
-    lines = {name: verdicts.overview(frame(rows, judged=True)) for name, rows in COMPARED.items()}
+    lines = {name: judged_tables.overview(frame(rows, judged=True)) for name, rows in COMPARED.items()}
     assert lines["metrics"].caption == "Verdicts: b against a"
     assert [[cell.line for cell in line] for line in lines["metrics"].rows] == [
         ["κ of top-1 match", "better (1 of 2), no significant difference (1 of 2)",
@@ -113,22 +115,22 @@ def test_a_comparison_opens_with_a_line_per_metric() -> None:
 
 def test_the_opening_table_is_short_and_has_no_interval_that_one_lacks() -> None:
     rows = [judged(kappa(), checkpoint=f"b{number}") for number in range(12)]
-    table = verdicts.overview(frame(rows, judged=True))
+    table = judged_tables.overview(frame(rows, judged=True))
     assert len(table.rows) == 10 and table.caption == "Verdicts, the first 10 of 12"
     same = judged(kappa("blocks.3"), 0.0, verdict="identical", judgement="", sim_low=NAN, sim_high=NAN)
-    (line,) = verdicts.overview(frame([judged(kappa()), same], judged=True)).rows
+    (line,) = judged_tables.overview(frame([judged(kappa()), same], judged=True)).rows
     assert [cell.line for cell in line][1:] == ["better (1 of 2), same (1 of 2)", "+0.000 to +0.100"]
 
 
 def test_a_narrow_window_holds_all_but_what_it_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "console", lambda: Console(width=80))
     (screen,) = tables.comparison_tables(frame(COMPARED["metrics"], judged=True), full=False)
-    (first, _) = verdicts.tables(frame(COMPARED["metrics"], judged=True))
+    (first, _) = judged_tables.tables(frame(COMPARED["metrics"], judged=True))
     assert on_screen([screen])[0] == list(first.columns)[:-2]
 
 
 def test_shots_are_called_shots() -> None:
-    (table,) = verdicts.tables(frame(COMPARED["shots"], judged=True))
+    (table,) = judged_tables.tables(frame(COMPARED["shots"], judged=True))
     assert table.columns[0] == "shots" and [line[0].text for line in table.rows] == ["1", "10"]
     assert on_screen(tables.comparison_tables(frame(COMPARED["shots"], judged=True)))[1][0] == "1"
 
@@ -143,38 +145,38 @@ def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
         for end in ("", "_distance")
     ]  # fmt: skip
     table = frame(lines, judged=True)
-    *said, zero = verdicts.sentences(families(table), table)
+    *said, zero = judged_tables.sentences(families(table), table)
     assert zero == (
         "0 throughout, for every checkpoint (360 images): batch contagion, batch contagion: distance, token contagion, "
         "token contagion: distance."
     )
     assert [text.split(" (")[0] for text in said] == ["Attention contagion", "Attention contagion: distance"]
-    shown = verdicts.tables(table)
+    shown = judged_tables.tables(table)
     assert [one.caption.split(",")[0] for one in shown] == [
         "Attention contagion (attention_contagion", "Attention contagion: distance (attention_contagion_distance",
     ]  # fmt: skip
     short = tables.comparison_tables(table, full=False)
     assert [str(one.title) for one in short] == [shown[0].caption]
-    assert len(verdicts.tables(table, extra="batch_contagion")) == 4, (
+    assert len(judged_tables.tables(table, extra="batch_contagion")) == 4, (
         "patches and CLS of what was asked about"
     )
     (run,) = read_runs([run_of(table, tmp_path)])
     assert findings([run])[0].sentences[-2] == zero
     nothing = table[table["metric"].str.startswith("batch")]
-    assert not verdicts.tables(nothing) and len(verdicts.sentences(families(nothing), nothing)) == 1
+    assert not judged_tables.tables(nothing) and len(judged_tables.sentences(families(nothing), nothing)) == 1
 
 
 def test_the_sets_of_experts_stand_beside_the_first_choice() -> None:
-    sets = [judged(("blocks.1", "patch", name, null), 0.0, verdict="no difference", judgement="")
+    sets = [judged(("blocks.1", "patch", name, null), 0.0, verdict="same", judgement="")
             for name, null in (("top2_set_match", ""), ("top2_set_match_kappa", "pooled"),
                                ("top2_set_match_kappa", "image"))]  # fmt: skip
     other = [judged(("blocks.1", "patch", "top2_match", ""))]
     for severity in (NAN, 0.2):
         table = frame([row | {"severity": severity} for row in (*MATCH, *sets, *other)], judged=True)
-        said = verdicts.sentences(families(table), table)
+        said = judged_tables.sentences(families(table), table)
         assert [text.split(" (")[0] for text in said] == [
             "Κ of top-1 match" if text.startswith("Κ") else "κ of top-1 match" for text in said[:1]
         ] + [
             "κ of top-2 match, any order", "κ of top-2 match, any order, within image", "Top-2 match, any order",
         ]  # fmt: skip
-        assert "top2_set_match_kappa" in " ".join(one.caption for one in verdicts.tables(table))
+        assert "top2_set_match_kappa" in " ".join(one.caption for one in judged_tables.tables(table))

@@ -14,21 +14,23 @@ from numpy.typing import NDArray
 
 from moeprobe.cli.front.tables import comparison_footing, comparison_tables, gate_outcome
 from moeprobe.errors import UserError
+from moeprobe.judging import differences, words
+from moeprobe.judging.differences import pairs
+from moeprobe.judging.summarize import summarize
+from moeprobe.judging.words import NO_DIFFERENCE
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
-from moeprobe.metrics.stats.families import Difference, Judged
-from moeprobe.results import differences, verdicts
+from moeprobe.metrics.stats.families import Difference, Evidence, Judged
 from moeprobe.results.columns import UNJUDGED
-from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
 from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_table
-from moeprobe.results.summaries import About, summarize
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
 from moeprobe.studies.compare import Comparison, Gate
@@ -133,7 +135,7 @@ def test_a_planted_difference_of_known_size_is_found() -> None:
     table = compare({"a": a, "b": b}, margin=0.1)
     for metric, null, size in (("top1_match", "", 0.2), ("top1_match_kappa", "pooled", 0.2 / 0.75)):
         rows = table[(table["metric"] == metric) & (table["null"] == null)]
-        assert rows["verdict"].tolist() == ["no difference", "higher", "higher"]
+        assert rows["verdict"].tolist() == ["same", "higher", "higher"]
         assert rows["judgement"].tolist() == ["", "better", "better"]
         truth = np.array([0, size, size])
         assert ((rows["sim_low"] < truth) & (truth < rows["sim_high"])).all()
@@ -167,7 +169,7 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     )[0]
     assert word.get_text() == "identical" and bar < box.x0 < box.x1 <= edge.x1, "beside its bar, in its panel"
     # The same accuracy on other images: the difference is 0, and nothing more is known than its interval.
-    assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {"cannot tell"}
+    assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {NO_DIFFERENCE}
     row = only(table, metric="accuracy")
     assert row["detectable"] > row["sim_high"] > 0
     assert f"no significant difference (100 images detect {row['detectable']:.3f})" in sentence(
@@ -251,14 +253,14 @@ def test_inputs_left_out_are_no_collapse_and_no_steadiness() -> None:
 def test_raw_matches_of_other_numbers_of_experts_are_not_judged_and_kappa_is() -> None:
     few, many = routed(1, keep=0.9), routed(2, keep=0.3)
     many["load"] = np.pad(many["load"], ((0, 0), (0, 4)))
-    for found, words in (
+    for found, expected in (
         ({"a": {cell(): few}, "b": {cell(): many}}, {"": "", "κ": "worse"}),
         ({"a": {cell(): few}, "b": {cell(): many | {"load": few["load"]}}}, {"": "worse", "κ": "worse"}),
     ):
         table = compare(found)
         raw, kappa = only(table, metric="top1_match"), only(table, metric="top1_match_kappa", null="pooled")
-        assert (raw["verdict"], raw["judgement"]) == ("lower", words[""])
-        assert (kappa["verdict"], kappa["judgement"]) == ("lower", words["κ"])
+        assert (raw["verdict"], raw["judgement"]) == ("lower", expected[""])
+        assert (kappa["verdict"], kappa["judgement"]) == ("lower", expected["κ"])
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,13 @@ def test_raw_matches_of_other_numbers_of_experts_are_not_judged_and_kappa_is() -
 def test_what_is_not_shown_to_be_no_worse_fails(
     metric: str, low: float, high: float, allowed: float, fails: bool
 ) -> None:
-    row = {"metric": metric, "tokens": "", "sim_low": low, "sim_high": high, "verdict": "cannot tell"}
+    row = {
+        "metric": metric,
+        "tokens": "",
+        "sim_low": low,
+        "sim_high": high,
+        "verdict": NO_DIFFERENCE,
+    }
     row |= {"severity": np.nan}
     table = pd.DataFrame([row | {"judgement": "", "collapsed": ""}])
     assert len(Gate(metric, allowed).failures(table)) == fails
@@ -312,15 +320,15 @@ def test_less_loss_is_better_and_less_accuracy_worse() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [
-        (0.001, 0.3, "higher"), (-0.3, -0.001, "lower"), (-0.019, 0.019, "no difference"),
-        (-0.021, 0.019, "cannot tell"), (-0.019, 0.02, "cannot tell"), (np.nan, np.nan, "cannot tell"),
+        (0.001, 0.3, "higher"), (-0.3, -0.001, "lower"), (-0.019, 0.019, "same"),
+        (-0.021, 0.019, NO_DIFFERENCE), (-0.019, 0.02, NO_DIFFERENCE), (np.nan, np.nan, NO_DIFFERENCE),
     ],
 )  # fmt: skip
 def test_the_word_follows_the_simultaneous_interval(low: float, high: float, word: str) -> None:
     """Whatever the cell's own interval and p say."""
     replicates = Replicates(0.1, np.full(100, 0.1), images=50, trials=50)
     judged = Judged(sim_low=low, sim_high=high, family_cells=1, p=0.0, p_holm=0.0, detectable=0.1)
-    assert verdicts.verdict(Difference(replicates, 0.01), judged, margin=0.02) == word
+    assert words.verdict(Evidence.of(Difference(replicates, 0.01)), judged, margin=0.02) == word
 
 
 @pytest.mark.parametrize("word", UNJUDGED)
@@ -330,18 +338,18 @@ def test_a_difference_without_an_interval_is_called_by_its_flag(word: str) -> No
         np.nan, np.full(100, np.nan), images=50, trials=50, undefined=word.replace(" ", "_")
     )
     judged = Judged(np.nan, np.nan, family_cells=1, p=np.nan, p_holm=np.nan, detectable=np.nan)
-    assert verdicts.verdict(Difference(replicates, np.nan), judged, margin=np.nan) == word
+    assert words.verdict(Evidence.of(Difference(replicates, np.nan)), judged, margin=np.nan) == word
 
 
 def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
-    line = verdicts.Line("higher", "better", 0.01, 0.005, 0.015, 0.01, 50, "")
-    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=0.02)
+    line = words.Line("better", 0.01, 0.005, 0.015, 0.01, 50, "")
+    said = words.sentence([line], checkpoint="b", reference="a", margin=0.02)
     assert said == "b against a: better (+0.010, all by less than 0.02)."
 
 
 def test_differences_of_whole_numbers_have_no_decimals() -> None:
-    line = verdicts.Line("higher", "worse", 1.0, 1.0, 1.0, 0.4, 50, "")
-    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole_numbers=True)
+    line = words.Line("worse", 1.0, 1.0, 1.0, 0.4, 50, "")
+    said = words.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole_numbers=True)
     assert said == "b against a: worse (+1)."
     assert find("dead_experts").metric.unit == "whole"
 

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from moeprobe.judging import declared
+from moeprobe.judging.headlines import RunTables, collect_headlines
 from moeprobe.probes import base
-from moeprobe.results.headlines import declared
-from moeprobe.results.headlines.collected import RunTables, collect_headlines
 from moeprobe.results.tables import frame
 from tests.studies.report.making import Value, row, sidecar
 

@@ -8,18 +8,16 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.results.numbers import decimals_of, end, number, sentence_case
 from moeprobe.results.tables import agreement_of, set_match_of
-from moeprobe.results.verdicts import phrase
 
 Row = Mapping[Hashable, Any]
 Family = tuple[str, str, str]  # metric, null, tokens
 FAMILY = ["metric", "null", "tokens"]
 _PAIR = ["checkpoint", "reference"]
-# Verdicts of intervals that exclude 0.
-_SHOWN = ("better", "worse", "higher", "lower")
 # Lines of the table that a comparison opens with: what an eye takes in.
 _MOST_LINES = 10
 _NOTE = (
@@ -105,15 +103,15 @@ def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
 
 def _verdicts(rows: pd.DataFrame) -> TableCell:
     """Count the verdicts; an identical pair counts as the same."""
-    words = Counter(
-        phrase("no difference" if verdict == "identical" else verdict, judgement)
-        for verdict, judgement in rows[["verdict", "judgement"]].values
-    )
-    if len(rows) == 1:
-        return TableCell(next(iter(words)))
+    words = [word_of(row) for row in rows.to_dict("records")]
+    words = [SAME if word == IDENTICAL else word for word in words]
+    if len(words) == 1:
+        return TableCell(words[0])
+    counted = Counter(words)
     # What was shown comes first.
-    ordered = sorted(words, key=lambda word: word not in _SHOWN)
-    return TableCell(", ".join(f"{word} ({words[word]} of {len(rows)})" for word in ordered))
+    ordered = sorted(counted, key=lambda word: not is_side(word))
+    text = ", ".join(f"{word} ({counted[word]} of {len(words)})" for word in ordered)
+    return TableCell(f"mixed: {text}" if FamilyWord.of(words).word == "mixed" else text)
 
 
 def _differences(rows: pd.DataFrame) -> TableCell:
@@ -170,7 +168,7 @@ def _zeros(read: pd.DataFrame, extra: str | None) -> dict[Family, int]:
         return {}
     zeros = {}
     for key, rows in read.groupby(FAMILY, sort=False):
-        nothing = (rows["verdict"] == "identical").all() and (rows[sides] == 0).all(axis=None)
+        nothing = (rows["verdict"] == IDENTICAL).all() and (rows[sides] == 0).all(axis=None)
         if nothing and key[0] != extra:
             zeros[key] = int(rows["images"].max())
     return zeros
@@ -224,14 +222,14 @@ def _verdict(row: Row) -> str:
     who, detectable = row.get("collapsed", ""), row.get("detectable", math.nan)
     if word == "collapsed" and who:
         return f"{'both' if who == 'both' else row[who]} collapsed"
-    if word == "cannot tell" and detectable == detectable:
-        return f"{phrase(word)} (detectable: {number(detectable)})"
-    return f"{row['judgement']} ({word})" if row.get("judgement") else phrase(word)
+    if word == NO_DIFFERENCE and detectable == detectable:
+        return f"{word} (detectable: {number(detectable)})"
+    return f"{row['judgement']} ({word})" if row.get("judgement") else word
 
 
 def _difference(row: Row) -> TableCell:
-    """Return the difference with the interval that its verdict goes by."""
-    ends = {f"ci_{end}": row.get(f"sim_{end}", math.nan) for end in ("low", "high")}
+    """Return the difference with the interval that its verdict goes by; a flag is in the verdict."""
+    ends = {f"sim_{end}": row.get(f"sim_{end}", math.nan) for end in ("low", "high")}
     return value({"value": row["value"], "flag": "", **ends}, signed=True)
 
 

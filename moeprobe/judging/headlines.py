@@ -1,7 +1,7 @@
 """The tables of a run, just measured or read back, and its headlines: their numbers, their place there, and in words.
 
-A difference is called higher or lower where its 95 % interval over images does not contain 0, and "cannot be
-distinguished" where it does. A router that has collapsed is called collapsed: its match of 1 says nothing.
+The first headline is the primary number of a kind of run. The word of a difference is that of its row, which
+``judging.differences`` gave it. A router that has collapsed is called collapsed: its match of 1 says nothing.
 """
 
 import dataclasses
@@ -13,16 +13,19 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.judging.declared import Agreement, Headline, Which
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import tokens_choose
-from moeprobe.results.headlines.declared import Agreement, Headline, Which
 from moeprobe.results.layouts.cells import counts, trials_of
-from moeprobe.results.numbers import decimals_of, interval, number, sentence_case
+from moeprobe.results.numbers import decimals_of, ends_of, interval, number, sentence_case
 from moeprobe.results.sidecars import Request, Sidecar
 from moeprobe.results.tables import agreement_of, is_pooled, set_match_of
 
 Row = dict[str, Any]
+# κ of the first choice, where a token has several.
+FIRST_CHOICE = "κ₁ (first choice)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +167,25 @@ def _with_noun(declared: Headline) -> Headline:
 
 
 def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) -> list[Headline]:
-    """Return the headline about the first kind of agreement that all checkpoints have, and those about sets."""
-    first = agreement_of(table)
-    kappa = registry.find(f"{first}{KAPPA}")
-    noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
-    headlines = [_beyond_chance(first, "pooled", declared, noun)]
-    sets = set_match_of(table)
-    for null in ("pooled", "image") if sets else ():
-        noun = registry.find(f"{sets}{KAPPA}").full_label(null, modality)
-        headlines.append(dataclasses.replace(_beyond_chance(sets, null, declared, noun), beside=True))
-    return headlines
+    """Return the headline about what processes a token, and those beside it.
+
+    That is κ of the set where tokens have several experts, with κ within the image and κ₁, of the first choice, beside
+    it; else κ of the first kind of agreement that all checkpoints have.
+    """
+    first, sets = agreement_of(table), set_match_of(table)
+    if not sets:
+        kappa = registry.find(f"{first}{KAPPA}")
+        noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
+        return [_beyond_chance(first, "pooled", declared, noun)]
+    within = f"κ within the {modality.name}"
+    beside = (
+        _beyond_chance(sets, "image", declared, within),
+        _beyond_chance(first, "pooled", declared, FIRST_CHOICE),
+    )
+    return [
+        _beyond_chance(sets, "pooled", declared, "κ"),
+        *(dataclasses.replace(headline, beside=True) for headline in beside),
+    ]
 
 
 def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> Headline:
@@ -251,7 +263,8 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
     for row in headline.differences[headline.which]:
         pair = rows[row["checkpoint"]], rows[row["reference"]]
         if "collapsed" not in {side["flag"] for side in pair}:
-            sentences.append(f"{place}, {difference(row, *pair, noun=headline.declared.noun)}")
+            noun, unit = headline.declared.noun, run.modality.name
+            sentences.append(f"{place}, {difference(row, *pair, noun=noun, unit=unit)}")
             compared |= {side["checkpoint"] for side in pair}
     alone = [row for name, row in rows.items() if name not in compared]
     stable = [row for row in alone if row["flag"] != "collapsed"]
@@ -259,7 +272,7 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
         shown = "; ".join(
             f"{row['checkpoint']} {interval(row)}{_companions(headline, row)}" for row in stable
         )
-        sentences.append(f"{place}, the {headline.declared.noun} is: {shown}.")
+        sentences.append(f"{place}, {_subject(headline)} is: {shown}.")
     sentences += [
         f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
         f"{_raw(headline, row)} says nothing about its stability, and κ does not exist."
@@ -282,7 +295,8 @@ def _across_layers(headline: HeadlineValues) -> str:
     for pair in pairs:
         of_pair = [row for row in differences if (row["checkpoint"], row["reference"]) == pair]
         name = "difference" if len(pairs) == 1 else f"{pair[0]} − {pair[1]}"
-        parts += [f"{name} {spread}, {_count_layers(of_pair)}" for spread in _spread(of_pair, signed=True)]
+        word = family_word(of_pair).text("layers")
+        parts += [f"{name} {spread}, {word}" for spread in _spread(of_pair, signed=True)]
     worst = registry.find(headline.declared.metric).direction
     for name in dict.fromkeys(row["checkpoint"] for row in rows):
         if name not in compared:
@@ -309,23 +323,51 @@ def _spread(rows: Sequence[Row], *, worst: int = 0, signed: bool = False) -> lis
     return [" to ".join(ends)]
 
 
-def _count_layers(rows: Sequence[Row]) -> str:
-    """Return in how many layers a difference is higher, lower, or neither."""
-    higher = sum(row["ci_low"] > 0 for row in rows)
-    lower = sum(row["ci_high"] < 0 for row in rows)
-    words = {
-        "higher in": higher,
-        "lower in": lower,
-        "no significant difference in": len(rows) - higher - lower,
-    }
-    return ", ".join(f"{text} {count}" for text, count in words.items() if count)
+def _subject(headline: HeadlineValues) -> str:
+    noun = headline.declared.noun
+    return noun if noun.startswith("κ") else f"the {noun}"
+
+
+def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
+    """Return what the numbers beside the primary one come to, in the same layer; empty where there are none."""
+    parts = []
+    for headline in headlines:
+        differences = headline.differences[headline.which]
+        for row in differences:
+            pair = row["checkpoint"], row["reference"]
+            in_layers = [
+                other
+                for other in headline.differences_in_layers
+                if (other["checkpoint"], other["reference"]) == pair
+            ]
+            name = "" if len(differences) == 1 else f" ({pair[0]} − {pair[1]})"
+            word = family_word(in_layers or [row]).text("layers")
+            parts.append(f"{headline.declared.noun}{name} {interval(row, signed=True)}, {word}")
+        if not differences:
+            values = ", ".join(
+                f"{row['checkpoint']} {interval(row)}" for row in headline.rows[headline.which]
+            )
+            parts.append(f"{headline.declared.noun}: {values}" if values else "")
+    parts = [part for part in parts if part]
+    place = f" in {headlines[0].layer}" if headlines and headlines[0].layer else ""
+    return f"Beside it{place}: {'; '.join(parts)}." if parts else ""
+
+
+def kappas_of_first_choices(headlines: Sequence[HeadlineValues]) -> set[Which]:
+    """Return the headlines about κ₁, by which nothing is concluded: what processes a token is its set."""
+    return {headline.which for headline in headlines if headline.declared.noun == FIRST_CHOICE}
+
+
+def family_word(rows: Sequence[Row]) -> FamilyWord:
+    """Return what differences that one sentence reads come to."""
+    return FamilyWord.of([word_of(row) for row in rows])
 
 
 def _without_trials(run: RunTables, headline: HeadlineValues) -> str:
     """Return why there is no headline of any checkpoint: what it is computed from did not occur."""
     rows, noun, unit = headline.raw_rows, headline.declared.noun, run.modality
     if not any(row["images"] for row in rows):
-        return f"{_measured_on(run, headline, [])}, there is nothing to compute the {noun} from (no trials)."
+        return f"{_measured_on(run, headline, [])}, there is nothing to compute {_subject(headline)} from (no trials)."
     shown = "; ".join(f"{row['checkpoint']} {interval(row)}" for row in rows)
     why = (
         f"chance compares different {unit.plural}, and there is one alone"
@@ -370,27 +412,35 @@ def _raw(headline: HeadlineValues, row: Row) -> str:
     return next(values, "1")
 
 
-def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
-    """Return what the interval of a paired difference allows to say; the end of a sentence.
+def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: str) -> str:
+    """Return the verdict on a paired difference; the end of a sentence.
 
     Args:
-        row: the difference.
+        row: the judged difference.
         checkpoint: the value of the one.
         reference: the value of the other.
         noun: name of the compared quantity.
+        unit: what was sampled, e.g. image.
     """
     first, second = (f"{side['checkpoint']} ({interval(side)})" for side in (checkpoint, reference))
-    by, low, high = row["value"], row["ci_low"], row["ci_high"]
-    if low != low:
-        why = f" ({row['flag'].replace('_', ' ')})" if row["flag"] else ""
-        return (
-            f"nothing can be said of the {noun} of {first} and {second}: their difference of "
-            f"{number(by, signed=True, decimals=decimals_of(row))} has no interval{why}."
-        )
-    if by == low == high == 0:
-        return f"the {noun} of {first} and {second} is the same in every resample."
-    if low > 0 or high < 0:
-        word, (low, high) = "higher" if by > 0 else "lower", sorted((abs(low), abs(high)))
-        size = interval({**row, "value": abs(by), "ci_low": low, "ci_high": high})
-        return f"the {noun} is {word} in {first} than in {second}, by {size}."
-    return f"{first} and {second} show no significant difference in {noun} ({interval(row, signed=True)})."
+    by, word = row["value"], row["verdict"]
+    low, high = ends_of(row)
+    subject = noun if noun.startswith("κ") else f"the {noun}"
+    if word == IDENTICAL:
+        return f"{subject} of {first} and {second} is the same in every {unit}."
+    if is_side(word):
+        low, high = sorted((abs(low), abs(high)))
+        size = interval({**row, "value": abs(by), "sim_low": low, "sim_high": high})
+        judged = f" ({row['judgement']})" if row["judgement"] else ""
+        return f"{subject} is {word}{judged} in {first} than in {second}, by {size}."
+    size = interval(row, signed=True)
+    if word == SAME:
+        return f"{first} and {second} have the same {noun} within ±{row['margin']:g} ({size})."
+    if word == NO_DIFFERENCE:
+        return f"{first} and {second} show {NO_DIFFERENCE} in {noun} ({size})."
+    by_text = number(by, signed=True, decimals=decimals_of(row))
+    why = f" ({word})" if word else ""
+    return (
+        f"nothing can be said of {subject} of {first} and {second}: their difference of {by_text} has no "
+        f"interval{why}."
+    )

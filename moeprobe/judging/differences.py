@@ -1,0 +1,359 @@
+"""Paired differences of two checkpoints, from the values of their cells to the words that their families allow.
+
+A family is one metric (with its null) of one kind of tokens for one pair of checkpoints: its cells are the layers,
+views and severities of a run. Means over views are families of their own, and so is each single draw. Every run judges
+its differences so, and ``compare`` does; whatever is said of a cell anywhere follows from this one interval. A metric
+that decides whether a comparison passes is one family in all, since any of its cells may fail it. Training seeds are
+never pooled: a pair of checkpoints is a pair of seeds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.modality import modality_of
+from moeprobe.judging import words
+from moeprobe.metrics.declaration import KAPPA, NumberName
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.families import Difference, Evidence, Family, Judged, difference_error
+from moeprobe.metrics.stats.linearized import multiplied
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.results.stored import SumsStore
+from moeprobe.results.summaries import About, row
+from moeprobe.results.sums import Cell
+from moeprobe.results.tables import FLOORS, frame
+from moeprobe.results.values import Analyses, CellValues, Evaluator
+from moeprobe.runtime import processes
+
+Pair = tuple[str, str]
+Row = dict[str, Any]
+
+FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+_EVEN = 1e-12
+_NOTHING = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One metric of one cell of one pair, not yet judged.
+
+    Attributes:
+        row: its line in ``comparison.csv``, without what its family says.
+        family: what it is judged with.
+        evidence: the difference without its resamples.
+        deviations: of the resamples from the difference, in standard errors ``(R,)``; None = there are none.
+        collapsed: who sends everything to one choice: checkpoint, reference, both or nobody (empty).
+        has_interval: whether higher and lower may be called better and worse.
+        not_finite: whether a side lost images.
+    """
+
+    row: Row
+    family: Hashable
+    evidence: Evidence
+    deviations: Array | None
+    collapsed: str
+    has_interval: bool
+    not_finite: bool
+
+
+def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mapping[str, Any]) -> list[Pair]:
+    """Return (checkpoint, reference) of every difference; the reference is the first checkpoint.
+
+    Where the first checkpoint's group and another group both hold several training seeds, seed s of the one is paired
+    with seed s of the other. In such groups, a checkpoint without a partner of its seed is in no pair.
+    """
+    first, *remaining = checkpoints
+    members: dict[str, dict[Any, str]] = {}
+    for name in checkpoints:
+        members.setdefault(groups.get(name, ""), {}).setdefault(seeds.get(name), name)
+    several = {group for group, by_seed in members.items() if group and len(by_seed) > 1}
+    first_group = groups.get(first, "")
+    if first_group not in several or len(several) < 2:
+        return [(name, first) for name in remaining]
+    matched = []
+    for name in remaining:
+        group = groups.get(name, "")
+        reference = members[first_group].get(seeds.get(name)) if group in several else first
+        if group != first_group and reference is not None:
+            matched.append((name, reference))
+    return matched
+
+
+def compare(
+    images: SumsStore,
+    *,
+    analyses: Analyses,
+    run_info: About,
+    selected_pairs: Sequence[Pair],
+    margin: float = words.MARGIN,
+    together: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> pd.DataFrame:
+    """Return the differences of the ``selected_pairs``, a row each, with ``columns.COMPARISON_COLUMNS``.
+
+    One site (layer, view, severity, tokens) is held at a time, in each of ``SumsStore.processes``.
+
+    Args:
+        images: sums per image of all checkpoints.
+        analyses: what the sums are of.
+        run_info: what all rows share.
+        selected_pairs: (checkpoint, reference).
+        margin: differences inside ± margin count as none, of shares (``registry.Form``).
+        together: a metric whose cells are one family, whatever their pair, tokens and null.
+        progress: called with the number of rows of sums done since the last call.
+
+    Raises:
+        UserError: two checkpoints were probed on different images.
+    """
+    # Numbers about single experts are another model's other experts: there is nothing to compare.
+    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, influences=True, experts=False)
+    # Floors are arithmetic, not routing.
+    sites = [site for site in images.sites() if site[0].cell.view not in FLOORS]
+
+    def compared(number: int) -> list[Compared]:
+        valued = {stored.checkpoint: value(stored) for stored in sites[number]}
+        return [
+            comparison
+            for pair in selected_pairs
+            if pair[0] in valued and pair[1] in valued
+            for comparison in compare_values(valued[pair[0]], valued[pair[1]], run_info)
+        ]
+
+    judging = Judging(margin=margin, together=together)
+    spread = processes.spread(compared, len(sites), processes=images.processes)
+    for site, differences in zip(sites, spread, strict=True):
+        judging.add(differences)
+        progress(sum(cell.num_images for cell in site))
+    rows = judging.rows()
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    rows.sort(
+        key=lambda row: (
+            selected_pairs.index((row["checkpoint"], row["reference"])),
+            layers.index(row["layer"]),
+        )
+    )
+    return frame(rows, judged=True)
+
+
+class Judging:
+    """Differences of a run, added site by site and judged together at the end.
+
+    Args:
+        margin: differences inside ± margin count as none, of shares.
+        together: a metric whose cells are one family, whatever their pair, tokens and null.
+    """
+
+    def __init__(self, *, margin: float = words.MARGIN, together: str | None = None) -> None:
+        self._margin, self._together = margin, together
+        self._families: dict[Hashable, Family] = {}
+        self._compared: list[Compared] = []
+        # By the number of the comparison: its family, and its place there.
+        self._places: list[tuple[Hashable, int] | None] = []
+        self._sizes: dict[Hashable, int] = {}
+
+    def add(self, comparisons: Iterable[Compared]) -> None:
+        """Add comparisons; collapsed cells, and cells that lost images, are in no family."""
+        for item in comparisons:
+            place = None
+            if not item.collapsed and not item.not_finite:
+                key = self._together if item.row["metric"] == self._together else item.family
+                self._families.setdefault(key, Family()).add(item.evidence, item.deviations)
+                place = key, self._sizes.get(key, 0)
+                self._sizes[key] = place[1] + 1
+            self._places.append(place)
+            self._compared.append(dataclasses.replace(item, deviations=None))
+
+    def rows(self) -> list[Row]:
+        """Return the rows in the order in which they were added, with what their families say of them."""
+        judged = {key: family.judge() for key, family in self._families.items()}
+        return [
+            self._row(item, None if place is None else judged[place[0]][place[1]])
+            for item, place in zip(self._compared, self._places, strict=True)
+        ]
+
+    def _row(self, item: Compared, judged: Judged | None) -> Row:
+        metric = item.row["metric"]
+        margin = self._margin if find(metric).has_margin else np.nan
+        word = words.NOT_FINITE if item.not_finite else words.verdict(item.evidence, judged, margin=margin)
+        return item.row | {
+            **dataclasses.asdict(judged or _NOTHING),
+            "verdict": word,
+            "judgement": words.judgement(metric, word) if item.has_interval else "",
+            "collapsed": item.collapsed,
+            "margin": margin,
+        }
+
+
+def compare_values(
+    values: CellValues, reference: CellValues, run_info: About, *, combined: bool = False
+) -> list[Compared]:
+    """Return the differences of the values of a cell from the reference's, number by number.
+
+    Args:
+        values: of the checkpoint, with influences.
+        reference: of the other one.
+        run_info: what all rows share.
+        combined: whether they are means over views, which are judged apart.
+
+    Raises:
+        UserError: the two were probed on different images.
+    """
+    _check_same_images(values, reference)
+    # Expert e of one model is no relative of expert e of another.
+    names = [name for name in values.numbers if name in reference.numbers and name.expert is None]
+    differences = {name: values.numbers[name].minus(reference.numbers[name]) for name in names}
+    errors = {name: _error(name, values, reference, differences[name]) for name in names}
+    finite_errors = [error for error in errors.values() if not np.isnan(error)]
+    if finite_errors and not any(finite_errors):
+        # Nothing else of the two differs in any image, so neither does what has no first-order error.
+        errors = dict.fromkeys(errors, 0.0)
+    resampled = multiplied([*differences.values()], seed=run_info.seed)
+    return [
+        _compared(values, reference, run_info, name, Difference(replicates, errors[name]), combined=combined)
+        for name, replicates in zip(names, resampled, strict=True)
+    ]
+
+
+def _compared(
+    values: CellValues,
+    reference: CellValues,
+    run_info: About,
+    name: NumberName,
+    difference: Difference,
+    *,
+    combined: bool,
+) -> Compared:
+    cell, not_finite = values.cell, values.not_finite or reference.not_finite
+    collapsed = {"checkpoint": _collapsed(values, name), "reference": _collapsed(reference, name)}
+    line = row(run_info, values.checkpoint, cell, name, difference.replicates, not_finite=not_finite)
+    return Compared(
+        row=line
+        | {
+            "reference": reference.checkpoint,
+            "checkpoint_value": values.numbers[name].point,
+            "reference_value": reference.numbers[name].point,
+            "se": difference.standard_error,
+        },
+        family=_family(values, reference, name, combined=combined),
+        evidence=Evidence.of(difference),
+        deviations=difference.deviations(),
+        collapsed="both"
+        if all(collapsed.values())
+        else "".join(side for side, is_so in collapsed.items() if is_so),
+        has_interval=_has_interval(values, name)
+        and _has_interval(reference, name)
+        and _comparable(values, reference, name),
+        not_finite=not_finite,
+    )
+
+
+def _family(
+    values: CellValues, reference: CellValues, name: NumberName, *, combined: bool
+) -> tuple[Hashable, ...]:
+    """Return what the family of a difference is known by."""
+    cell: Cell = values.cell
+    # A sentence about a mean over views reads those of one name, in all layers and at all severities.
+    return (
+        values.checkpoint,
+        reference.checkpoint,
+        cell.tokens,
+        name,
+        cell.draw,
+        cell.view if combined else "",
+    )
+
+
+def _error(name: NumberName, values: CellValues, reference: CellValues, difference: Replicates) -> float:
+    """Return the standard error of a difference: by the delta method or, of means without influences, of resamples."""
+    if name in values.influences and name in reference.influences:
+        influence = values.influences[name] - reference.influences[name]
+        return difference_error(values.numbers[name], reference.numbers[name], influence)
+    drawn = difference.values[~np.isnan(difference.values)]
+    if len(drawn) < 2 or difference.images < 2:
+        return np.nan
+    return float(np.hypot(drawn.std() / np.sqrt(1 - 1 / difference.images), difference.grain))
+
+
+def _check_same_images(values: CellValues, reference: CellValues) -> None:
+    """Raise ``UserError`` unless two checkpoints were probed on the same images."""
+    if values.image_ids != reference.image_ids:
+        raise UserError(
+            f"{values.checkpoint} and {reference.checkpoint} were probed on different images "
+            f"({len(values.image_ids):,} and {len(reference.image_ids):,}, "
+            f"{len({*values.image_ids} & {*reference.image_ids}):,} in common), so that no difference is paired; probe "
+            "both on the same (leave out what one of them cannot read)."
+        )
+
+
+def _collapsed(values: CellValues, name: NumberName) -> bool:
+    """Whether what the metric is about has collapsed: everything goes to one choice."""
+    number = values.numbers[name]
+    if values.not_finite:
+        return False
+    if find(name.metric).metric.collapsed_at_zero:
+        return number.point < _EVEN
+    kappa = _kappa(values, name) or number
+    # Without a value a share of a mismatch has not collapsed: the mismatch is rounding.
+    return any(
+        np.isnan(replicates.point) and replicates.trials > 0 and replicates.undefined == "collapsed"
+        for replicates in (number, kappa)
+    )
+
+
+def _has_interval(values: CellValues, name: NumberName) -> bool:
+    """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
+    kappa = _kappa(values, name)
+    return kappa is None or not kappa.interval().flag
+
+
+def _comparable(values: CellValues, reference: CellValues, name: NumberName) -> bool:
+    """Whether raw matches are comparable: with fewer experts chance alone is higher."""
+    raw = _kappa(values, name) is not None and find(name.metric).kind != "kappa"
+    return values.num_experts == reference.num_experts or not raw
+
+
+def _kappa(values: CellValues, name: NumberName) -> Replicates | None:
+    metric = find(name.metric).metric
+    return values.numbers.get(NumberName(f"{metric.collapse_of or metric.name}{KAPPA}", "pooled"))
+
+
+def sentences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
+    rows_of_families = []
+    units = modality_of(table["tokens"]).plural
+    for key, rows in table.groupby(FAMILY, sort=False):
+        family = dict(zip(FAMILY, key, strict=True))
+        lines = [_line(line) for _, line in rows.iterrows()]
+        sentence = words.sentence(
+            lines,
+            checkpoint=family["checkpoint"],
+            reference=family["reference"],
+            margin=rows["margin"].iloc[0],
+            units=units,
+            whole_numbers=find(family["metric"]).metric.unit == "whole",
+        )
+        rows_of_families.append(family | {"sentence": sentence})
+    return pd.DataFrame(rows_of_families, columns=[*FAMILY, "sentence"])
+
+
+def _line(line: pd.Series) -> words.Line:
+    who = {
+        "checkpoint": line["checkpoint"],
+        "reference": line["reference"],
+        "both": f"{line['checkpoint']} and {line['reference']}",
+    }
+    return words.Line(
+        word=words.word_of(line),
+        value=line["value"],
+        low=line["sim_low"],
+        high=line["sim_high"],
+        detectable=line["detectable"],
+        images=line["images"],
+        collapsed=who.get(line["collapsed"], ""),
+    )

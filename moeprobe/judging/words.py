@@ -1,0 +1,173 @@
+"""The words for a difference: what its simultaneous interval allows to be said, and nothing more.
+
+Every surface takes its words from here: screen, notebook, report, audit, the printout of ``compare`` and its exit code.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.families import Evidence, Judged
+from moeprobe.results.numbers import number
+
+MARGIN = 0.02
+
+# Images of a side were left out since their gates or scores are no numbers.
+NOT_FINITE = "not finite"
+IDENTICAL, SAME, NO_DIFFERENCE, COLLAPSED = "identical", "same", "no significant difference", "collapsed"
+NO_VERDICT = "no verdict"
+# A side: the opposite of each.
+_OPPOSITE = {"better": "worse", "worse": "better", "higher": "lower", "lower": "higher"}
+# How often chance alone names a side in a family of comparisons, at the most.
+FALSE_SIDES = 0.05
+
+
+def verdict(evidence: Evidence, judged: Judged | None, *, margin: float) -> str:
+    """Return the word of the column ``verdict``, from the simultaneous interval alone.
+
+    * collapsed: a side sends everything to one choice, so its match says nothing (``judged`` is None);
+    * no trials, few images, unstable, …: there is no interval (as in the column ``flag``);
+    * identical: the same in every image;
+    * higher, lower: the interval excludes 0;
+    * same: it includes 0 and is inside ± margin (NaN = the metric has none);
+    * no significant difference: anything else.
+    """
+    if judged is None or evidence.flag:
+        return COLLAPSED if judged is None else evidence.flag.replace("_", " ")
+    if evidence.identical:
+        return IDENTICAL
+    if judged.sim_low > 0:
+        return "higher"
+    if judged.sim_high < 0:
+        return "lower"
+    return SAME if -margin < judged.sim_low and judged.sim_high < margin else NO_DIFFERENCE
+
+
+def judgement(metric: str, verdict: str) -> str:
+    """Return better, worse, or nothing where the verdict or the metric has no such side."""
+    sign = find(metric).direction * {"higher": 1, "lower": -1}.get(verdict, 0)
+    return {1: "better", -1: "worse"}.get(sign, "")
+
+
+def word_of(row: Mapping[Any, Any]) -> str:
+    """Return how the row of a judged difference reads: its judgement or, without one, its verdict."""
+    return str(row["judgement"] or row["verdict"])
+
+
+def is_side(word: str) -> bool:
+    """Whether a word says that one of the two is better, worse, higher or lower."""
+    return word in _OPPOSITE
+
+
+@dataclass(frozen=True)
+class FamilyWord:
+    """What several comparisons of a family come to.
+
+    Attributes:
+        word: better, worse, higher, lower, mixed, same, identical, no significant difference, or why there is none.
+        sides: number of comparisons by side, e.g. better -> 2.
+        comparisons: number of all of them.
+    """
+
+    word: str
+    sides: Mapping[str, int]
+    comparisons: int
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> "FamilyWord":
+        """Return what comparisons with these words (``word_of``) come to."""
+        counted = Counter(words)
+        sides = {word: count for word, count in counted.items() if is_side(word)}
+        # The two names of one sign: a side without a judgement is none of better and worse.
+        if len(sides) > 1:
+            word = "mixed"
+        elif sides:
+            word = next(iter(sides))
+        elif len(counted) == 1:
+            word = next(iter(counted))
+        else:
+            word = next((known for known in (NO_DIFFERENCE, SAME, IDENTICAL) if counted[known]), NO_VERDICT)
+        return cls(word, sides, len(words))
+
+    def text(self, unit: str = "comparisons") -> str:
+        """Return it with its counts, e.g. ``mixed: better in 1, worse in 2 of 4 layers``."""
+        if not self.sides or self.comparisons == 1:
+            return self.word
+        parts = ", ".join(f"{word} in {count}" for word, count in self.sides.items())
+        return f"{'mixed: ' if self.word == 'mixed' else ''}{parts} of {self.comparisons} {unit}"
+
+
+def false_sides(families: int) -> str:
+    """Return how many false sides chance alone gives, for a page with that many verdicts."""
+    if families < 2:
+        return ""
+    return (
+        f"If nothing differed, chance would name a side in up to {FALSE_SIDES * families:.2g} of these {families} "
+        "verdicts, on average."
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison of a family, as its sentence needs it."""
+
+    word: str
+    value: float
+    low: float
+    high: float
+    detectable: float
+    images: int
+    collapsed: str
+
+
+def sentence(
+    lines: Sequence[Line],
+    *,
+    checkpoint: str,
+    reference: str,
+    margin: float,
+    units: str = "images",
+    whole_numbers: bool = False,
+) -> str:
+    """Summarize a family: each word with its number of comparisons.
+
+    Args:
+        lines: the comparisons of the family.
+        checkpoint: the compared checkpoint.
+        reference: the checkpoint to compare with.
+        margin: up to where a difference is called small.
+        units: the sampling units.
+        whole_numbers: whether the values are whole numbers.
+    """
+    words = Counter(line.word for line in lines)
+    parts = []
+    for word, times in words.most_common():
+        these = [line for line in lines if line.word == word]
+        share = "" if len(lines) == 1 else f" in {times} of {len(lines)} comparisons"
+        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole_numbers else 3)}")
+    mixed = "mixed, " if FamilyWord.of([line.word for line in lines]).word == "mixed" else ""
+    return f"{checkpoint} against {reference}: {mixed}{'; '.join(parts)}."
+
+
+def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimals: int) -> str:
+    if word == COLLAPSED:
+        who = ", ".join(dict.fromkeys(line.collapsed for line in lines if line.collapsed))
+        return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
+    if is_side(word):
+        small = all(max(abs(line.low), abs(line.high)) < margin for line in lines)
+        inside = f", all by less than {margin:g}" if small else ""
+        return f" ({_range([line.value for line in lines], signed=True, decimals=decimals)}{inside})"
+    if word == SAME:
+        return f" (all inside ±{margin:g})"
+    if word == NO_DIFFERENCE:
+        detectables = [line.detectable for line in lines if line.detectable == line.detectable]
+        images = min(line.images for line in lines)
+        return f" ({images:,} {units} detect {_range(detectables)})" if detectables else ""
+    return ""
+
+
+def _range(values: Sequence[float], *, signed: bool = False, decimals: int = 3) -> str:
+    texts = [number(value, signed=signed, decimals=decimals) for value in (min(values), max(values))]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
