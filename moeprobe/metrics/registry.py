@@ -266,18 +266,14 @@ def compared_first(first: str, sets: str = "", *, modality: Modality = IMAGE) ->
         sets: the match of the sets that process tokens; empty = none beside the first choice.
         modality: what checkpoints read.
     """
-    agree, beyond = find(first), Form(find(first).metric, "kappa")
-    titles = {
-        (beyond.name, "pooled"): f"{beyond.full_label('pooled')} (pooled)",
-        (first, ""): agree.full_label(),
-    }
-    if sets:
-        beyond_sets = Form(find(sets).metric, "kappa")
-        titles |= {
-            (beyond_sets.name, "pooled"): f"{beyond_sets.full_label('pooled')} (pooled)",
-            (beyond_sets.name, "image"): beyond_sets.full_label("image", modality),
-            (sets, ""): find(sets).full_label(),
-        }
+    titles = {}
+    # What processes a token comes first.
+    for match in (sets, first) if sets else (first,):
+        beyond = Form(find(match).metric, "kappa")
+        titles[beyond.name, "pooled"] = f"{beyond.full_label('pooled')} (pooled)"
+        if match == sets:
+            titles[beyond.name, "image"] = beyond.full_label("image", modality)
+        titles[match, ""] = find(match).full_label()
     # Where tokens choose without a limit, none is ever without an expert.
     left_out = "others" if tokens_choose(first) else ""
     outcomes = {
@@ -293,8 +289,8 @@ def compared_along_severities(first: str, sets: str = "") -> tuple[str, ...]:
     """
     beyond_sets = (f"{sets}{KAPPA}",) if sets else ()
     return (
-        f"{first}{KAPPA}",
         *beyond_sets,
+        f"{first}{KAPPA}",
         *(metric.name for metric in headlines() if metric.better == "more"),
     )
 
@@ -304,16 +300,21 @@ def routing_along_severity(
 ) -> tuple[tuple[str, str, str], ...]:
     """Return the columns of a table of the routing along a severity, (metric, null, heading)."""
     skipped = "others" if tokens_choose(first) else "tokens choose"
-    of_sets = [(sets, "", find(sets).metric.short)] if sets else []
-    of_sets += [
-        (f"{sets}{KAPPA}", null, f"any order: {kappa(null, modality)}")
-        for null in ("pooled", "image")
-        if sets
+    # κ is of what processes a token, and comes first; κ₁ is that of the first choice.
+    matches = [(sets, "κ"), (first, "κ₁")] if sets else [(first, "κ")]
+    of_matches = [
+        column
+        for match, symbol in matches
+        for column in (
+            (match, "", find(match).metric.short),
+            *(
+                (f"{match}{KAPPA}", null, f"{symbol}{kappa(null, modality).removeprefix('κ')}")
+                for null in NULLS
+            ),
+        )
     ]
     return (
-        (first, "", find(first).metric.short),
-        *((f"{first}{KAPPA}", null, kappa(null, modality)) for null in NULLS),
-        *of_sets,
+        *of_matches,
         *((metric.name, "", metric.short) for metric in _ranked("along") if metric.along != skipped),
     )
 

@@ -146,6 +146,11 @@ def set_match_of(table: pd.DataFrame) -> str:
     return set_match(zip(table["checkpoint"], table["metric"], strict=True))
 
 
+def deciding_match(table: pd.DataFrame) -> str:
+    """Return the match by which something is concluded: of what processes tokens, their sets where all have any."""
+    return set_match_of(table) or agreement_of(table)
+
+
 def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Return a table with the rows of one place together, in the order in which its places first appear.
 

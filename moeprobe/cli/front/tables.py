@@ -25,7 +25,7 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.cells import severity_heading
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, end, no_intervals
-from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
+from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, set_match_of
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -108,9 +108,9 @@ def _floor_table(result: "Result") -> list[Table]:
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer: kappa by what the patches show; none where that is not known."""
-    first = agreement_of(result.table)
-    comparison = None if result.comparison is None else regional(result.comparison, first)
-    by_region = dataclasses.replace(result, table=regional(result.table, first), comparison=comparison)
+    match = deciding_match(result.table)
+    comparison = None if result.comparison is None else regional(result.comparison, match)
+    by_region = dataclasses.replace(result, table=regional(result.table, match), comparison=comparison)
     return [
         table
         for layer, rows in by_region.table.groupby("layer", sort=False)

@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.numbers import interval
-from moeprobe.results.tables import agreement_of
+from moeprobe.results.tables import deciding_match
 
 # What the traces are compared with.
 FIRST, LAST = "the first", "the last"
@@ -45,7 +45,7 @@ _NAMED = 3
 def kappas(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the pooled κ of ordinary tokens, with ``name`` and ``against``."""
     rows = by_step(table[table["tokens"].isin(ORDINARY)])
-    return rows[(rows["metric"] == f"{agreement_of(table)}{KAPPA}") & (rows["null"] == "pooled")]
+    return rows[(rows["metric"] == f"{deciding_match(table)}{KAPPA}") & (rows["null"] == "pooled")]
 
 
 def sentences(table: pd.DataFrame) -> list[str]:

@@ -10,7 +10,7 @@ from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.registry import find
+from moeprobe.metrics.registry import find, is_set_match, tokens_choose
 from moeprobe.results.layouts.cells import Table, TableCell, counts, trials_of, value
 from moeprobe.results.tables import is_pooled
 
@@ -71,7 +71,12 @@ def agreement_table(
         if stricter:
             cells.append(value(of_line.get((f"{metric}{KAPPA}", strict)), signed=signed))
         rows.append(
-            [TableCell(layer), TableCell(find(metric).full_label("", modality)), TableCell(name), *cells]
+            [
+                TableCell(layer),
+                TableCell(f"{find(metric).full_label('', modality)}{_symbol(metric, metrics)}"),
+                TableCell(name),
+                *cells,
+            ]
         )
     headings = ["layer", "metric", "checkpoint", _heading(metrics), "chance", "κ"]
     headings += [find(stricter).label(strict, modality).strip()] if stricter else []
@@ -90,6 +95,11 @@ def _select(table: pd.DataFrame, metrics: Sequence[str], nulls: tuple[str, str])
 
 def _without_interval(row: Row | None) -> TableCell:
     return dataclasses.replace(value(row), between="")
+
+
+def _symbol(metric: str, metrics: Sequence[str]) -> str:
+    """Return what κ is called in the lines of first choices, beside those of sets; else nothing."""
+    return " (κ₁)" if tokens_choose(metric) and any(map(is_set_match, metrics)) else ""
 
 
 def _heading(metrics: Sequence[str]) -> str:

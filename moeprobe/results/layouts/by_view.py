@@ -9,7 +9,7 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
-from moeprobe.results.tables import agreement_of, first_and_last, set_match_of
+from moeprobe.results.tables import agreement_of, deciding_match, first_and_last, set_match_of
 
 # What is said of a model's answers, as far as it was measured: by variants, and by corruptions.
 _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
@@ -32,7 +32,7 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     layers = list(dict.fromkeys(rows["layer"]))
     selected = first_and_last(layers)
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
-    kappas = kappas[kappas["metric"] == f"{agreement_of(table)}{KAPPA}"]
+    kappas = kappas[kappas["metric"] == leading_kappa(table)]
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]
     columns = {f"{layer}: choose otherwise": _by_line(rows, layer) for layer in selected}
     if sets := set_match_of(table):
@@ -69,8 +69,8 @@ def _by_line(rows: pd.DataFrame, layer: str) -> dict[tuple[str, str], dict[Any, 
 
 
 def leading_kappa(table: pd.DataFrame) -> str:
-    """Return the κ that decides: of the sets that process tokens, where all checkpoints have any."""
-    return f"{set_match_of(table) or agreement_of(table)}{KAPPA}"
+    """Return the κ that decides: of what processes tokens."""
+    return f"{deciding_match(table)}{KAPPA}"
 
 
 def agreement_rows(table: pd.DataFrame, *, severity: bool = False) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
+from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, set_match_of
 from moeprobe.studies.report.reading import Run
 
 _DETAILS = ("expert", "expert_b", "class", "draw")
@@ -134,7 +134,8 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     first = agreement_of(table)
     layers = [layer for layer in dict.fromkeys(table["layer"]) if layer]
     parts = [
-        None if part is None else pd.concat([part, regional(part, first)]) for part in (table, comparison)
+        None if part is None else pd.concat([part, regional(part, deciding_match(table))])
+        for part in (table, comparison)
     ]
 
     def along(caption: str, layer: str, tokens: str, columns: Columns) -> Table | None:
