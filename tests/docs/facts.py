@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
@@ -122,6 +123,16 @@ def every(conditions: Any) -> bool:
 def within(values: Iterable[float], low: float, high: float) -> bool:
     """Whether all of at least one value are between two."""
     return every(low <= value <= high for value in values)
+
+
+def over_seeds(found: pd.DataFrame, digits: int = 2) -> tuple[float, float, float]:
+    """Mean of a row per training seed, and its 95 % interval over trainings (t), rounded."""
+    seed = "train_seed" if "train_seed" in found else "seed"
+    if len(found) < 3 or found[seed].duplicated().any():
+        raise LookupError(f"these are not one row for each of three seeds or more: {list(found[seed])}")
+    mean, error = found["value"].mean(), stats.sem(found["value"])
+    reach = stats.t.ppf(0.975, len(found) - 1) * error
+    return round(float(mean), digits), round(float(mean - reach), digits), round(float(mean + reach), digits)
 
 
 def half(found: pd.DataFrame) -> pd.Series:
