@@ -6,6 +6,7 @@ What selects nothing raises, so that no claim holds of nothing.
 import functools
 import io
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -180,6 +181,6 @@ def setting(name: str) -> Any:
 
 # What expressions may name: every function above, and a few things of others.
 HELPERS = {name: one for name, one in globals().items() if getattr(one, "__module__", "") == __name__}
-HELPERS |= {"concat": pd.concat, "thesis": thesis_tables, "BANDS": kappa_reference.BANDS}
+HELPERS |= {"concat": pd.concat, "math": math, "thesis": thesis_tables, "BANDS": kappa_reference.BANDS}
 HELPERS |= {"reference": functools.cache(lambda: kappa_reference.rows(REPORTS))}
 HELPERS |= {"train_images": len(Digits(split="train"))}
