@@ -251,7 +251,7 @@ def test_sets_are_outlined_whatever_their_order_and_the_first_alone_is_dashed() 
     assert table.index[table["changed"]].tolist() == [2, 3]
     figure = draw([item], title="t")
     outlines = figure.axes[1].collections[1:]
-    assert [len(part.get_paths()) for part in outlines] == [2, 2, 1]
+    assert [len(part.get_paths()) for part in outlines] == [2, 2, 1, 1]
     assert "2 of 15 sets changed, 1 only the first" in " ".join(figure.axes[1].get_xlabel().split())
     said = " ".join(words(figure).split())
     assert (
@@ -376,9 +376,9 @@ def test_every_patch_has_the_color_of_its_expert(side: int) -> None:
 @pytest.mark.parametrize("side", [4, 7, 14, 24])
 def test_changed_patches_are_outlined(side: int) -> None:
     outlines = panel_of(side, 2.0, changed=5, reordered=3).collections[1:]
-    assert [len(part.get_paths()) for part in outlines] == [5, 5, 3]
+    assert [len(part.get_paths()) for part in outlines] == [5, 5, 3, 3]
     dashes = [part.get_linestyle()[0][1] for part in outlines]
-    assert dashes[:2] == [None, None] and dashes[2] is not None
+    assert dashes[:3] == [None] * 3 and dashes[3] is not None
     # Each inside its patch.
     for number, path in enumerate(outlines[0].get_paths()):
         low, high = path.get_extents().get_points() + 0.5

@@ -153,11 +153,12 @@ def patches(
         Rectangle((x + inset * width, y + inset * height), (1 - 2 * inset) * width, (1 - 2 * inset) * height)
         for x, y in corners
     ]
-    # White below black is seen on any color; a set that only changes its order has dashes, and no white.
+    # White below black is seen on any color; where only the first of a set changed, it fills the gaps of dashes.
     if outlined is not None:
         _outline(axes, boxes, outlined, color="white", thick=2.2 * line)
         _outline(axes, boxes, outlined, color="black", thick=line)
     if dashed is not None:
+        _outline(axes, boxes, dashed, color="white", thick=line)
         _outline(axes, boxes, dashed, color="black", thick=line, style=_DASHES)
     if max(rows, columns) <= _MOST_NUMBERED and room >= _LEAST_ROOM:
         _numbers(axes, experts, compared, corners, (width, height), size=float(np.clip(room * 0.45, 3.5, 14)))
@@ -189,7 +190,7 @@ def _perturbed(axes: Axes, item: ImageOverlay, *, inches: float) -> None:
         dashed=item.changed_order,
         inches=inches,
     )
-    axes.set_xlabel(panels.wrapped(count_changed(item), inches, size=9), fontsize=9)
+    axes.set_xlabel(count_changed(item).replace(", ", ",\n"), fontsize=9)
 
 
 def _tints(experts: np.ndarray, compared: np.ndarray) -> np.ndarray:
