@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "img"
 OVERLAY = ROOT / "reports/fashion/seed0/overlay/figures/overlay-blocks.1.png"
 # Pixels of the first two rows of the committed overlay, without the names above them.
-STRIP = (30, 136, 1440, 880)
+STRIP = (30, 124, 1440, 920)
 SHOWN = ("digits", "shapes", "checkerboard")
 # The image of the data set shapes that is corrupted.
 SHAPE = 8
@@ -63,7 +63,7 @@ def strip() -> Figure:
     """Return the first two images of an overlay under the names of models and inputs."""
     with Image.open(OVERLAY) as image:
         pixels = np.asarray(image.convert("RGB").crop(STRIP))
-    figure = Figure(figsize=(9.4, 5.6))
+    figure = Figure(figsize=(9.4, 6.0))
     ax = figure.add_axes((0, 0, 1, 0.885))
     ax.imshow(pixels, interpolation="lanczos")
     ax.set_axis_off()

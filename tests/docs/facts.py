@@ -6,11 +6,13 @@ What selects nothing raises, so that no claim holds of nothing.
 import functools
 import io
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
@@ -124,6 +126,16 @@ def within(values: Iterable[float], low: float, high: float) -> bool:
     return every(low <= value <= high for value in values)
 
 
+def over_seeds(found: pd.DataFrame, digits: int = 2) -> tuple[float, float, float]:
+    """Mean of a row per training seed, and its 95 % interval over trainings (t), rounded."""
+    seed = "train_seed" if "train_seed" in found else "seed"
+    if len(found) < 3 or found[seed].duplicated().any():
+        raise LookupError(f"these are not one row for each of three seeds or more: {list(found[seed])}")
+    mean, error = found["value"].mean(), stats.sem(found["value"])
+    reach = stats.t.ppf(0.975, len(found) - 1) * error
+    return round(float(mean), digits), round(float(mean - reach), digits), round(float(mean + reach), digits)
+
+
 def half(found: pd.DataFrame) -> pd.Series:
     """How far intervals reach to either side."""
     return (found["ci_high"] - found["ci_low"]) / 2
@@ -169,6 +181,6 @@ def setting(name: str) -> Any:
 
 # What expressions may name: every function above, and a few things of others.
 HELPERS = {name: one for name, one in globals().items() if getattr(one, "__module__", "") == __name__}
-HELPERS |= {"concat": pd.concat, "thesis": thesis_tables, "BANDS": kappa_reference.BANDS}
+HELPERS |= {"concat": pd.concat, "math": math, "thesis": thesis_tables, "BANDS": kappa_reference.BANDS}
 HELPERS |= {"reference": functools.cache(lambda: kappa_reference.rows(REPORTS))}
 HELPERS |= {"train_images": len(Digits(split="train"))}

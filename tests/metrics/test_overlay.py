@@ -40,6 +40,13 @@ def test_changed_patches_by_a_loop() -> None:
         } == partner
         assert found.meeting == (0, 2)[position]
         assert set(np.flatnonzero(found.changed)) == changed
+        other_sets = {
+            two
+            for two, one in partner.items()
+            if {*clean.selected[position, one + 1].tolist()} != {*noisy.selected[position, two + 1].tolist()}
+        }
+        assert found.has_sets and set(np.flatnonzero(found.changed_set)) == other_sets
+        assert set(np.flatnonzero(found.changed_order)) == changed - other_sets
         assert found.clean.shape == (16, 24, 3) and found.clean_expert.shape == (2, 3)
         assert found.clean_expert.ravel().tolist() == clean.selected[position, 1:, 0].tolist()
 

@@ -1,5 +1,6 @@
 """Experts banned, forced and compared: passes by hand, planted duplicates, sums over all permutations."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -407,6 +408,32 @@ def test_draws_are_of_each_input_and_their_mean_is_taken() -> None:
     alone = _interventions(layer, names[::-1], **arguments)
     assert (next(alone["random"])[2] == drawn["random"][0][0]).all(), "whatever the batch"
     assert not (drawn["random"][0] == drawn["random"][1]).all()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7])
+def test_random_sets_and_relabeled_ones_are_never_the_clean_ones(top_k: int) -> None:
+    model = labeled(top_k=top_k)
+    pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    layer = model.model.trace(pixels)[1].layers[LAYERS[0]]
+    drawn = _interventions(layer, ["a", "b", "c"], name="l", seed=0, draws=8)
+    clean = layer.selected.sort(-1).values
+    for kind in ("random", "permuted"):
+        for sets in drawn[kind]:
+            others = sets.sort(-1).values
+            assert (others[..., 1:] > others[..., :-1]).all(), "experts of a set differ"
+            assert (others != clean).any(-1).all(), kind
+
+
+def test_random_sets_are_drawn_evenly_from_the_others() -> None:
+    model = labeled(top_k=2)
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    layer = model.model.trace(pixels)[1].layers[LAYERS[0]]
+    drawn = _interventions(layer, ["a", "b"], name="l", seed=0, draws=600)["random"]
+    token = torch.stack([sets[0, 0] for sets in drawn]).sort(-1).values.tolist()
+    counts = collections.Counter(map(tuple, token))
+    assert len(counts) == 8 * 7 // 2 - 1
+    # A draw of the clean set goes to one with one of its experts, so those come a little more often.
+    assert max(counts.values()) < 3 * 600 / 27 and min(counts.values()) > 600 / 27 / 3
 
 
 def test_the_mean_of_a_kind_is_over_all_its_interventions() -> None:

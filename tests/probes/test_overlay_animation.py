@@ -21,7 +21,8 @@ from moeprobe.inputs.views.affine import Affine
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.probes.overlay.figure import draw, patches, strip
 from moeprobe.probes.overlay.figure import frame as frame_figure
-from moeprobe.probes.overlay.record import ImageOverlay
+from moeprobe.probes.overlay.measure import overlay_table
+from moeprobe.probes.overlay.record import ImageOverlay, TokenChoices
 from moeprobe.results.figures import save
 from moeprobe.results.palette import expert_color
 from tests.commands import Trained, refused, run
@@ -221,6 +222,54 @@ def made(
     )
 
 
+def choices(*sets: tuple[int, ...]) -> TokenChoices:
+    """Sets of the first tokens of sixteen; the rest have experts 0 and 1."""
+    experts = np.array([*sets, *[(0, 1)] * (16 - len(sets))])
+    return TokenChoices(experts, np.full(experts.shape, 0.5), np.full(16, np.nan))
+
+
+def with_sets() -> ImageOverlay:
+    """Four tokens: as before, other second expert, other order, another set; and one without a clean partner."""
+    before, after = choices(*[(0, 1)] * 4), choices((0, 1), (0, 2), (1, 0), (3, 2), (5, 6))
+    return dataclasses.replace(
+        made("a", 0.1, changed=0),
+        clean_expert=before.experts[:, 0].reshape(4, 4),
+        perturbed_expert=after.experts[:, 0].reshape(4, 4),
+        clean_patch=np.where(np.arange(16) == 4, -1, np.arange(16)).reshape(4, 4),
+        clean_choices=before,
+        perturbed_choices=after,
+    )
+
+
+def test_sets_are_outlined_whatever_their_order_and_the_first_alone_is_dashed() -> None:
+    item = with_sets()
+    assert np.flatnonzero(item.changed).tolist() == [2, 3]
+    assert np.flatnonzero(item.changed_set).tolist() == [1, 3]
+    assert np.flatnonzero(item.changed_order).tolist() == [2]
+    table = overlay_table([item])
+    assert table.index[table["changed_set"]].tolist() == [1, 3]
+    assert table.index[table["changed"]].tolist() == [2, 3]
+    figure = draw([item], title="t")
+    outlines = figure.axes[1].collections[1:]
+    assert [len(part.get_paths()) for part in outlines] == [2, 2, 1, 1]
+    assert "2 of 15 sets changed, 1 only the first" in " ".join(figure.axes[1].get_xlabel().split())
+    said = " ".join(words(figure).split())
+    assert (
+        "Outlined: set of experts changed from the clean image; dashed: only which of the set is first"
+        in said
+    )
+    film = strip([item], title="t", unit="u", colors={"a": "red"})
+    assert film.axes[1].get_xlabel() == "2 (+1) of 15"
+
+
+def test_without_sets_the_drawn_expert_is_outlined() -> None:
+    item = made("a", 0.1, changed=3)
+    assert not item.has_sets and (item.changed_set == item.changed).all() and not item.changed_order.any()
+    one = dataclasses.replace(item, clean_choices=None, perturbed_choices=choices())
+    assert (one.changed_set == one.changed).all(), "nothing is known of the clean sets"
+    assert "dashed" not in words(draw([item], title="t"))
+
+
 def strip_of(names: Sequence[str]) -> Figure:
     shown = [made(name, 0.1 * step, changed=step + place, compared=8)
              for place, name in enumerate(names) for step in range(3)]  # fmt: skip
@@ -295,11 +344,14 @@ def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:
     assert lighter.mean() > 0.2 and step == pytest.approx(0.125 * 255 * 0.45, abs=2)
 
 
-def panel_of(side: int, inches: float, *, changed: int = 0, missing: int = 0) -> Any:
+def panel_of(side: int, inches: float, *, changed: int = 0, reordered: int = 0, missing: int = 0) -> Any:
     axes = Figure().subplots()
     place = np.arange(side * side).reshape(side, side)
     experts = np.where(place < missing, -1, place % 8)
-    patches(axes, np.zeros((32, 32, 3)), experts, place < changed, place >= 0, inches=inches)
+    dashed = (place >= changed) & (place < changed + reordered)
+    patches(
+        axes, np.zeros((32, 32, 3)), experts, place >= 0, outlined=place < changed, dashed=dashed, inches=inches
+    )  # fmt: skip
     return axes
 
 
@@ -323,8 +375,10 @@ def test_every_patch_has_the_color_of_its_expert(side: int) -> None:
 
 @pytest.mark.parametrize("side", [4, 7, 14, 24])
 def test_changed_patches_are_outlined(side: int) -> None:
-    outlines = panel_of(side, 2.0, changed=5).collections[1:]
-    assert [len(part.get_paths()) for part in outlines] == [5, 5]
+    outlines = panel_of(side, 2.0, changed=5, reordered=3).collections[1:]
+    assert [len(part.get_paths()) for part in outlines] == [5, 5, 3, 3]
+    dashes = [part.get_linestyle()[0][1] for part in outlines]
+    assert dashes[:3] == [None] * 3 and dashes[3] is not None
     # Each inside its patch.
     for number, path in enumerate(outlines[0].get_paths()):
         low, high = path.get_extents().get_points() + 0.5

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["--data", f"text:{folder / 'lines.txt'}", "--view", "typos", "--severities", f"0,{SEVERITY}"]
     made = run("overlay", f"hf:{folder / 'one'}", *arguments, "--count", 3, "--out", folder / "out")
     assert made.exit_code == 0, made.output
-    assert "Tokens that changed their expert" in made.output and "Texts of text:" in made.output
+    assert "Tokens that changed their set (+" in made.output and "Texts of text:" in made.output
     return folder
 
 
@@ -63,6 +63,7 @@ def test_changes_are_against_the_clean_token_of_the_same_place(folder: Path) -> 
         partner = clean.loc[(row.layer, row.image_id, int(row.clean_token))]
         assert (row.clean_word, row.clean_token_expert) == (partner["word"], str(partner["perturbed_expert"]))
         assert row.changed == (str(row.perturbed_expert) != row.clean_token_expert)
+        assert row.changed_set == (set(row.perturbed_set.split()) != set(row.clean_set.split()))
     unpaired = table[table["clean_token"] == ""]
     assert (unpaired["compared"].eq(False) & unpaired["clean_set"].eq("")).all()
 

@@ -130,9 +130,13 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
 
 def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
     """Return how many of the compared patches or tokens changed: a line per layer, checkpoint and image or text."""
+    from moeprobe.probes.overlay.record import short_count
+
     modality = result.overlays[0].modality
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
-    what = f"{modality.tokens.capitalize()} that changed their expert, {view} at severity"
+    has_sets = any(item.has_sets for item in result.overlays)
+    changed = "set (+ only its first expert)" if has_sets else "expert"
+    what = f"{modality.tokens.capitalize()} that changed their {changed}, {view} at severity"
     table = Table(title=what, title_justify="left")
     for column in ("layer", "checkpoint", modality.name):
         table.add_column(column)
@@ -143,7 +147,7 @@ def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
     for item in result.overlays:
         key = (item.layer, names.get(item.checkpoint, item.checkpoint), item.image_id)
         cells = lines.setdefault(key, [])
-        cells.append(f"{item.changed.sum()} of {item.compared.sum()}")
+        cells.append(short_count(item))
     for line, cells in lines.items():
         table.add_row(*line, *cells)
     return fit(table, keys=3, width=console().width)

@@ -2,8 +2,8 @@
 
 Sets are forced on all tokens of one layer at once, so a rise of the loss is an effect and no correlation. Later layers
 choose as their routers do. Four kinds of sets: without one expert (the runner-up in its place), with one expert on
-every token (in place of the last chosen one), drawn at random, and the experts relabeled by a permutation. What is
-random is drawn for each input by itself, so intervals over inputs include it.
+every token (in place of the last chosen one), another one drawn at random, and the experts relabeled along a cycle of
+all. What is random is drawn for each input by itself, so intervals over inputs include it.
 
 Axes: B inputs, E experts, N interventions of a kind: E where each is about one expert, else the random draws.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 INTERVENTIONS = {
     "without": "without an expert, the runner-up in its place",
     "forced": "with an expert on every token, in place of the last chosen one",
-    "random": "with sets drawn at random",
-    "permuted": "with the experts relabeled by a permutation, drawn for each input",
+    "random": "with another set of each token, drawn at random",
+    "permuted": "with each expert replaced by the next one on a cycle of all, drawn for each input",
 }
 # The same in a label, behind what is measured.
 _LABELED = {

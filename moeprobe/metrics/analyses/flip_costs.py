@@ -89,9 +89,10 @@ SLOPE, SLOPE_CLEAN = (
 R2, R2_CLEAN = (
     Metric(
         f"flip_cost_r2{suffix}",
-        about=f"share of the differences between perturbations in the {label} that the line through 0 explains; "
-        "below 0 = worse than their mean. No value where every interval of the cost holds 0",
-        label=f"R², {label}",
+        about=f"share of the sum of squares of the {label}, over perturbations, that the line through 0 explains. "
+        "Uncentered: equal costs are explained too, and so are falling ones by a slope below 0. No value where every "
+        "interval of the cost holds 0",
+        label=f"uncentered R², {label}",
         unit="other",
     )
     for suffix, label in _LINES.items()
@@ -286,7 +287,6 @@ def _slope(sums: _Sums, change: int, totals: Array) -> Array:
 
 
 def _r2(sums: _Sums, change: int, totals: Array) -> Array:
-    """Return the share of the differences between perturbations that the line explains ``(R,)``."""
+    """Return the share of the squared costs that the line through 0 explains ``(R,)``: the squared cosine."""
     predicted, cost = sums.predicted(totals), sums.mean_changes(totals, change)
-    beyond = cost - _slope(sums, change, totals) * predicted
-    return 1 - divide((beyond**2).sum(0), ((cost - cost.mean(0)) ** 2).sum(0))
+    return divide((predicted * cost).sum(0) ** 2, (predicted**2).sum(0) * (cost**2).sum(0))

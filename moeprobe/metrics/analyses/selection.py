@@ -125,6 +125,18 @@ def runner_up(layer: LayerRouting) -> Tensor:
     return best.to(layer.selected.dtype)
 
 
+def other_sets(layer: LayerRouting, keys: Tensor) -> Tensor:
+    """Return sets of the experts with the highest keys ``(B, T, E)``, never the clean ones: these swap one expert."""
+    import torch
+
+    order = keys.argsort(-1, descending=True)
+    selected = order[..., : layer.top_k].clone()
+    marks = torch.zeros_like(layer.selected_mask).scatter(-1, selected, True)
+    is_same = (marks == layer.selected_mask).all(-1)
+    selected[..., -1] = torch.where(is_same, order[..., layer.top_k], selected[..., -1])
+    return selected.to(layer.selected.dtype)
+
+
 def has_margins(layer: LayerRouting) -> bool:
     """Return whether it is known how far the sets of a layer's tokens are from changing."""
     if layer.experts_choose:

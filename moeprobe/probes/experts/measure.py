@@ -18,7 +18,7 @@ from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
 from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
 from moeprobe.metrics.analyses.load import loads
-from moeprobe.metrics.analyses.selection import can_flip, runner_up
+from moeprobe.metrics.analyses.selection import can_flip, other_sets, runner_up
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
 from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
@@ -160,14 +160,17 @@ def _with_expert(layer: LayerRouting, expert: int) -> Tensor:
 
 
 def _at_random(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
-    """Return sets drawn evenly, by the generator of each input."""
+    """Return other sets than the clean ones, drawn by the generator of each input."""
     keys = np.stack([random.random(layer.gates.shape[1:]) for random in generators])
-    order = torch.from_numpy(keys).to(layer.selected.device).argsort(-1)[..., : layer.top_k]
-    return order.to(layer.selected.dtype).where(layer.selected >= 0, layer.selected)
+    drawn = other_sets(layer, torch.from_numpy(-keys).to(layer.selected.device))
+    return drawn.where(layer.selected >= 0, layer.selected)
 
 
 def _relabeled(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
-    """Return the sets with every expert replaced by the next one on a circle of all, drawn for each input."""
+    """Return the sets with every expert replaced by the next one on a circle of all, drawn for each input.
+
+    A cycle of all experts: none keeps its name, and no set of fewer experts than all stays as it is.
+    """
     order = torch.from_numpy(np.stack([random.permutation(layer.num_experts) for random in generators]))
     following = torch.empty_like(order).scatter(1, order, order.roll(-1, 1)).to(layer.selected)
     experts = layer.selected.long().clamp_min(0).flatten(1)

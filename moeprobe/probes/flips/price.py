@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.metrics.analyses.flips import ForcedFlips
-from moeprobe.metrics.analyses.selection import runner_up
+from moeprobe.metrics.analyses.selection import other_sets, runner_up
 from moeprobe.probes.engine.batch_sums import log_probability
 from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -67,7 +67,7 @@ def forced_sets(
     sets = {"runner_up": _with_runner_up(layer, -1)}
     if layer.top_k > 1:
         sets["first"] = _with_runner_up(layer, 0)
-    sets["random"] = _at_random(layer, keys[..., 1:])
+    sets["random"] = other_sets(layer, keys[..., 1:])
     sets["view"] = perturbed.selected
     flipped = {
         "view": ~layer.selects_the_same(perturbed) & (perturbed.selected >= 0).all(-1) & perturbed.valid,
@@ -86,16 +86,6 @@ def _with_runner_up(layer: LayerRouting, position: int) -> Tensor:
     selected = layer.selected.clone()
     selected[..., position] = runner_up(layer)
     return selected
-
-
-def _at_random(layer: LayerRouting, keys: Tensor) -> Tensor:
-    """Return sets of the experts with the highest keys ``(B, T, E)``; a draw of the clean set swaps one expert."""
-    order = keys.argsort(-1, descending=True)
-    selected = order[..., : layer.top_k].clone()
-    marks = torch.zeros_like(layer.selected_mask).scatter(-1, selected, True)
-    is_same = (marks == layer.selected_mask).all(-1)
-    selected[..., -1] = torch.where(is_same, order[..., layer.top_k], selected[..., -1])
-    return selected.to(layer.selected.dtype)
 
 
 def _sampled(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:

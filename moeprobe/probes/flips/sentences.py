@@ -43,7 +43,7 @@ def _describe_fit(table: pd.DataFrame) -> Iterator[str]:
         predicted = table[(table["checkpoint"] == checkpoint) & (table["metric"] == PREDICTED.name)]
         yield (
             f"{checkpoint}: under {len(predicted)} held-out perturbations, flips cost {slope} times what prices of "
-            f"single flips add up to (R² {r2}); the same sets on clean pixels, {on_clean} times."
+            f"single flips add up to (uncentered R² {r2}); the same sets on clean pixels, {on_clean} times."
         )
 
 

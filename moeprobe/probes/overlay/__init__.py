@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay(Probe["OverlayResult"]):
-    """Draw the expert of each patch or token, clean and perturbed, and outline those that changed experts.
+    """Draw the expert of each patch or token, clean and perturbed, and outline those that changed their experts.
 
-    Each expert tints its patches, or the tokens of a text, in its own color. With --animate each layer of an image
-    model gets a looping GIF, its single frames, and a strip of the first image: all severities scale one draw, and
-    patches that differ from the clean image are outlined.
+    Each expert tints its patches, or the tokens of a text, in its own color; of several experts the first one does.
+    An outline says that the set of experts changed, dashes that only the first of the same set did. With --animate
+    each layer of an image model gets a looping GIF, its single frames, and a strip of the first image: all severities
+    scale one draw.
 
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """

@@ -1,4 +1,4 @@
-"""The expert of each patch or token as its tint; patches that change experts are outlined (PRC paper, Figure 5)."""
+"""The expert of each patch or token as its tint; patches whose set changes are outlined (PRC paper, Figure 5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,13 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay
+from moeprobe.probes.overlay.record import (
+    ImageOverlay,
+    InputOverlay,
+    TextOverlay,
+    count_changed,
+    short_count,
+)
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import atomic_file
@@ -28,6 +34,8 @@ _CHARACTERS, _WIDTH, _HEIGHT = 46, 0.075, 0.24
 _MOST_NUMBERED, _LEAST_ROOM = 8, 5.5
 # More experts than this are a color each, and have no key.
 _MOST_NAMED = 16
+# Of the outline where only the first expert of a set changed.
+_DASHES = (0, (2.5, 2))
 
 
 def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
@@ -50,7 +58,7 @@ def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
             item = by_key[image, checkpoint]
             clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
             everywhere = np.ones_like(item.compared)
-            patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere, inches=inches - 0.3)
+            patches(clean, item.clean, item.clean_expert, everywhere, inches=inches - 0.3)
             _perturbed(perturbed, item, inches=inches - 0.3)
             if number == 0:
                 # The end of a long path is what tells it from others.
@@ -94,7 +102,10 @@ def key(overlays: Sequence[InputOverlay]) -> str:
         what = "C" + "; c".join(
             f"olor in {checkpoint}: {description}" for checkpoint, description in shows_of.items()
         )
-    return f"{what}. Outlined: expert changed from the clean {overlays[0].modality.name}"
+    clean = f"from the clean {overlays[0].modality.name}"
+    if not any(item.has_sets for item in overlays):
+        return f"{what}. Outlined: expert changed {clean}"
+    return f"{what}. Outlined: set of experts changed {clean}; dashed: only which of the set is first"
 
 
 def moved_grid_legend(overlays: Sequence[InputOverlay]) -> str:
@@ -111,9 +122,10 @@ def patches(
     axes: Axes,
     pixels: np.ndarray,
     experts: np.ndarray,
-    changed: np.ndarray,
     compared: np.ndarray,
     *,
+    outlined: np.ndarray | None = None,
+    dashed: np.ndarray | None = None,
     inches: float = 2.0,
 ) -> None:
     """Draw an image into ``axes`` of so many ``inches``, each patch in the color of its expert.
@@ -137,23 +149,48 @@ def patches(
     line = float(np.clip(room / 14, 0.5, 1.6))
     # Inside its patch, so that neighbors do not draw over each other.
     inset = 1.2 * line / room
-    outlined = [
+    boxes = [
         Rectangle((x + inset * width, y + inset * height), (1 - 2 * inset) * width, (1 - 2 * inset) * height)
-        for (x, y), is_changed in zip(corners, changed.flat, strict=True)
-        if is_changed
+        for x, y in corners
     ]
-    for color, thick in (("white", 2.2 * line), ("black", line)):
-        axes.add_collection(
-            PatchCollection(outlined, facecolor="none", edgecolor=color, linewidth=thick), autolim=False
-        )
+    # White below black is seen on any color; where only the first of a set changed, it fills the gaps of dashes.
+    if outlined is not None:
+        _outline(axes, boxes, outlined, color="white", thick=2.2 * line)
+        _outline(axes, boxes, outlined, color="black", thick=line)
+    if dashed is not None:
+        _outline(axes, boxes, dashed, color="white", thick=line)
+        _outline(axes, boxes, dashed, color="black", thick=line, style=_DASHES)
     if max(rows, columns) <= _MOST_NUMBERED and room >= _LEAST_ROOM:
         _numbers(axes, experts, compared, corners, (width, height), size=float(np.clip(room * 0.45, 3.5, 14)))
 
 
+def _outline(
+    axes: Axes,
+    boxes: Sequence[Rectangle],
+    which: NDArray[np.bool_],
+    *,
+    color: str,
+    thick: float,
+    style: Any = "solid",
+) -> None:
+    """Draw the frames of some of the boxes."""
+    framed = [box for box, is_framed in zip(boxes, which.flat, strict=True) if is_framed]
+    frames = PatchCollection(framed, facecolor="none", edgecolor=color, linewidth=thick, linestyle=style)
+    axes.add_collection(frames, autolim=False)
+
+
 def _perturbed(axes: Axes, item: ImageOverlay, *, inches: float) -> None:
     """Draw the perturbed image with its patches, and how many of them changed."""
-    patches(axes, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches)
-    axes.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+    patches(
+        axes,
+        item.perturbed,
+        item.perturbed_expert,
+        item.compared,
+        outlined=item.changed_set,
+        dashed=item.changed_order,
+        inches=inches,
+    )
+    axes.set_xlabel(count_changed(item).replace(", ", ",\n"), fontsize=9)
 
 
 def _tints(experts: np.ndarray, compared: np.ndarray) -> np.ndarray:
@@ -248,12 +285,15 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
         row, column = checkpoints.index(item.checkpoint), 1 + severities.index(item.severity)
         panel = axes[row, column]
         _perturbed(panel, item, inches=inches - 0.1)
-        panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()}", fontsize=8)
+        panel.set_xlabel(short_count(item), fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
     figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
-    numbers = f"Above: {unit}. Below: how many of the compared patches changed"
+    order = (
+        " (+ those with another first expert of the same set)" if any(i.has_sets for i in overlays) else ""
+    )
+    numbers = f"Above: {unit}. Below: how many of the compared patches changed{order}"
     return panels.add_caption(figure, f"{numbers}. {key(overlays)}{moved_grid_legend(overlays)}.")
 
 
@@ -325,9 +365,16 @@ def draw_texts(overlays: Sequence[TextOverlay], *, title: str) -> Figure:
             if item is None:
                 continue  # this checkpoint has no such layer
             everywhere = np.ones(len(item.clean_words), dtype=bool)
-            _tokens(clean, item.clean_words, item.clean_expert, ~everywhere, everywhere)
-            _tokens(perturbed, item.perturbed_words, item.perturbed_expert, item.changed, item.compared)
-            perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+            _tokens(clean, item.clean_words, item.clean_expert, everywhere)
+            _tokens(
+                perturbed,
+                item.perturbed_words,
+                item.perturbed_expert,
+                item.compared,
+                outlined=item.changed_set,
+                dashed=item.changed_order,
+            )
+            perturbed.set_xlabel(count_changed(item), fontsize=9)
             if row == 0:
                 head = panels.wrapped(checkpoint, inches - 0.1, size=10)
                 clean.set_title(f"{head}\nclean")
@@ -370,8 +417,10 @@ def _tokens(
     axes: Axes,
     words: Sequence[str],
     experts: NDArray[np.int64],
-    changed: NDArray[np.bool_],
     compared: NDArray[np.bool_],
+    *,
+    outlined: NDArray[np.bool_] | None = None,
+    dashed: NDArray[np.bool_] | None = None,
 ) -> None:
     """Draw the tokens of a version of a text."""
     boxes, colors = [], []
@@ -387,7 +436,8 @@ def _tokens(
         axes.text(center, line + 0.4, visible_form(word), fontsize=8, family="monospace", va="center", **text)
         number = "–" if expert < 0 else str(expert)
         axes.text(center, line + 0.8, number, fontsize=4.5, color="#303030", va="center", **text)
-    edges = np.where(changed, 1.3, 0.0).tolist()
-    axes.add_collection(
-        PatchCollection(boxes, facecolors=colors, edgecolors="black", linewidths=edges), autolim=False
-    )
+    axes.add_collection(PatchCollection(boxes, facecolors=colors, linewidths=0), autolim=False)
+    if outlined is not None:
+        _outline(axes, boxes, outlined, color="black", thick=1.3)
+    if dashed is not None:
+        _outline(axes, boxes, dashed, color="black", thick=0.9, style=_DASHES)

@@ -151,7 +151,8 @@ def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
     """Return one row per patch or token of the perturbed input: its choice, and the choice of its partner.
 
     ``clean_expert`` is the expert at the same place in the clean image, whatever it shows; texts have no such places,
-    but what each token reads. Sets and gates are texts; each side has its own.
+    but what each token reads. Sets and gates are texts; each side has its own. ``changed`` is of the drawn expert,
+    ``changed_set`` of the set.
     """
     rows = []
     for item in overlays:
@@ -168,6 +169,7 @@ def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
                     "clean_patch_expert": item.clean_patch_expert.flat[number],
                     "compared": bool(item.compared.flat[number]),
                     "changed": bool(item.changed.flat[number]),
+                    "changed_set": bool(item.changed_set.flat[number]),
                     **_choices(item, number),
                 }
             )

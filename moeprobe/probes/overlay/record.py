@@ -89,8 +89,27 @@ class InputOverlay:
 
     @cached_property
     def changed(self) -> NDArray[np.bool_]:
-        """Which perturbed patches or tokens have another expert than the corresponding clean one."""
+        """Which perturbed patches or tokens have another drawn expert than the corresponding clean one."""
         return self.compared & (self.clean_patch_expert != self.perturbed_expert)
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether a patch or token has a set of experts, of which one is drawn."""
+        return self.perturbed_choices is not None and self.perturbed_choices.experts.shape[1] > 1
+
+    @cached_property
+    def changed_set(self) -> NDArray[np.bool_]:
+        """Which ones have another set of experts than the corresponding clean one; the drawn expert without sets."""
+        if self.clean_choices is None or self.perturbed_choices is None or not self.has_sets:
+            return self.changed
+        before = np.sort(self.clean_choices.experts[self.clean_patch.ravel()], axis=1)
+        after = np.sort(self.perturbed_choices.experts, axis=1)
+        return self.compared & (before != after).any(1).reshape(self.compared.shape)
+
+    @cached_property
+    def changed_order(self) -> NDArray[np.bool_]:
+        """Which ones have the set of the corresponding clean one, but another drawn expert of it."""
+        return self.changed & ~self.changed_set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +128,19 @@ class TextOverlay(InputOverlay):
 
     clean_words: list[str]
     perturbed_words: list[str]
+
+
+def count_changed(item: InputOverlay) -> str:
+    """Return how many of the compared patches or tokens changed: sets, and the first of a set alone."""
+    if not item.has_sets:
+        return f"{item.changed.sum()} of {item.compared.sum()} changed"
+    return f"{item.changed_set.sum()} of {item.compared.sum()} sets changed, {item.changed_order.sum()} only the first"
+
+
+def short_count(item: InputOverlay) -> str:
+    """Return the same in short: 12 of 49, or 12 (+3) of 49 where the first of three sets changed alone."""
+    order = item.changed_order.sum()
+    return f"{item.changed_set.sum()}{f' (+{order})' if order else ''} of {item.compared.sum()}"
 
 
 def overlay(
@@ -224,4 +256,4 @@ def _shows(layer: "LayerRouting") -> str:
         return "expert of the largest weight (all have a share of every patch)"
     if layer.experts_choose:
         return "of the experts that take the patch, the one that scores it best (gray, –: none takes it)"
-    return InputOverlay.shows
+    return InputOverlay.shows if layer.top_k == 1 else f"first of the {layer.top_k} experts of the patch"

@@ -119,12 +119,13 @@ class Explorer:
         routing: JSON: names, and for each layer, checkpoint, image and severity the columns of a grid (0 for a text)
             and its patches or tokens, each as ``[expert, expert of the clean one, compared, changed, set, gates,
             margin, clean set, clean gates, clean margin]``, and of a token what it reads; null where a checkpoint
-            lacks a layer.
+            lacks a layer. Changed: 1 = the set, or the expert without sets; 2 = the first of the same set.
         pixels: a row per image: the clean one, then every severity; None for texts.
         steps: how many severities there are.
         unit: what the slider is called.
         modality: of the inputs.
         class_shares: JSON: for each expert a sentence per checkpoint and layer, see ``class_shares``.
+        has_sets: whether sets of several experts are compared.
     """
 
     routing: str
@@ -133,6 +134,7 @@ class Explorer:
     unit: str
     modality: Modality
     class_shares: str
+    has_sets: bool
 
 
 def explorer_of(
@@ -180,6 +182,7 @@ def explorer_of(
         unit.split(",", maxsplit=1)[0],
         modality,
         json.dumps(shares, ensure_ascii=False),
+        has_sets="changed_set" in patches and bool(patches["perturbed_set"].str.contains(" ").any()),
     )
 
 
@@ -211,7 +214,10 @@ def class_shares(
 
 def _grid(part: pd.DataFrame) -> dict[str, Any]:
     """Return the patches of one image, row by row, or the tokens of a text."""
-    flags = [[int(text == "True") for text in part[key]] for key in ("compared", "changed")]
+    compared, changed = (part[key] == "True" for key in ("compared", "changed"))
+    # Older runs have no column of sets.
+    changed_set = part["changed_set"] == "True" if "changed_set" in part else changed
+    flags = [compared.astype(int), changed_set.astype(int).mask(changed & ~changed_set, 2)]
     experts = [part[key] for key in ("perturbed_expert", "clean_patch_expert")]
     sides = [part[key].map(_short_number) if key.endswith("_margin") else part[key] for key in _SIDES]
     words = [part["word"]] if "word" in part else []

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from moeprobe import api
@@ -216,6 +217,36 @@ def test_a_patch_tells_its_experts_by_mouse_and_by_keyboard(browser: Any, overla
         browser.switch_to.active_element.send_keys(key)
         assert place in message.text
     assert browser.get_log("browser") == []
+
+
+def test_another_first_expert_of_a_set_is_told_from_another_set(browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    folder = write_overlay(tmp_path / "overlay", layers=["blocks.1"], images=["digits/7"])
+    table = pd.read_csv(folder / "patches.csv", dtype=str)
+    # The first patch of a has another set with the same first expert; the last of b the same set in another order.
+    table["changed_set"] = "False"
+    at_strongest = table["severity"] == "0.2"
+    table.loc[at_strongest & (table["checkpoint"] == "a") & (table["clean_patch"] == "0"), "changed_set"] = (
+        "True"
+    )
+    table.to_csv(folder / "patches.csv", index=False)
+    show(browser, api.report([folder], out=tmp_path / "out").files[0])
+    captions = [caption.text for caption in find(browser, ".explorer .caption")]
+    assert captions == [
+        "image",
+        "a: 1 of 4 changed set, 0 only its first expert",
+        "b: 0 of 4 changed set, 1 only its first expert",
+    ]
+    [outlined], [dashed] = find(browser, ".grid .changed"), find(browser, ".grid .reordered")
+    assert dashed.value_of_css_property("outline-style") == "dashed"
+    (message,) = find(browser, ".explorer .patch")
+    for patch, said in (
+        (outlined, "Set changed, its first expert is the same."),
+        (dashed, "First expert changed from 1 to 2; the set is the same."),
+    ):
+        ActionChains(browser).move_to_element(patch).perform()
+        assert message.text.endswith(said)
 
 
 def test_an_expert_shows_its_patches(browser: Any, overlay: Path) -> None:

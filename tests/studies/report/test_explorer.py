@@ -33,6 +33,28 @@ def test_every_patch_has_its_choice_and_that_of_the_clean_image(tmp_path: Path) 
     assert set(routing["colors"]) == {"1", "2"}
 
 
+def test_sets_that_changed_are_told_from_their_order(tmp_path: Path) -> None:
+    folder = write_overlay(tmp_path / "run")
+    assert not explorer_of(folder).has_sets, "an older run, without a column of sets"  # type: ignore[union-attr]
+    sets = {("b", 3): ("True", "True"), ("b", 0): ("False", "True"), ("a", 1): ("True", "False")}
+    table = pd.read_csv(folder / "patches.csv", dtype=str)
+    for number, row in table.iterrows():
+        patch = 2 * int(row["row"]) + int(row["column"])
+        is_strong = row["severity"] == "0.2"
+        flags = sets.get((row["checkpoint"], patch)) if is_strong else None
+        table.loc[number, ["changed", "changed_set"]] = flags or ("False", "False")
+    table.to_csv(folder / "patches.csv", index=False)
+    explored = explorer_of(folder)
+    assert explored is not None and explored.has_sets
+    of_a, of_b = (json.loads(explored.routing)["grids"][0][number][0] for number in (0, 1))
+    assert [[patch[3] for patch in grids[1]["patches"]] for grids in (of_a, of_b)] == [
+        [0, 2, 0, 0],
+        [1, 0, 0, 1],
+    ]
+    page = api.report([folder]).html
+    assert "Outlined: another set of experts than in the clean image. Dashed: the same set" in page
+
+
 def test_a_checkpoint_without_a_layer_has_no_tile(tmp_path: Path) -> None:
     folder = write_overlay(tmp_path / "run")
     table = pd.read_csv(folder / "patches.csv", dtype=str)

@@ -60,6 +60,8 @@ for (const series of document.querySelectorAll(".frames")) {
 // The expert of each patch or token: a tile per layer, image or text, and checkpoint, all under one slider.
 
 const EXPERT = 0, CLEAN = 1, COMPARED = 2, CHANGED = 3, SET = 4, CLEAN_SET = 7, WORD = 10;
+// What changed: the set of experts (the expert, where there are no sets), or only which of the set is first.
+const ANOTHER_SET = 1, ANOTHER_FIRST = 2;
 
 function element(name, parent, text = "", className = "") {
   const made = document.createElement(name);
@@ -68,8 +70,6 @@ function element(name, parent, text = "", className = "") {
   parent.append(made);
   return made;
 }
-
-const sorted = (experts) => experts.split(" ").sort().join(" ");
 
 function choice(patch, start) {
   const [experts, gates] = [patch[start].split(" "), patch[start + 1].split(" ")];
@@ -84,9 +84,18 @@ function explore(root) {
   const [slider, output, message] = ["input", "output", ".patch"].map((part) => root.querySelector(part));
   const pixels = root.querySelector(".pixels"); // Texts have none.
   const { input, token } = root.dataset;
+  const hasSets = root.dataset.sets === "1";
   const unit = root.querySelector("label").textContent;
   const tiles = [], plain = [];
   let shownExpert = "", pointed = null;
+
+  const verdict = (patch) => {
+    if (!patch[CHANGED]) return "";
+    const experts = patch[EXPERT] === patch[CLEAN] ? "" : ` from ${patch[CLEAN] || "none"} to ${patch[EXPERT] || "none"}`;
+    if (!hasSets) return ` Changed${experts}.`;
+    if (patch[CHANGED] === ANOTHER_FIRST) return ` First expert changed${experts}; the set is the same.`;
+    return experts ? ` Set changed, its first expert${experts}.` : " Set changed, its first expert is the same.";
+  };
 
   const describe = () => {
     if (!pointed) return;
@@ -98,9 +107,7 @@ function explore(root) {
       ? `row ${Math.floor(number / columns) + 1}, column ${(number % columns) + 1}`
       : `token ${number + 1} “${patch[WORD].trim()}”`;
     const clean = patch[COMPARED] ? `In the clean ${input}: ${choice(patch, CLEAN_SET)}.` : `No clean ${token} corresponds.`;
-    const same = sorted(patch[SET]) === sorted(patch[CLEAN_SET]) ? "; the set is the same" : "";
-    const verdict = patch[CHANGED] ? ` Changed from ${patch[CLEAN] || "none"} to ${patch[EXPERT] || "none"}${same}.` : "";
-    message.textContent = `${tile.name}, ${place}, ${unit} ${routing.severity[slider.value]}: ${choice(patch, SET)}. ${clean}${verdict}`;
+    message.textContent = `${tile.name}, ${place}, ${unit} ${routing.severity[slider.value]}: ${choice(patch, SET)}. ${clean}${verdict(patch)}`;
   };
 
   // One button each; of a text as many as it has tokens at this severity.
@@ -134,13 +141,15 @@ function explore(root) {
         if (!pixels) button.dataset.expert = expert;
         const blank = pixels ? "#ffffffb3" : "transparent";
         button.style.backgroundColor = patch[COMPARED] ? `${routing.colors[patch[EXPERT]] ?? "#808080"}99` : blank;
-        button.classList.toggle("changed", Boolean(patch[CHANGED]));
+        button.classList.toggle("changed", patch[CHANGED] === ANOTHER_SET);
+        button.classList.toggle("reordered", patch[CHANGED] === ANOTHER_FIRST);
         button.classList.toggle("other", shownExpert !== "" && patch[EXPERT] !== shownExpert);
       });
-      const count = (flag) => patches.filter((patch) => patch[flag]).length;
+      const count = (flag, value) => patches.filter((patch) => patch[flag] === value).length;
+      const order = hasSets ? ` set, ${count(CHANGED, ANOTHER_FIRST)} only its first expert` : "";
       const own = patches.filter((patch) => patch[EXPERT] === shownExpert).length;
       tile.caption.textContent = shownExpert === ""
-        ? `${tile.checkpoint}: ${count(CHANGED)} of ${count(COMPARED)} changed`
+        ? `${tile.checkpoint}: ${count(CHANGED, ANOTHER_SET)} of ${count(COMPARED, 1)} changed${order}`
         : `${tile.checkpoint}: expert ${shownExpert} has ${own} of ${patches.length}`;
     }
     output.value = routing.severity[step];
