@@ -146,6 +146,11 @@ def set_match_of(table: pd.DataFrame) -> str:
     return set_match(zip(table["checkpoint"], table["metric"], strict=True))
 
 
+def with_shown_intervals(comparison: pd.DataFrame) -> pd.DataFrame:
+    """Return differences whose ``ci_low`` and ``ci_high`` are those of their families, which they are shown with."""
+    return comparison.assign(ci_low=comparison["sim_low"], ci_high=comparison["sim_high"])
+
+
 def deciding_match(table: pd.DataFrame) -> str:
     """Return the match by which something is concluded: of what processes tokens, their sets where all have any."""
     return set_match_of(table) or agreement_of(table)

@@ -32,17 +32,13 @@ def main() -> None:
 
 
 def rows(reports: Path) -> pd.DataFrame:
-    """Return κ of first choices in the first MoE layer: a row per perturbation, model and chance level."""
+    """Return κ of the sets of experts in the first MoE layer: a row per perturbation, model and chance level."""
     crops = pd.concat(_parts(reports, "random_crop", None, "match-ratio")).assign(view="random crops")
     noise = pd.concat(_parts(reports, "gaussian_noise", NOISE, "noise-sweep")).assign(
         view=f"noise, σ = {NOISE:g}"
     )
-    rounded = pd.read_csv(reports / "precision" / "digits.csv")
-    rounded = rounded[(rounded["part"] == "whole") & (rounded["format"] == "bf16")]
-    rounded = rounded[(rounded["layer"] == LAYER) & (rounded["metric"] == "top1_match_kappa")]
-    rounded = rounded.assign(model=rounded["checkpoint"].map(PAIR), null="pooled", view="weights in bfloat16")
     columns = ["view", "model", "null", "value", "ci_low", "ci_high"]
-    return pd.concat([crops, noise, rounded])[columns].assign(kind="value").reset_index(drop=True)
+    return pd.concat([crops, noise])[columns].assign(kind="value").reset_index(drop=True)
 
 
 def _parts(reports: Path, view: str, severity: float | None, run: str) -> Iterator[pd.DataFrame]:
@@ -54,7 +50,7 @@ def _parts(reports: Path, view: str, severity: float | None, run: str) -> Iterat
 
 
 def _kappa(table: pd.DataFrame, severity: float | None, column: str, names: dict[str, str]) -> pd.DataFrame:
-    chosen = (table["metric"] == "top1_match_kappa") & (table["layer"] == LAYER) & table["draw"].isna()
+    chosen = (table["metric"] == "top2_set_match_kappa") & (table["layer"] == LAYER) & table["draw"].isna()
     chosen &= (table["tokens"] == "patch") & table["null"].isin(list(NULLS)) & table[column].isin(list(names))
     chosen &= table["severity"].isna() if severity is None else table["severity"] == severity
     found = table[chosen].assign(model=table[column].map(names))

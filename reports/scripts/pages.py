@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.results.tables import with_shown_intervals
 from moeprobe.studies.paper.tables import cell, dead, layers_of
 from reports.scripts import (
     align_tables,
@@ -43,19 +44,22 @@ PAGES = (
 _BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
 # What is shown of the first seed: in the README, in its words, on its own page; and of all seeds.
 IN_SHORT = {
-    "random_crop: top-1 match": "same expert in two random crops",
+    "random_crop: top-2 match, any order": "same two experts in two random crops",
     "random_crop: κ": "κ, the same corrected for chance",
+    "random_crop: κ₁": "κ₁, of the first of the two",
     "dead as first choice": "dead experts (of 8), counting first choices",
     "accuracy": "accuracy",
 }
-# What the numbers of all seeds do not have: metric and chance level, and what it is called.
-OF_SETS = {("top2_set_match_kappa", "image"): "random_crop: κ of any order, within image"}
 OF_FIRST = (
-    "random_crop: top-1 match",
+    "random_crop: top-2 match, any order",
     "random_crop: κ",
     "random_crop: κ within image",
+    "random_crop: top-1 match",
+    "random_crop: κ₁",
+    "random_crop: κ₁ within image",
     "prc_crops: κ",
-    "prc_crops: κ within image",
+    "prc_crops: κ₁",
+    "prc_crops: κ₁ within image",
     "highest gate",
     "entropy of the gates",
     "load entropy",
@@ -64,8 +68,9 @@ OF_FIRST = (
 OF_SEEDS = (
     "random_crop: κ",
     "random_crop: κ within image",
+    "random_crop: κ₁",
     "prc_crops: κ",
-    "prc_crops: κ within image",
+    "prc_crops: κ₁",
     "highest gate",
     "load entropy",
     "dead experts",
@@ -95,14 +100,13 @@ def first_seed(folder: Path) -> list[str]:
     lines = [f"| MoE layer | | {' | '.join(names)} | difference |", "|---|---|---|---|---|"]
     for layer in layers_of(first):
         lines += [f"| `{layer}` | {_line(first, layer, number)}" for number in OF_FIRST]
-        lines += [f"| `{layer}` {line}" for line in _of_sets(folder / "match-ratio", layer)]
     return [*lines, f"| output | {_line(first, '', 'accuracy')}"]
 
 
 def in_short(folder: Path) -> list[str]:
     """Return four numbers of the first pair, of the first MoE layer; only differences have intervals."""
     first, names = _first_pair(folder)
-    lines = [f"| | {' | '.join(names)} | difference [95 %] |", "|---|---|---|---|"]
+    lines = [f"| | {' | '.join(names)} | difference [simultaneous 95 %] |", "|---|---|---|---|"]
     for number, label in IN_SHORT.items():
         rows = first[(first["number"] == number) & first["layer"].isin(["", layers_of(first)[0]])]
         *values, difference = (row for _, row in rows.iterrows())
@@ -178,20 +182,10 @@ def switches(folder: Path) -> list[str]:
     return _numbers(_pair_of(folder / "discontinuity"), numbers | {"jump_sum": "sum of the jumps per image"})
 
 
-def _of_sets(run: Path, layer: str) -> list[str]:
-    """Return how far the sets of patches in a layer match beyond chance: a line per chance level."""
-    table = _both_of(run)
-    patches = table[(table["layer"] == layer) & (table["tokens"] == "patch")]
-    lines = []
-    for (metric, null), name in OF_SETS.items():
-        rows = patches[(patches["metric"] == metric) & (patches["null"] == null)]
-        lines.append(f"| {name} | {' | '.join(cell(row) for _, row in rows.iterrows())} |")
-    return lines
-
-
 def _both_of(run: Path) -> pd.DataFrame:
     """Return the values and differences of a run with two checkpoints; ``kind`` says which is which."""
-    tables = {"value": pd.read_csv(run / "table.csv"), "difference": pd.read_csv(run / "comparison.csv")}
+    differences = with_shown_intervals(pd.read_csv(run / "comparison.csv"))
+    tables = {"value": pd.read_csv(run / "table.csv"), "difference": differences}
     return pd.concat([rows.assign(kind=kind) for kind, rows in tables.items()])
 
 

@@ -60,7 +60,7 @@ def test_a_folder_holds_every_table_and_figure(
     table = pd.read_csv(out / "seeds.csv")
     probe = pd.read_csv(out / "match-ratio-prc-crops" / "table.csv")
     own = table[
-        (table["number"] == "prc_crops: κ") & (table["layer"] == "blocks.1") & (table["model"] == "B")
+        (table["number"] == "prc_crops: κ₁") & (table["layer"] == "blocks.1") & (table["model"] == "B")
     ]
     there = probe[
         (probe["metric"] == "top1_match_kappa") & (probe["null"] == "pooled") & (probe["tokens"] == "patch")

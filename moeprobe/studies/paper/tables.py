@@ -15,6 +15,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS as DEAD
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS_FIRST, EXPERT_SHARE, EXPERT_SHARE_FIRST, dead_limit
 from moeprobe.results.folder import Result
+from moeprobe.results.tables import with_shown_intervals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 _OF_K = {2: "Table 2", 1: "Table 3"}
@@ -244,13 +245,18 @@ def _published(row: dict[str, float]) -> str:
 SIGMA = 0.2
 DEAD_EXPERTS, NEVER_FIRST = "dead experts", "dead as first choice"
 EVALUATION = "evaluation"
+# κ of what processes a token, and of its first choice.
+_KAPPA, _FIRST_KAPPA = "top{k}_set_match_kappa", "top1_match_kappa"
 # Whose shares the table of the load has: where K = 1 the first choices are all.
 CHOICES = {"all": EXPERT_SHARE, "first": EXPERT_SHARE_FIRST}
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number: what it is called, of which probe it is, and which rows of that probe's tables hold it."""
+    """One number: what it is called, of which probe it is, and which rows of that probe's tables hold it.
+
+    ``{k}`` in a metric is the number of experts per token; of one, its set is the first choice.
+    """
 
     name: str
     probe: str
@@ -258,20 +264,29 @@ class Number:
     null: str = ""
     tokens: str = IMAGE.token
 
+    def metric_of(self, top_k: int | None) -> str:
+        """Return the metric for so many experts per token."""
+        if "{k}" not in self.metric:
+            return self.metric
+        return self.metric.format(k=top_k) if top_k and top_k > 1 else _FIRST_KAPPA
+
 
 def _matches(view: str) -> Iterator[Number]:
     yield Number(f"{view}: top-1 match", view, "top1_match")
     yield Number(f"{view}: top-2 match", view, "top2_match")
     yield Number(f"{view}: top-2 match, any order", view, "top2_set_match")
-    yield Number(f"{view}: κ", view, "top1_match_kappa", "pooled")
-    yield Number(f"{view}: κ within image", view, "top1_match_kappa", "image")
+    yield Number(f"{view}: κ", view, _KAPPA, "pooled")
+    yield Number(f"{view}: κ within image", view, _KAPPA, "image")
+    yield Number(f"{view}: κ₁", view, _FIRST_KAPPA, "pooled")
+    yield Number(f"{view}: κ₁ within image", view, _FIRST_KAPPA, "image")
 
 
 NUMBERS = (
     *_matches("random_crop"),
     *_matches("prc_crops"),
     Number("noise: top-1 match", "noise", "top1_match"),
-    Number("noise: κ", "noise", "top1_match_kappa", "pooled"),
+    Number("noise: κ", "noise", _KAPPA, "pooled"),
+    Number("noise: κ₁", "noise", _FIRST_KAPPA, "pooled"),
     Number("highest gate", "confidence", "gate_highest"),
     Number("second gate", "confidence", "gate_second"),
     Number("sum of the rest", "confidence", "gate_rest"),
@@ -285,7 +300,7 @@ NUMBERS = (
 REGION_NUMBERS = tuple(
     Number(f"{probe}: {name}, {region}", probe, metric, null, region)
     for probe in ("random_crop", "noise")
-    for name, metric, null in (("top-1 match", "top1_match", ""), ("κ", "top1_match_kappa", "pooled"))
+    for name, metric, null in (("top-1 match", "top1_match", ""), ("κ₁", _FIRST_KAPPA, "pooled"))
     for region in reversed(REGIONS)
 )
 
@@ -307,8 +322,9 @@ def number_rows(
         if result is None:
             continue
         assert result.comparison is not None
-        for table, kind in ((result.table, "value"), (result.comparison, "difference")):
-            selected = _select(table, number)
+        differences = with_shown_intervals(result.comparison)
+        for table, kind in ((result.table, "value"), (differences, "difference")):
+            selected = _select(table, number, top_k)
             for layer in dict.fromkeys(selected["layer"]):
                 of_layer = selected[selected["layer"] == layer].set_index("checkpoint")
                 rows += [
@@ -321,9 +337,9 @@ def number_rows(
     return rows
 
 
-def _select(table: pd.DataFrame, number: Number) -> pd.DataFrame:
+def _select(table: pd.DataFrame, number: Number, top_k: int | None) -> pd.DataFrame:
     keep = (
-        (table["metric"] == number.metric)
+        (table["metric"] == number.metric_of(top_k))
         & (table["null"] == number.null)
         & (table["tokens"] == number.tokens)
     )

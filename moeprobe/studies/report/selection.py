@@ -25,6 +25,7 @@ from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, set_match_of
 from moeprobe.studies.report.reading import Run
+from moeprobe.studies.report.summary import changed_column
 
 _DETAILS = ("expert", "expert_b", "class", "draw")
 # Of the tables that hold what is read first.
@@ -166,14 +167,14 @@ def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:
     keys = [name for name in ("layer", "checkpoint", "image_id", "severity") if name in patches]
     if not {"layer", "checkpoint", "image_id", "changed", "compared"} <= set(patches.columns):
         return []
-    rows = []
+    rows, column = [], changed_column(patches)
     for key, part in patches.groupby(keys, sort=False):
         cells = [TableCell(text) for text in key[:3]]
         cells += [severity(float(key[3]))] if len(key) > 3 else []
         rows.append(
             [
                 *cells,
-                counts([(part["changed"] == "True").sum()]),
+                counts([(part[column] == "True").sum()]),
                 counts([(part["compared"] == "True").sum()]),
             ]
         )
@@ -181,5 +182,5 @@ def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:
     note = (
         f"Single {modality.plural}, to be looked at: without interval, and no conclusion about a checkpoint."
     )
-    title = f"{modality.tokens.capitalize()} that changed their expert"
+    title = f"{modality.tokens.capitalize()} that changed their experts"
     return [Table(title, [*columns, "changed", "of"], rows, note)]

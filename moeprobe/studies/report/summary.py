@@ -155,6 +155,11 @@ def remarks_of(run: Run) -> list[str]:
     ]
 
 
+def changed_column(patches: pd.DataFrame) -> str:
+    """Return the column that says which tokens changed their set of experts; of earlier runs their first expert."""
+    return "changed_set" if "changed_set" in patches else "changed"
+
+
 def _changed_patches(run: Run) -> list[str]:
     """Return how many patches or tokens of the drawn inputs changed their expert; none where nothing was drawn."""
     patches = run.overlay
@@ -163,14 +168,16 @@ def _changed_patches(run: Run) -> list[str]:
     steps = [float(text) for text in patches["severity"]] if "severity" in patches else []
     if steps:
         patches = patches[[step == max(steps) for step in steps]]
+    column = changed_column(patches)
     counts_of = [
-        f"{(part['changed'] == 'True').sum():,} of {(part['compared'] == 'True').sum():,} in {name}"
+        f"{(part[column] == 'True').sum():,} of {(part['compared'] == 'True').sum():,} in {name}"
         for name, part in patches.groupby("checkpoint", sort=False)
     ]
     images = run.modality.format_count(patches["image_id"].nunique())
     at = f" at severity {max(steps):g}" if steps else ""
     return [
-        f"On {images}{at}, over all layers, the {run.modality.tokens} that change expert are {', '.join(counts_of)}."
+        f"On {images}{at}, over all layers, the {run.modality.tokens} that change their experts are "
+        f"{', '.join(counts_of)}."
     ]
 
 
