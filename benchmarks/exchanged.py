@@ -90,7 +90,7 @@ def _traces(out: Path, *, limit: int | None) -> None:
         trained = out.parent / f"trained-{seed}"
         changes = ["model.num_experts=16", "model.top_k=8", f"seed={seed}", "epochs=1", "warmup_steps=1"]
         if not (trained / "last.safetensors").exists():
-            api.train("digits-baseline", overrides=changes, out=trained)
+            api.train("digits-baseline", overrides=changes, folder=trained)
         recorded = api.record(
             trained,
             view="gaussian_noise",
