@@ -163,7 +163,7 @@ def lines_of_values(valued: Sequence[CellValues], reference: str, run_info: Abou
     rows = {
         at: [
             row(run_info, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
-            | {_REPLICATES: replace(replicates, values=_NONE, influence=None)}
+            | {_REPLICATES: replace(replicates, values=_NONE, influence=None, contributions=None)}
             for name, replicates in values.numbers.items()
         ]
         for at, values in enumerate(valued)
@@ -239,4 +239,5 @@ def row(
         "seed": run_info.seed,
         # Above all others: what else there is to say is said of the images that are left.
         "flag": COLUMN if not_finite else interval.flag,
+        "carriers": interval.carriers,
     }

@@ -219,7 +219,7 @@ def _both(run: api.Result) -> pd.DataFrame:
 def _columns(rows: pd.DataFrame, k: int, seed: int) -> pd.DataFrame:
     """Return the rows in a few columns."""
     rows = rows.assign(k=k, train_seed=seed, expert=rows["expert"].astype("Int64"))
-    columns = [*KEYS, "metric", "expert", "value", "ci_low", "ci_high", "images"]
+    columns = [*KEYS, "metric", "expert", "value", "ci_low", "ci_high", "images", "carriers"]
     return rows[columns].round(dict.fromkeys(("value", "ci_low", "ci_high"), _DIGITS))
 
 

@@ -280,6 +280,7 @@ def test_means_are_weighted() -> None:
             "flip_price_runner_up": 2.0,
             "flip_fall_runner_up": 2 / 5,
             "flip_size_runner_up": 7 / 5,
+            "flip_beyond_runner_up": 1.0,
             "flip_answer_runner_up": 3 / 5,
         }
     )
