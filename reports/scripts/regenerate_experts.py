@@ -18,7 +18,13 @@ from matplotlib.figure import Figure
 
 from moeprobe import api
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
-from moeprobe.metrics.analyses.experts import DISPENSABLE, INTERVENTIONS, PRICE_BAND, intervention_metric
+from moeprobe.metrics.analyses.experts import (
+    DISPENSABLE,
+    INTERVENTIONS,
+    PRICE_BAND,
+    PRICE_BEYOND,
+    intervention_metric,
+)
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
@@ -35,6 +41,7 @@ OFF = "experts_off"
 METRICS = (
     *(intervention_metric(measured, kind).name for measured in ("price", "answer") for kind in INTERVENTIONS),
     PRICE_BAND.name,
+    PRICE_BEYOND.name,
     DISPENSABLE.name,
     "expert_share",
     "expert_saliency",
