@@ -108,7 +108,8 @@ def slopes_over_views(table: pd.DataFrame, cost: str = COST.name) -> pd.DataFram
     rows = []
     for (model, seed), of_model in table.groupby(["model", "train_seed"]):
         wide = of_model.pivot(index=["view", "severity"], columns="metric", values="value")
-        products = wide[PREDICTED.name] * pd.DataFrame({"over": wide[cost], "under": wide[PREDICTED.name]})
+        sides = pd.DataFrame({"over": wide[cost], "under": wide[PREDICTED.name]})
+        products = sides.mul(wide[PREDICTED.name], axis=0)
         by_view = products.groupby("view").sum()
         left_out = by_view.sum() - by_view
         without, views = left_out["over"] / left_out["under"], len(by_view)

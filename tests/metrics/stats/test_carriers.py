@@ -16,7 +16,7 @@ from moeprobe.metrics.stats.carriers import MIN_CARRIERS, Tail, inputs_needed
 from moeprobe.metrics.stats.families import difference, judge
 from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiplied
 from moeprobe.metrics.stats.statistic import Array, MeanLoss, PartOf, Ratio
-from tests.metrics.stats.test_coverage import error
+from tests.metrics.stats.test_coverage import PAGE, error
 
 CALM, HEAVY = (WORLDS[f"half on {few} of 360 images"] for few in ("35 to 50", "3 to 7"))
 
@@ -196,6 +196,18 @@ def test_intervals_that_pass_cover() -> None:
         if rates.passed > 0.5:
             assert rates.guarded >= 0.93 - 3 * error(0.93, runs * rates.passed), (name, num_images)
     assert found[names[0], 40].listed_unguarded > 0.2
+    page = PAGE.read_text(encoding="utf-8").split("| prices | images |")[1].split("\n\n")[0]
+    written = {
+        (name, int(images.replace(",", ""))): [float(share) for share in shares if share != "–"]
+        for name, images, *shares in (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()[2:]
+        )
+    }
+    assert written.keys() == found.keys()
+    for key, (unguarded, passed, *_) in written.items():
+        for share, again in ((unguarded, found[key].unguarded), (passed, found[key].passed)):
+            spread = np.hypot(error(share, 1000), error(again, runs))
+            assert abs(share - again) <= 4 * spread + 2e-3, key
 
 
 def test_a_calm_world_keeps_its_intervals() -> None:
