@@ -138,4 +138,4 @@ def _sides(rows: pd.DataFrame, digits: int) -> list[str]:
     """Return the values of both models and their difference."""
     values = rows[rows["kind"] == "value"]
     sides = [span(values.loc[values["model"] == model, "value"], digits) for model in MODELS.values()]
-    return [*sides, signed(rows[rows["kind"] == "difference"], digits)]
+    return [*sides, signed(rows[rows["kind"] == "difference"], digits, of_known=True)]

@@ -172,7 +172,7 @@ HELPERS = {name: one for name, one in globals().items() if getattr(one, "__modul
 HELPERS |= {
     "concat": pd.concat,
     "thesis": thesis_tables,
-    "flips": flips_tables,
+    "flips_tables": flips_tables,
     "BANDS": kappa_reference.BANDS,
 }
 HELPERS |= {"reference": functools.cache(lambda: kappa_reference.rows(REPORTS))}
