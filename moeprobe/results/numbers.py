@@ -1,7 +1,7 @@
 """How values look wherever people read them, on the screen and in reports, and the phrases that go with them."""
 
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral
 from typing import Any
 
 from moeprobe.inputs.modality import modality_of
@@ -67,7 +67,7 @@ def carried(row: Mapping[str, Any]) -> str:
     """Return that few inputs carry a table's row, and how many where a table says it."""
     modality = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
     number = row.get("carriers")
-    known = f": {int(number)}" if isinstance(number, Real) and number == number else ""
+    known = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
     return modality.translate(f"carried by few images{known}")
 
 

@@ -194,7 +194,7 @@ def test_intervals_that_pass_cover() -> None:
         assert rates.unguarded < 0.92 and rates.passed < 0.02 and rates.listed < 0.02, (name, num_images)
     for (name, num_images), rates in found.items():
         if rates.passed > 0.5:
-            assert rates.guarded >= 0.93 - 3 * error(0.93, runs * rates.passed), (name, num_images)
+            assert rates.guarded >= 0.93 - 3 * error(0.93, int(runs * rates.passed)), (name, num_images)
     assert found[names[0], 40].listed_unguarded > 0.2
     page = PAGE.read_text(encoding="utf-8").split("| prices | images |")[1].split("\n\n")[0]
     written = {
