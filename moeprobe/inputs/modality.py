@@ -54,11 +54,13 @@ def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:
 
     Args:
         tokens: the column.
-        data: what the tables call the data, which tells requests to a server from texts.
+        data: what the tables call the data, which tells requests to a server from texts, and texts from images where
+            rows are about no tokens.
     """
     if data == REQUEST.data:
         return REQUEST
-    return TEXT if TEXT.token in set(tokens) else IMAGE
+    is_text = TEXT.token in set(tokens) or data.partition(":")[0] == TEXT.name
+    return TEXT if is_text else IMAGE
 
 
 def sources(count: int, modality: Modality, *, data: str, split: str) -> str:

@@ -438,9 +438,7 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: st
         return f"{first} and {second} have the same {noun} within ±{row['margin']:g} ({size})."
     if word == NO_DIFFERENCE:
         return f"{first} and {second} show {NO_DIFFERENCE} in {noun} ({size})."
-    by_text = number(by, signed=True, decimals=decimals_of(row))
-    why = f" ({word})" if word else ""
     return (
-        f"nothing can be said of {subject} of {first} and {second}: their difference of {by_text} has no "
-        f"interval{why}."
+        f"nothing can be said of {subject} of {first} and {second}: their difference has no interval, "
+        f"{interval(row, signed=True)}."
     )

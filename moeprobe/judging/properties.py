@@ -13,10 +13,10 @@ from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_
 from moeprobe.judging.scales import SCALES, Scale
 from moeprobe.judging.words import COLLAPSED, FamilyWord, is_side, word_of
 from moeprobe.metrics.registry import find, tokens_choose
-from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.folder import Result
-from moeprobe.results.numbers import interval, number
+from moeprobe.results.numbers import carried, interval, number
 from moeprobe.results.tables import FLOORS, agreement_of
 
 Row = dict[str, Any]
@@ -271,6 +271,8 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     bands = bands_of(worst, scale, unit=unit)
     if not bands or (scale.of_chance and not classes):
         few = f": fewer than {MIN_IMAGES} inputs" if worst["images"] < MIN_IMAGES else ""
+        if worst["flag"] == FEW_CARRIERS:
+            few = f": {carried({str(key): value for key, value in worst.items()})}"
         return {"verdict": f"no verdict{few}", "grade": "", "advice": ""}
     nothing_happened = (worst["value"] == 1 and scale.unchanged) or (is_exactly_0(worst) and scale.unmoved)
     if nothing_happened:
@@ -286,7 +288,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
 def bands_of(row: pd.Series, scale: Scale, *, unit: float = 1.0) -> list[int]:
     """Return the bands of a number, by its interval or, without one, by itself; none where there is no number."""
     value, low, high = (float(row[key]) for key in ("value", "ci_low", "ci_high"))
-    if value != value or row["images"] < MIN_IMAGES:
+    if value != value or row["images"] < MIN_IMAGES or row["flag"] == FEW_CARRIERS:
         return []
     form = find(str(row["metric"]))
     # A count of experts is what these inputs show, and no share of them.

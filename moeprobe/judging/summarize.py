@@ -102,7 +102,7 @@ def _lines(
     rows = {
         at: [
             row(run_info, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
-            | {REPLICATES: replace(replicates, values=_NONE, influence=None)}
+            | {REPLICATES: replace(replicates, values=_NONE, influence=None, contributions=None)}
             for name, replicates in values.numbers.items()
         ]
         for at, values in enumerate(valued)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.kappa import Kappa
-from moeprobe.metrics.stats.statistic import Ratio, Share
+from moeprobe.metrics.stats.statistic import MeanLoss, Ratio, Share
 
 if TYPE_CHECKING:
     from moeprobe.metrics.stats.statistic import Statistic
@@ -132,7 +132,8 @@ class Metric:
         short: the heading of a narrow column; empty = the label.
         noun: what it is called in the middle of a sentence; empty = the label.
         better: which side is better; empty = neither, decided and not forgotten. Of a ``_kappa`` more always is.
-        unit: what the value counts; "whole": whole numbers of something, "count": such numbers on average.
+        unit: what the value counts; "whole": whole numbers of something, "count": such numbers on average; "nats": a
+            mean of losses, which a few images may carry.
         margin: whether a margin in shares means anything where the unit allows it.
         nulls: which chance levels its ``_chance`` and ``_kappa`` may have, the first one read first; none without.
         rank: its place in the order of reading, the lowest first.
@@ -195,17 +196,34 @@ class Metric:
         return Estimator(self.name, "", statistic, trials, expert, expert_b)
 
     def share_of(
-        self, sums: NDArray[np.generic], trials: NDArray[np.generic], *, expert: int | None = None
+        self,
+        sums: NDArray[np.generic],
+        trials: NDArray[np.generic],
+        *,
+        expert: int | None = None,
+        weight: NDArray[np.generic] | None = None,
     ) -> Estimator:
-        """Return the estimator of sums over trials ``(n,)``, where no sum is below 0 or above its trials."""
-        share = Share(sums.astype(np.float64), trials.astype(np.float64))
+        """Return the estimator of sums over trials ``(n,)``, where no sum is below 0 or above its trials.
+
+        ``weight`` ``(n,)``: what the trials stand for, which the sums are over; None = the trials themselves.
+        """
+        share = Share(sums.astype(np.float64), (trials if weight is None else weight).astype(np.float64))
         return self.raw(share, trials, expert=expert)
 
     def mean_of(
-        self, sums: NDArray[np.generic], trials: NDArray[np.generic], *, expert: int | None = None
+        self,
+        sums: NDArray[np.generic],
+        trials: NDArray[np.generic],
+        *,
+        expert: int | None = None,
+        weight: NDArray[np.generic] | None = None,
     ) -> Estimator:
-        """Return the estimator of sums over trials ``(n,)``, of any size and sign."""
-        mean = Ratio(sums.astype(np.float64), trials.astype(np.float64))
+        """Return the estimator of sums over trials ``(n,)``, of any size and sign; ``weight`` as in ``share_of``.
+
+        Nats are those of losses, whose mean a few images may carry.
+        """
+        kind = MeanLoss if self.unit == "nats" else Ratio
+        mean = kind(sums.astype(np.float64), (trials if weight is None else weight).astype(np.float64))
         return self.raw(mean, trials, expert=expert)
 
     def chance_and_kappa(

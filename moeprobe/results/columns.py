@@ -8,6 +8,8 @@ FLAGS = {
     "no_trials": "there was nothing to count",
     "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
     "few_images": "fewer than 20 images, so there is no interval",
+    "few_carriers": "a mean of losses of which fewer than 10 images carry half (column carriers), so there is no "
+    "interval",
     "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, so "
     "there is no interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
@@ -15,7 +17,16 @@ FLAGS = {
 # Words of the column `verdict` for a flag other than a collapse: nothing was judged.
 UNJUDGED = {
     flag.replace("_", " "): FLAGS[flag]
-    for flag in ("few_images", "no_mismatch", "no_cost", "no_trials", "unreached", "unstable", "not_finite")
+    for flag in (
+        "few_images",
+        "few_carriers",
+        "no_mismatch",
+        "no_cost",
+        "no_trials",
+        "unreached",
+        "unstable",
+        "not_finite",
+    )
 }
 # Each word of the column `verdict`, with what it says of a difference.
 VERDICTS = {
@@ -76,6 +87,8 @@ COLUMNS: dict[str, str] = {
     "trials": "denominator: corresponding patches, tokens or images",
     "seed": "seed of the probing (views and bootstrap)",
     "flag": "; ".join(f"{word}: {meaning}" for word, meaning in FLAGS.items()),
+    "carriers": "images that carry half of a mean of losses (half of the sum of what each adds to it, without signs); "
+    "only beside the flag few_carriers",
 }
 # What comparison.csv adds to them.
 COMPARISON_COLUMNS: dict[str, str] = {
@@ -95,7 +108,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
 # Those of the above that hold numbers; whole ones may be empty.
-WHOLE = ("draw", "expert", "expert_b")
+WHOLE = ("draw", "expert", "expert_b", "carriers")
 NUMBERS = frozenset(
     (
         *WHOLE, "train_seed", "top_k", "severity", "value", "ci_low", "ci_high", "images", "trials", "seed",

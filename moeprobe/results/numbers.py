@@ -1,11 +1,13 @@
 """How values look wherever people read them, on the screen and in reports, and the phrases that go with them."""
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.analyses import attribution as parts
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.bootstrap import MIN_IMAGES, SCORE
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES, SCORE
 
 _ROUNDING = 1e-9
 # More decimals are as hard to count as they are to compare: 4.5e-07.
@@ -62,12 +64,21 @@ def decimals_of(row: Mapping[str, Any]) -> int:
 
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
-    flag = f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
+    flag = carried(row) if row["flag"] == FEW_CARRIERS else row["flag"].replace("_", " ")
+    flag = f"({flag})" if flag else ""
     low, high = ends_of(row)
     if low != low:
         return flag
     ends = [end(value, signed=signed, decimals=decimals_of(row)) for value in (low, high)]
     return f"[{', '.join(ends)}] {flag}".rstrip()
+
+
+def carried(row: Mapping[str, Any]) -> str:
+    """Return that few inputs carry a table's row, and how many where a table says it."""
+    modality = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
+    number = row.get("carriers")
+    known = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
+    return modality.translate(f"carried by few images{known}")
 
 
 def count(row: Mapping[str, Any], *, signed: bool = False) -> str:

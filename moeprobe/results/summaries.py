@@ -113,4 +113,5 @@ def row(
         "seed": run_info.seed,
         # Above all others: what else there is to say is said of the images that are left.
         "flag": COLUMN if not_finite else interval.flag,
+        "carriers": interval.carriers,
     }

@@ -141,12 +141,7 @@ class Evaluator:
                 yield rows, SharedColumns(columns, image_caches.setdefault(rows.start, {}))
 
         additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
-        numbers = {
-            name: replicates
-            if replicates.influence is None
-            else replace(replicates, influence=replicates.influence[order])
-            for name, replicates in additive.items()
-        }
+        numbers = {name: _reordered(replicates, order) for name, replicates in additive.items()}
         if remaining:
             numbers |= self._of_sample(sample, remaining)
         return CellValues(
@@ -182,6 +177,15 @@ class Evaluator:
             if self._experts
             else [estimator for estimator in all_estimators if estimator.expert is None]
         )
+
+
+def _reordered(replicates: Replicates, order: NDArray[np.int64]) -> Replicates:
+    """Return a number with what is kept of each image in another order."""
+    influence, contributions = (
+        None if values is None else values[order]
+        for values in (replicates.influence, replicates.contributions)
+    )
+    return replace(replicates, influence=influence, contributions=contributions)
 
 
 class _Sample:

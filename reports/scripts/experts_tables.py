@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.metrics.analyses.experts import BANNED, DISPENSABLE, PRICE_BAND, intervention_metric
+from moeprobe.metrics.analyses.experts import BANNED, PRICE_BAND, PRICE_BEYOND, intervention_metric
 from reports.scripts import experts_numbers as numbers
 from reports.scripts.more_tables import SIDES, signed, span
 from reports.scripts.regenerate_experts import ALL, MODELS, OFF
@@ -26,24 +26,26 @@ _CRITERIA = {
 
 
 def bans(folder: Path) -> list[str]:
-    """Return what bans cost, in thousandths of a nat, and how many experts may go: a line per k and layer."""
+    """Return what bans cost, in thousandths of a nat, and how many images they change: a line per k and layer."""
     heads = [
         *(f"mean price: {side}" for side in SIDES),
         *(f"dearest expert: {side}" for side in SIDES[:2]),
-        *(f"price above 0: {side}" for side in SIDES[:2]),
-        *(f"may go: {side}" for side in SIDES[:2]),
+        *(f"prices with an interval: {side}" for side in SIDES[:2]),
+        *(f"images that change: {side}" for side in SIDES[:2]),
     ]
     lines = _head("MoE layer", heads)
     for name, rows in _layers(_prices(folder)):
         mean = rows[(rows["metric"] == _BANNED) & rows["expert"].isna()]
         values = rows[rows["kind"] == "value"]
         band = values[values["metric"] == PRICE_BAND.name]
-        number = values[(values["metric"] == DISPENSABLE.name) & values["expert"].isna()]
+        beyond = values[values["metric"] == PRICE_BEYOND.name]
         of_models = [band[band["model"] == model] for model in MODELS.values()]
         dearest = [span(one.groupby("train_seed")["value"].max(), 1) for one in of_models]
-        missed = [f"{(one['ci_low'] > 0).sum()} of {len(one)}" for one in of_models]
-        may_go = [span(number.loc[number["model"] == model, "value"], 0) for model in MODELS.values()]
-        lines.append(f"{name} | {' | '.join([*_sides(mean, 1), *dearest, *missed, *may_go])} |")
+        judged = [f"{one['ci_low'].notna().sum()} of {len(one)}" for one in of_models]
+        changed = [
+            f"{span(100 * beyond.loc[beyond['model'] == model, 'value'], 1)} %" for model in MODELS.values()
+        ]
+        lines.append(f"{name} | {' | '.join([*_sides(mean, 1), *dearest, *judged, *changed])} |")
     return lines
 
 
@@ -104,7 +106,8 @@ def ranks(folder: Path) -> list[str]:
 def _prices(folder: Path) -> pd.DataFrame:
     """Return the prices in thousandths of a nat; what is no price stays as it is."""
     table = pd.read_csv(folder / "prices.csv")
-    is_price = table["metric"].str.contains("price") | (table["metric"] == OFF)
+    is_price = table["metric"].str.contains("price") & (table["metric"] != PRICE_BEYOND.name)
+    is_price |= table["metric"] == OFF
     factor = is_price.map({True: _SCALE, False: 1})
     return table.assign(**{column: table[column] * factor for column in ("value", "ci_low", "ci_high")})
 
@@ -123,4 +126,4 @@ def _sides(rows: pd.DataFrame, digits: int) -> list[str]:
     """Return the values of both models and their difference."""
     values = rows[rows["kind"] == "value"]
     sides = [span(values.loc[values["model"] == model, "value"], digits) for model in MODELS.values()]
-    return [*sides, signed(rows[rows["kind"] == "difference"], digits)]
+    return [*sides, signed(rows[rows["kind"] == "difference"], digits, of_known=True)]

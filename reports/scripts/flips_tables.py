@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.metrics.analyses.flip_costs import (
@@ -15,6 +16,7 @@ from moeprobe.metrics.analyses.flip_costs import (
     SLOPE_CLEAN,
 )
 from moeprobe.metrics.analyses.flips import FORCED, flip_metric
+from moeprobe.metrics.stats.proportions import critical
 from reports.scripts.more_tables import SIDES, signed, span
 from reports.scripts.regenerate_flips import MODELS
 
@@ -85,7 +87,44 @@ def fits(folder: Path) -> list[str]:
     for metric in _FITS:
         cells = _sides(table[table["metric"] == metric.name], 2)
         lines.append(f"| {metric.label} | {' | '.join(cells)} |")
-    return lines
+    views = slopes_over_views(table)
+    over_views = [
+        "; ".join(
+            f"[{row.ci_low:.1f}, {row.ci_high:.1f}]" for row in views[views["model"] == model].itertuples()
+        )
+        for model in MODELS.values()
+    ]
+    return [*lines, f"| the same slope, 95 % over the eight views, by seed | {' | '.join(over_views)} | – |"]
+
+
+def slopes_over_views(table: pd.DataFrame, cost: str = COST.name) -> pd.DataFrame:
+    """Return the slope of each model over held-out views, with t intervals over views: the jackknife leaves one out.
+
+    Args:
+        table: rows of ``costs.csv``.
+        cost: the metric that is fitted.
+    """
+    table = table[(table["kind"] == "value") & table["severity"].notna()]
+    rows = []
+    for (model, seed), of_model in table.groupby(["model", "train_seed"]):
+        wide = of_model.pivot(index=["view", "severity"], columns="metric", values="value")
+        sides = pd.DataFrame({"over": wide[cost], "under": wide[PREDICTED.name]})
+        products = sides.mul(wide[PREDICTED.name], axis=0)
+        by_view = products.groupby("view").sum()
+        left_out = by_view.sum() - by_view
+        without, views = left_out["over"] / left_out["under"], len(by_view)
+        error = np.sqrt((views - 1) / views * np.square(without - without.mean()).sum())
+        value, reach = products["over"].sum() / products["under"].sum(), critical(views) * error
+        rows.append(
+            {
+                "model": model,
+                "train_seed": seed,
+                "value": value,
+                "ci_low": value - reach,
+                "ci_high": value + reach,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _scaled(table: pd.DataFrame, rows: "pd.Series[bool]") -> pd.DataFrame:
@@ -99,4 +138,4 @@ def _sides(rows: pd.DataFrame, digits: int) -> list[str]:
     """Return the values of both models and their difference."""
     values = rows[rows["kind"] == "value"]
     sides = [span(values.loc[values["model"] == model, "value"], digits) for model in MODELS.values()]
-    return [*sides, signed(rows[rows["kind"] == "difference"], digits)]
+    return [*sides, signed(rows[rows["kind"] == "difference"], digits, of_known=True)]

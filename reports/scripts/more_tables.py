@@ -197,8 +197,14 @@ def span(values: pd.Series, digits: int = 3) -> str:
     return " to ".join(ends)
 
 
-def signed(rows: pd.DataFrame, digits: int = 3) -> str:
-    """Return the lowest and highest difference, and how many intervals lie on one side of zero."""
+def signed(rows: pd.DataFrame, digits: int = 3, *, of_known: bool = False) -> str:
+    """Return the lowest and highest difference, and how many intervals lie on one side of zero.
+
+    ``of_known`` adds of how many, where some differences have no interval.
+    """
     counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
     said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
+    intervals = int(rows["ci_low"].notna().sum())
+    if of_known and intervals < len(rows):
+        said = f"{said} of {intervals}" if intervals else "no interval"
     return f"{rows['value'].min():+.{digits}f} to {rows['value'].max():+.{digits}f} ({said})"

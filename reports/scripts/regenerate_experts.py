@@ -18,7 +18,13 @@ from matplotlib.figure import Figure
 
 from moeprobe import api
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
-from moeprobe.metrics.analyses.experts import DISPENSABLE, INTERVENTIONS, PRICE_BAND, intervention_metric
+from moeprobe.metrics.analyses.experts import (
+    DISPENSABLE,
+    INTERVENTIONS,
+    PRICE_BAND,
+    PRICE_BEYOND,
+    intervention_metric,
+)
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
@@ -35,6 +41,7 @@ OFF = "experts_off"
 METRICS = (
     *(intervention_metric(measured, kind).name for measured in ("price", "answer") for kind in INTERVENTIONS),
     PRICE_BAND.name,
+    PRICE_BEYOND.name,
     DISPENSABLE.name,
     "expert_share",
     "expert_saliency",
@@ -219,7 +226,7 @@ def _both(run: api.Result) -> pd.DataFrame:
 def _columns(rows: pd.DataFrame, k: int, seed: int) -> pd.DataFrame:
     """Return the rows in a few columns."""
     rows = rows.assign(k=k, train_seed=seed, expert=rows["expert"].astype("Int64"))
-    columns = [*KEYS, "metric", "expert", "value", "ci_low", "ci_high", "images"]
+    columns = [*KEYS, "metric", "expert", "value", "ci_low", "ci_high", "images", "carriers"]
     return rows[columns].round(dict.fromkeys(("value", "ci_low", "ci_high"), _DIGITS))
 
 

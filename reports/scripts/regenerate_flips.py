@@ -27,7 +27,7 @@ CORRUPTIONS = ("impulse_noise", "snow", "frost", "spatter", "contrast", "pixelat
 VIEWS = ("gaussian_blur", "brightness", *(f"corruption,kind={kind}" for kind in CORRUPTIONS))
 KEYS = ["train_seed", "model", "kind", "layer", "tokens", "view", "severity", "metric"]
 # Single flips: of all numbers those that the page has, deciles of the size alone.
-PRICES = ("flip_size", "flip_price", "flip_answer")
+PRICES = ("flip_size", "flip_price", "flip_beyond", "flip_answer")
 COSTS = tuple(measured.name for measured in FlipCostsAnalysis.measures)
 # More digits are noise of the machine.
 _DIGITS = 7
@@ -64,7 +64,7 @@ def rows_of(run: api.Result, seed: int) -> pd.DataFrame:
     rows = rows.assign(
         model=rows["checkpoint"].map(names), view=rows["view"].str.replace("corruption,kind=", "")
     )
-    return rows[[*KEYS, "value", "ci_low", "ci_high", "images"]].round(_DIGITS)
+    return rows[[*KEYS, "value", "ci_low", "ci_high", "images", "carriers"]].round(_DIGITS)
 
 
 def write(tables: Sequence[pd.DataFrame], folder: Path) -> None:

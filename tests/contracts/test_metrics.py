@@ -8,13 +8,19 @@ import pytest
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Estimator, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
+from moeprobe.metrics.stats.statistic import is_carried
 from moeprobe.runtime import catalog
 from tests.contracts.test_analyses import AGGREGATES, EVERY, examples, metrics_of, sums
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
 METRICS = [one.representative if isinstance(one, MetricFamily) else one for one in registry.declared()]
 # Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py have them.
-FROM_SEVERAL_CELLS = ("set_survival_band", "experts_price_band", "experts_dispensable")
+FROM_SEVERAL_CELLS = (
+    "set_survival_band",
+    "experts_price_band",
+    "experts_price_beyond",
+    "experts_dispensable",
+)
 FAMILIES = [one for one in registry.declared() if isinstance(one, MetricFamily)]
 
 
@@ -48,6 +54,21 @@ def test_what_is_computed_is_declared_and_what_is_declared_is_computed(name: str
             () if isinstance(one, MetricFamily) else one.nulls, ("chance", "kappa")
         ):
             assert any(e.null == null and form.kind == kind for e, form in own), (one.name, null, kind)
+
+
+@EVERY
+def test_means_of_losses_know_what_each_image_adds(name: str) -> None:
+    """Whatever counts nats is guarded against the few images that may carry it."""
+    for estimator in estimators(name):
+        if registry.find(estimator.name).metric.unit == "nats":
+            assert is_carried(estimator.statistic), estimator.name
+            added, value = (
+                estimator.statistic.contributions(),
+                estimator.statistic.evaluate(np.ones((5, 1)))[0],
+            )
+            assert added.shape == (5,) and added.sum() == pytest.approx(
+                value, rel=1e-5, abs=1e-8, nan_ok=True
+            )
 
 
 def test_names_are_said_once() -> None:

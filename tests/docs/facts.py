@@ -21,7 +21,7 @@ from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.training.start import choose_labeled
 from moeprobe.results.packed import read_pack
-from reports.scripts import kappa_reference, thesis_tables
+from reports.scripts import flips_tables, kappa_reference, thesis_tables
 from tests.docs.pages import ROOT
 
 REPORTS = ROOT / "reports"
@@ -181,6 +181,12 @@ def setting(name: str) -> Any:
 
 # What expressions may name: every function above, and a few things of others.
 HELPERS = {name: one for name, one in globals().items() if getattr(one, "__module__", "") == __name__}
-HELPERS |= {"concat": pd.concat, "math": math, "thesis": thesis_tables, "BANDS": kappa_reference.BANDS}
+HELPERS |= {
+    "concat": pd.concat,
+    "math": math,
+    "thesis": thesis_tables,
+    "flips_tables": flips_tables,
+    "BANDS": kappa_reference.BANDS,
+}
 HELPERS |= {"reference": functools.cache(lambda: kappa_reference.rows(REPORTS))}
 HELPERS |= {"train_images": len(Digits(split="train"))}

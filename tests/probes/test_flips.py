@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from moeprobe.models.nn.capture import moe_layers, switch_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.flips.price import CleanPass, ForcedSets, forced_sets, price_flips
+from moeprobe.probes.flips.sentences import sentences
 from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
 from moeprobe.routing.capabilities import Replayable, Resumable
@@ -280,6 +282,7 @@ def test_means_are_weighted() -> None:
             "flip_price_runner_up": 2.0,
             "flip_fall_runner_up": 2 / 5,
             "flip_size_runner_up": 7 / 5,
+            "flip_beyond_runner_up": 1.0,
             "flip_answer_runner_up": 3 / 5,
         }
     )
@@ -351,3 +354,20 @@ def test_refusals(trained: Trained) -> None:
     for other in (limited, checkpoint(router="softmax_expert_choice"), checkpoint(adapter=Softened)):
         with pytest.raises(UserError, match="without a limit of capacity"):
             api.probe(Flips(), [other], data="digits", limit=20)
+
+
+def test_a_price_that_few_images_carry_is_said_with_what_is_known() -> None:
+    rows = [
+        {"metric": "flip_price_runner_up", "flag": "few_carriers", "carriers": 4, "value": 0.001},
+        {"metric": "flip_beyond_runner_up", "flag": "", "value": 0.041, "ci_low": 0.028, "ci_high": 0.059},
+        {"metric": "flip_size_runner_up", "flag": "few_carriers", "carriers": 3, "value": 0.002},
+    ]
+    shared = {"checkpoint": "a", "layer": "l", "tokens": "patch", "images": 360, "dataset": "digits"}
+    [said] = sentences(pd.DataFrame([shared | row for row in rows]))
+    assert said == (
+        "a, l: half of the price of a flip is carried by 4 of 360 images, so it has no interval. "
+        "4.1 % [2.8, 5.9] of the flips move the log-probability by more than 0.01 nats. "
+        "By a rough estimate, 900 images would be enough."
+    )
+    rows[0]["flag"] = ""
+    assert sentences(pd.DataFrame([shared | row for row in rows])) == []

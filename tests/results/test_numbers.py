@@ -24,6 +24,7 @@ from moeprobe.results.numbers import interval, number
         ((0.0, 0.0, 0.0, ""), False, "0.000 [0.000, 0.000]"),
         ((0.7, math.nan, math.nan, "few_images"), False, "0.700 (few images)"),
         ((math.nan, math.nan, math.nan, "collapsed"), False, "– (collapsed)"),
+        ((0.7, math.nan, math.nan, "few_carriers"), False, "0.700 (carried by few images)"),
         ((0.7, math.nan, math.nan, ""), False, "0.700"),
         ((56999400.0, math.nan, math.nan, ""), False, "56,999,400"),
     ],
@@ -32,6 +33,19 @@ def test_a_value_with_its_interval(row: tuple[float, float, float, str], signed:
     assert (
         interval(dict(zip(("value", "ci_low", "ci_high", "flag"), row, strict=True)), signed=signed) == text
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dataset", "words"),
+    [
+        ("patch", "digits", "carried by few images: 4"),
+        ("", "text:lines.txt", "carried by few texts: 4"),
+        ("token", "requests", "carried by few requests: 4"),
+    ],
+)
+def test_a_mean_that_few_inputs_carry_says_how_many(tokens: str, dataset: str, words: str) -> None:
+    row = {"value": 0.02, "ci_low": math.nan, "ci_high": math.nan, "flag": "few_carriers", "carriers": 4}
+    assert interval(row | {"tokens": tokens, "dataset": dataset}) == f"0.020 ({words})"
 
 
 def test_nothing_seen_says_of_how_many() -> None:

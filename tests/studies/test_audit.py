@@ -111,7 +111,7 @@ def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> No
     assert result.models == [path.name for path in models]
     page = (tmp_path / "audit" / "audit.md").read_text(encoding="utf-8")
     assert "blocks.1: aligned experts agree with κ" in page and "prc, κ in blocks.1: lowest under fog" in page
-    assert "prc, blocks.1: without expert" in page
+    assert "prc, blocks.1: 8 of 8 experts are not judged, since few images carry" in page
     # Prices of experts are of images, whose draws are no patches.
     [of_experts] = [line for line in page.splitlines() if line.startswith("* prc") and "with experts" in line]
     assert " images, " in of_experts and " trials)" in of_experts

@@ -78,6 +78,14 @@ PRICE_BAND = Metric(
     unit="nats",
     better="less",
 )
+PRICE_BEYOND = Metric(
+    "experts_price_beyond",
+    about="share of inputs whose loss changes by more than a limit (column severity), up or down, without an expert "
+    "(column expert); the limit is `--loss`, or 0.01 nats per image, or per token of a text",
+    label="inputs that change by more",
+    better="less",
+    severity="change above",
+)
 DISPENSABLE = Metric(
     "experts_dispensable",
     about="whether an expert (column expert) may be banned alone at a rise of the loss below a limit (column "
@@ -121,6 +129,7 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
             for measured in _MEASURED
         ),
         PRICE_BAND,
+        PRICE_BEYOND,
         DISPENSABLE,
     )
     signature = "experts_trials_without"

@@ -26,7 +26,7 @@ import numpy as np
 from moeprobe.metrics.analyses.flips import DECILES
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.of_totals import OfTotals
+from moeprobe.metrics.stats.of_totals import LossOfTotals
 from moeprobe.metrics.stats.statistic import Array, Ratio, Totals, divide, is_beyond
 
 if TYPE_CHECKING:
@@ -171,35 +171,30 @@ class FlipCostsAnalysis(ModelAnalysis[PredictedCosts]):
         )
         parts = [counts[:, None], columns[_WEIGHT], columns[_PRICE], flips, changes, changes**2]
         joined = np.concatenate([part.astype(np.float64) for part in parts], axis=1)
+        # Prices, and what a perturbation changes.
+        is_loss = np.repeat([False, False, True, False, True, False], [part.shape[1] for part in parts])
+
+        def known(read: Callable[[Array], Array], is_known: Callable[[Array], bool]) -> _Known:
+            return _Known(joined, read, is_known=is_known, is_loss=is_loss)
+
         if sums.perturbations > 1:
             return [
                 metric.raw(statistic, inputs)
                 for change, (slope, r2) in enumerate([(SLOPE, R2), (SLOPE_CLEAN, R2_CLEAN)])
                 for metric, statistic in (
-                    (slope, _Known(joined, partial(_slope, sums, change), is_known=sums.is_predicted)),
-                    (
-                        r2,
-                        _Known(
-                            joined,
-                            partial(_r2, sums, change),
-                            is_known=partial(sums.differs_from_zero, change),
-                        ),
-                    ),
+                    (slope, known(partial(_slope, sums, change), sums.is_predicted)),
+                    (r2, known(partial(_r2, sums, change), partial(sums.differs_from_zero, change))),
                 )
             ]
-        estimators = [
-            COUNT.raw(Ratio(flips.sum(1), counts), inputs),
-            PREDICTED.raw(OfTotals(joined, lambda totals: sums.predicted(totals)[0], NO_COST), inputs),
-        ]
-        estimators += [
-            metric.raw(Ratio(changes[:, number], counts), inputs) for number, metric in enumerate(_CHANGES)
-        ]
-        share = _Known(joined, partial(_share, sums), is_known=partial(sums.differs_from_zero, 0))
+        predicted = LossOfTotals(joined, lambda totals: sums.predicted(totals)[0], NO_COST, is_loss=is_loss)
+        estimators = [COUNT.raw(Ratio(flips.sum(1), counts), inputs), PREDICTED.raw(predicted, inputs)]
+        estimators += [metric.mean_of(changes[:, number], inputs) for number, metric in enumerate(_CHANGES)]
+        share = known(partial(_share, sums), partial(sums.differs_from_zero, 0))
         return [*estimators, SHARE.raw(share, inputs)]
 
 
 @dataclass(frozen=True)
-class _Known(OfTotals):
+class _Known(LossOfTotals):
     """A number that exists only where the totals of all images say so; resamples do not decide it.
 
     Attributes:

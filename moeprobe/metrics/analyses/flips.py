@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.statistic import Ratio, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Parts of the patches by their margin.
 DECILES = 10
+# Nats that the log-probability must move for a flip to count as one that matters.
+BEYOND = 0.01
 # Which set is forced on a token, worded for the middle of a sentence.
 FORCED = {
     "runner_up": "the runner-up in place of the last chosen expert",
@@ -85,6 +84,12 @@ _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "size of a flip",
         {"unit": "nats", "better": "less"},
     ),
+    "beyond": (
+        f"share of flips of one token in this layer that move that log-probability by more than {BEYOND:g} nats, up or "
+        "down",
+        f"flips beyond {BEYOND:g} nats",
+        {"better": "less"},
+    ),
     "answer": (
         "share of flips of one token in this layer that change the predicted class",
         "flips that change the answer",
@@ -98,8 +103,12 @@ _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+# Those of the above that count flips.
+_SHARES = ("beyond", "answer")
+
+
 def flip_metric(measured: str, forced: str) -> Metric:
-    """Return the metric that is ``measured`` (price, fall, size, answer, output) of flips to a kind of set."""
+    """Return the metric that is ``measured`` (price, fall, size, beyond, answer, output) of flips to a kind of set."""
     meaning, label, declared = _MEASURED[measured]
     return Metric(
         f"flip_{measured}_{forced}",
@@ -139,6 +148,7 @@ class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
                 "price": flips.price.masked_fill(~is_labeled, 0),
                 "fall": flips.fall,
                 "size": flips.fall.abs(),
+                "beyond": flips.fall.abs() > BEYOND,
                 "answer": flips.answer,
                 "output": flips.output,
             }
@@ -160,7 +170,7 @@ class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
             labeled = "_labeled" if measured == "price" else ""
             trials = columns[f"flips{labeled}_{forced}"]
             if trials.any() or not labeled:
-                weight = columns[f"flips{labeled}_weight_{forced}"].astype(np.float64)
-                mean = Share if measured == "answer" else Ratio
-                estimators.append(metric.raw(mean(columns[metric.name].astype(np.float64), weight), trials))
+                weight = columns[f"flips{labeled}_weight_{forced}"]
+                mean = metric.share_of if measured in _SHARES else metric.mean_of
+                estimators.append(mean(columns[metric.name], trials, weight=weight))
         return estimators

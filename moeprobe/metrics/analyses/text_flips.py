@@ -14,12 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from moeprobe.metrics.analyses.flips import FORCED, LABELS
+from moeprobe.metrics.analyses.flips import BEYOND, FORCED, LABELS
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.statistic import Ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +51,11 @@ _MEASURED: dict[str, tuple[str, str]] = {
         "how far a flip moves the log-probability of the next token of the text, up or down, on average",
         "size at the next token",
     ),
+    "next_beyond": (
+        f"share of flips that move the log-probability of the next token of the text by more than {BEYOND:g} nats, up "
+        "or down",
+        f"flips beyond {BEYOND:g} nats at the next token",
+    ),
     "following": (
         "fall of the sum of the log-probabilities of all following tokens, the next one too, by a flip, on average",
         "fall of all following tokens by a flip",
@@ -65,6 +67,10 @@ _MEASURED: dict[str, tuple[str, str]] = {
 }
 
 
+# Those of the above that count flips.
+_SHARES = ("next_beyond",)
+
+
 def text_flip_metric(measured: str, forced: str) -> Metric:
     """Return the metric that is ``measured`` (next, next_size, …) of flips to a kind of set."""
     meaning, label = _MEASURED[measured]
@@ -72,7 +78,7 @@ def text_flip_metric(measured: str, forced: str) -> Metric:
         f"flip_{measured}_{forced}",
         about=f"{meaning}: {FORCED[forced]}",
         label=f"{label}{LABELS[forced]}",
-        unit="nats",
+        unit="share" if measured in _SHARES else "nats",
         better="less",
     )
 
@@ -101,6 +107,7 @@ class TextFlipsAnalysis(ModelAnalysis[Mapping[str, ForcedTextFlips]]):
             values = {
                 "next": flips.next_fall,
                 "next_size": flips.next_fall.abs(),
+                "next_beyond": flips.next_fall.abs() > BEYOND,
                 "following": flips.following_fall,
                 "following_size": flips.following_fall.abs(),
             }
@@ -111,14 +118,11 @@ class TextFlipsAnalysis(ModelAnalysis[Mapping[str, ForcedTextFlips]]):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means over flips."""
-        return [
-            text_flip_metric(measured, forced).raw(
-                Ratio(
-                    columns[f"flip_{measured}_{forced}"].astype(np.float64),
-                    columns[f"text_flips_weight_{forced}"].astype(np.float64),
-                ),
-                columns[f"text_flips_{forced}"],
-            )
-            for forced, measured in itertools.product(FORCED, _MEASURED)
-            if f"flip_{measured}_{forced}" in columns
-        ]
+        estimators = []
+        for forced, measured in itertools.product(FORCED, _MEASURED):
+            metric = text_flip_metric(measured, forced)
+            if metric.name in columns:
+                mean = metric.share_of if measured in _SHARES else metric.mean_of
+                weight = columns[f"text_flips_weight_{forced}"]
+                estimators.append(mean(columns[metric.name], columns[f"text_flips_{forced}"], weight=weight))
+        return estimators

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats import proportions
+from moeprobe.metrics.stats.carriers import MIN_CARRIERS, Tail
 from moeprobe.metrics.stats.statistic import (
     Array,
     Share,
@@ -24,6 +25,7 @@ from moeprobe.metrics.stats.statistic import (
     Totals,
     flag_of,
     is_bounded,
+    is_carried,
     standard_error,
 )
 from moeprobe.runtime.seeds import generator
@@ -34,6 +36,8 @@ MIN_IMAGES = 20
 MAX_UNDEFINED = 0.01
 # A difference of two values that is smaller, relative to them, is their rounding.
 _LAST_BITS = 2.0**-48
+# The flag of a mean of losses that too few images carry.
+FEW_CARRIERS = "few_carriers"
 # How an interval was computed: of a share, of resamples, or of the images' influences.
 SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
 
@@ -44,6 +48,7 @@ class Estimate:
 
     collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_cost: flips cost nothing, or
     have no price; no_trials: there was nothing to count; few_images: under 20;
+    few_carriers: a mean of losses of which fewer than 10 images carry half, ``carriers`` of them;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
 
@@ -52,6 +57,7 @@ class Estimate:
     high: float
     flag: str = ""
     method: str = ""
+    carriers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class Replicates:
         undefined: the flag where it has trials and no value.
         effect: design effect of a share that varies: its variance over images divided by the variance of independent
             trials; else NaN.
+        contributions: what each image adds to a mean of losses ``(n,)``, in the order of ``influence``, where kept.
+        carriers: images that carry half of such a mean, see ``carriers.Tail``; None for anything else.
     """
 
     point: float
@@ -85,6 +93,8 @@ class Replicates:
     influence: Array | None = None
     undefined: str = "collapsed"
     effect: float = np.nan
+    contributions: Array | None = None
+    carriers: int | None = None
 
     def minus(self, subtracted: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
@@ -97,7 +107,7 @@ class Replicates:
             # The order in which blocks are added up shows in the last bits of either value.
             if abs(point) <= _LAST_BITS * max(abs(self.point), abs(subtracted.point)):
                 point = 0.0
-        return Replicates(
+        difference = Replicates(
             point=point,
             values=self.values[:length] - subtracted.values[:length],
             images=images,
@@ -108,6 +118,9 @@ class Replicates:
             influence=influence,
             undefined=self.undefined,
         )
+        if self.contributions is None or subtracted.contributions is None:
+            return difference
+        return carried(difference, self.contributions - subtracted.contributions)
 
     def over(self, denominator: "Replicates") -> "Replicates":
         """Return the ratio; paired, as differences are. Where the denominator is 0 there is no trial."""
@@ -119,7 +132,7 @@ class Replicates:
         images = min(self.images, denominator.images)
         if self.influence is not None and denominator.influence is not None:
             influence = (self.influence - ratio * denominator.influence) / denominator.point
-        return Replicates(
+        quotient = Replicates(
             point=ratio,
             values=self.values[:length] / np.where(divisors == 0, np.nan, divisors),
             images=images,
@@ -130,6 +143,10 @@ class Replicates:
             influence=influence,
             undefined=self.undefined,
         )
+        if self.contributions is None or denominator.contributions is None:
+            return quotient
+        # As influences are: an image weighs by its part and by its whole.
+        return carried(quotient, (self.contributions - ratio * denominator.contributions) / denominator.point)
 
     def complement(self) -> "Replicates":
         """Return 1 minus the value."""
@@ -149,8 +166,8 @@ class Replicates:
             return self._without(self.undefined if self.trials else "no_trials")
         if self.error is None:
             return self._of_resamples()
-        if self.images < MIN_IMAGES:
-            return self._without("few_images")
+        if flag := "few_images" if self.images < MIN_IMAGES else FEW_CARRIERS * self.has_few_carriers:
+            return self._without(flag)
         if self.bounds is not None:
             return Estimate(self.point, *self.bounds, method=SCORE)
         if np.isnan(self.error):
@@ -160,12 +177,21 @@ class Replicates:
             reach = self.missed(proportions.critical(self.images))
         return Estimate(self.point, float(self.point - reach), float(self.point + reach), method=LINEARIZED)
 
+    @property
+    def has_few_carriers(self) -> bool:
+        """Whether it is a mean of losses that too few images carry."""
+        return self.carriers is not None and self.carriers < MIN_CARRIERS
+
     def _without(self, flag: str) -> Estimate:
-        return Estimate(self.point, np.nan, np.nan, flag)
+        return Estimate(
+            self.point, np.nan, np.nan, flag, carriers=self.carriers if flag == FEW_CARRIERS else None
+        )
 
     def _of_resamples(self) -> Estimate:
         if len(self.values) == 0 and self.bounds is None:
             return self._without("few_images")
+        if self.has_few_carriers:
+            return self._without(FEW_CARRIERS)
         defined = self.values[~np.isnan(self.values)]
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
             return self._without("unstable")
@@ -210,12 +236,21 @@ def average(members: Sequence[Replicates]) -> Replicates:
         influence=influence,
         undefined=next((m.undefined for m in members if np.isnan(m.point)), members[0].undefined),
     )
+    contributions = [member.contributions for member in members if member.contributions is not None]
+    if len(contributions) == len(members):
+        mean = carried(mean, np.mean(contributions, axis=0))
     if np.isnan(mean.point) or any(member.bounds is None or member.swing != 1 for member in members):
         return mean
     error = mean.error
     if error is None:
         error = float(mean.values.std() / np.sqrt(1 - 1 / images))
     return replace(mean, bounds=proportions.score_interval(mean.point, error, images))
+
+
+def carried(replicates: Replicates, contributions: Array) -> Replicates:
+    """Return a mean of losses with what its images add to it ``(n,)``, and how many of them carry it."""
+    carriers = Tail.of(contributions).carriers(replicates.images)
+    return replace(replicates, contributions=contributions, carriers=carriers)
 
 
 def bounded(
@@ -306,6 +341,8 @@ class Bootstrap:
                 trials=int(trials.sum()),
                 undefined=flag_of(statistic),
             )
+            if is_carried(statistic) and not np.isnan(point):
+                replicates = carried(replicates, statistic.contributions())
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)

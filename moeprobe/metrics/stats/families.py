@@ -127,7 +127,7 @@ class Evidence:
         """Return the evidence of a difference."""
         values, flag = difference.replicates.values, difference.replicates.interval().flag
         constant = not flag and bool(np.nanmax(values) - np.nanmin(values) < _ROUNDING)
-        summary = replace(difference.replicates, values=_NONE, influence=None)
+        summary = replace(difference.replicates, values=_NONE, influence=None, contributions=None)
         return cls(summary, difference.standard_error, flag, difference.identical, constant)
 
     @property

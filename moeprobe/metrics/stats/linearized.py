@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded, carried
+from moeprobe.metrics.stats.carriers import Tail
 from moeprobe.metrics.stats.statistic import (
     Additive,
+    Array,
     Statistic,
     Totals,
     add,
@@ -29,6 +31,7 @@ from moeprobe.metrics.stats.statistic import (
     flag_of,
     is_additive,
     is_bounded,
+    is_carried,
     standard_error,
 )
 from moeprobe.runtime.seeds import generator
@@ -75,6 +78,8 @@ def linearize(
     sums, not_additive = _add_up(blocks, estimators)
     points = {name: _value(number_sum) for name, number_sum in sums.items()}
     influences = {name: np.zeros(num_images) for name in sums if keep and name.expert is None}
+    tails: dict[NumberName, Tail] = {}
+    contributions: dict[NumberName, Array] = {}
     squares = dict.fromkeys(sums, 0.0)
     images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
     for rows, columns in blocks():
@@ -87,6 +92,12 @@ def linearize(
             squares[name] += float(np.square(influence).sum())
             if name in influences:
                 influences[name][rows] = influence
+            if is_carried(statistic):
+                of_block = statistic.contributions(sums[name].totals)
+                tail = Tail.of(of_block)
+                tails[name] = tails[name].plus(tail) if name in tails else tail
+                if name in influences:
+                    contributions.setdefault(name, np.zeros(num_images))[rows] = of_block
             trials_of_images = _trials_of(estimator, sums[name].totals)
             images[name] += int(np.count_nonzero(trials_of_images))
             trials[name] += int(trials_of_images.sum())
@@ -104,6 +115,8 @@ def linearize(
                 error=error,
                 influence=influences.get(name),
                 undefined=flag_of(number_sum.estimator.statistic),
+                contributions=contributions.get(name),
+                carriers=tails[name].carriers(number) if name in tails else None,
             ),
             number_sum.estimator.statistic,
             totals=number_sum.totals,
@@ -123,9 +136,18 @@ def _hold_memory() -> None:
 def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> Replicates:
     """Return what ``rows`` of n images alone said, as the influences of all of them: the others have none."""
     assert replicates.influence is not None
-    influence = np.zeros(num_images)
-    influence[rows] = replicates.influence
-    return replace(replicates, influence=influence)
+
+    def spread(values: Array) -> Array:
+        of_all = np.zeros(num_images)
+        of_all[rows] = values
+        return of_all
+
+    contributions = replicates.contributions
+    return replace(
+        replicates,
+        influence=spread(replicates.influence),
+        contributions=None if contributions is None else spread(contributions),
+    )
 
 
 def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
@@ -143,6 +165,8 @@ def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicat
         influence=influence,
         undefined=flag_of(statistic),
     )
+    if is_carried(statistic) and not np.isnan(point):
+        replicates = carried(replicates, statistic.contributions())
     return bounded(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
 
 
@@ -170,7 +194,9 @@ def multiplied(
         scale = np.maximum(np.abs(influences).max(1, keepdims=True), np.finfo(np.float64).tiny)
         values += (influences / scale).astype(np.float32) @ signs * scale
     return [
-        replace(member, values=member.point + row, influence=None) if member.influence is not None else member
+        replace(member, values=member.point + row, influence=None, contributions=None)
+        if member.influence is not None
+        else member
         for member, row in zip(differences, values, strict=True)
     ]
 

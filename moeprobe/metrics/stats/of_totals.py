@@ -4,10 +4,11 @@ Axes: C columns, R resamples, n images.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.metrics.stats import proportions
 from moeprobe.metrics.stats.statistic import Array, Totals
@@ -44,17 +45,36 @@ class OfTotals:
 
     def influence(self, totals: Totals | None = None) -> Array:
         """Return each image's influence: its columns times the derivative by each sum."""
+        return self._influence_by(np.ones(self.columns.shape[1], bool), totals)
+
+    def _influence_by(self, some: NDArray[np.bool_], totals: Totals | None) -> Array:
+        """Return each image's influence through some of its columns ``(C,)``."""
         sums = np.asarray(self._sums if totals is None else totals, float)
         step = _STEP * max(float(np.abs(sums).max(initial=0)), 1.0)
         # What no image counts moves nothing, and a number may not exist beside it.
-        is_nonzero = self.columns.any(0)
-        steps = step * np.eye(len(sums))[:, is_nonzero]
+        some = some & self.columns.any(0)
+        steps = step * np.eye(len(sums))[:, some]
         slope = (self.read(sums[:, None] + steps) - self.read(sums[:, None] - steps)) / (2 * step)
-        return self.columns[:, is_nonzero] @ slope
+        return self.columns[:, some] @ slope
 
     @cached_property
     def _sums(self) -> Array:
         return self.columns.sum(0)
+
+
+@dataclass(frozen=True)
+class LossOfTotals(OfTotals):
+    """Such a number that follows from losses.
+
+    Attributes:
+        is_loss: which columns are losses ``(C,)``, or changes of them.
+    """
+
+    is_loss: NDArray[np.bool_] = field(kw_only=True)
+
+    def contributions(self, totals: Totals | None = None) -> Array:
+        """Return the influence of each image's losses, which add up to a number that is proportional to them."""
+        return self._influence_by(self.is_loss, totals)
 
 
 @dataclass(frozen=True)

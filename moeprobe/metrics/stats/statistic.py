@@ -111,6 +111,14 @@ class Bounded(Statistic, Protocol):
         """Return whether every image is right or wrong as a whole."""
 
 
+@runtime_checkable
+class Carried(Statistic, Protocol):
+    """A mean of losses, which a few images may carry: see ``carriers``."""
+
+    def contributions(self, totals: Totals | None = None) -> Array:
+        """Return what each of the block's images ``(n,)`` adds to the value of all; ``totals`` as for influences."""
+
+
 def expanded(value: float, influence: Array, weights: Array) -> Array:
     """Return the linear approximation of a statistic under weights ``(n, R)``, from its value at weights of 1."""
     return value + influence @ (weights - 1)
@@ -137,6 +145,12 @@ def is_bounded(statistic: object) -> TypeGuard[Bounded]:
     """Whether its interval follows from shares of images."""
     kind: Any = type(statistic)
     return _has_methods(kind, Bounded)
+
+
+def is_carried(statistic: object) -> TypeGuard[Carried]:
+    """Whether it is a mean of losses."""
+    kind: Any = type(statistic)
+    return _has_methods(kind, Carried)
 
 
 @cache
@@ -181,6 +195,16 @@ class Ratio:
         """Return (numerator − value · denominator) / sum of the denominators."""
         over, total = self.totals() if totals is None else totals
         return divide(self.numerator - divide(over, total) * self.denominator, total)
+
+
+@dataclass(frozen=True)
+class MeanLoss(Ratio):
+    """A ratio whose numerator is a loss, or a change of one."""
+
+    def contributions(self, totals: Totals | None = None) -> Array:
+        """Return each numerator / sum of the denominators."""
+        _, total = self.totals() if totals is None else totals
+        return divide(self.numerator, total)
 
 
 @dataclass(frozen=True)
@@ -313,6 +337,10 @@ class PartOf:
         """Return (part − value · whole) / sum of the wholes."""
         totals = self.totals() if totals is None else totals
         return divide(self.part - self.value(totals) * self.total, totals[1])
+
+    def contributions(self, totals: Totals | None = None) -> Array:
+        """Return the influences: an image weighs by its part and by its whole."""
+        return self.influence(totals)
 
     def _is_rounding(self, totals: Totals) -> bool:
         _, total, count, squares, products, counts, images = (float(value) for value in totals)

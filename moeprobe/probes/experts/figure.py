@@ -72,7 +72,8 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
                 panel.set_ylabel(f"{layer}\nrise of the loss (nats)")
     title = "What a layer loses without an expert, and with one on every token"
     notes = [
-        "Dashed: sets drawn at random. Dashes above the bars: upper ends for all experts at once",
+        "Dashed: sets drawn at random",
+        *(["Dashes above the bars: upper ends for all experts at once"] if len(bounds) else []),
         *(f"Rings: may go, each alone, at a loss below {limit:g} (dotted)" for limit in limits),
         *notes,
     ]

@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import (
     BANNED,
     DISPENSABLE,
     PRICE_BAND,
+    PRICE_BEYOND,
     ExpertsAnalysis,
     intervention_metric,
 )
+from moeprobe.metrics.base import Columns, Estimator
 from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
+from moeprobe.metrics.stats.carriers import inputs_needed
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import standard_error
 from moeprobe.results import summaries
@@ -35,26 +40,63 @@ Row = dict[str, Any]
 _NAMED = 3
 # Nats below which a sentence does not tell upper ends apart.
 _FINEST = 1e-4
+# A change of the loss in nats that counts as one, where no limit is given.
+_CHANGE = 0.01
+
+
+class _Beyond(ExpertsAnalysis):
+    """Shares of inputs whose loss a ban changes by more than a limit."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return a share for each expert."""
+        trials = columns[f"experts_trials_{BANNED}"].astype(np.float64)
+        prices = np.abs(columns[intervention_metric("price", BANNED).name].astype(np.float64))
+        return [
+            PRICE_BEYOND.share_of(price > self._limit * trials, (trials > 0).astype(np.int64), expert=expert)
+            for expert, price in enumerate(prices.T)
+        ]
 
 
 def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | None) -> list[Row]:
-    """Return the lines of what banned experts cost, for all at once, and of which may go at a loss below ``loss``.
+    """Return the lines of what banned experts cost, how many inputs they change, and which may go below ``loss``.
 
     Args:
         sums: of a run of ``experts``.
         info: what all lines of the run share.
         loss: rise of the loss, in nats; None = there are no lines of which may go.
     """
-    evaluate = Evaluator((ExpertsAnalysis(),), aligned=True, seed=info.seed, influences=True)
+    limit = _CHANGE if loss is None else loss
+    evaluate = Evaluator((ExpertsAnalysis(), _Beyond(limit)), aligned=True, seed=info.seed, influences=True)
     priced = [cell for cell in sums if cell.cell.layer and not cell.cell.tokens]
     rows: list[Row] = []
     for _, of_one in groupby(priced, lambda cell: cell.checkpoint):
-        layers = [_prices(values, info) for values in map(evaluate, of_one)]
-        num_experts = sum(bool(price["interval"]) for layer in layers for price, _ in layer)
-        for layer in layers:
+        valued = [evaluate(cell) for cell in of_one]
+        layers = [_prices(values, info) for values in valued]
+        # Those without an interval for their few carriers might have had one with other inputs.
+        num_experts = sum(
+            bool(price["interval"]) or price["flag"] == FEW_CARRIERS for layer in layers for price, _ in layer
+        )
+        for values, layer in zip(valued, layers, strict=True):
             band = [_for_all(price, error, num_experts) for price, error in layer]
-            rows += [*band, *(_may_go(band, loss) if loss is not None else ())]
+            rows += [
+                *band,
+                *_changes(values, info, limit),
+                *(_may_go(band, loss) if loss is not None else ()),
+            ]
     return rows
+
+
+def _changes(values: CellValues, info: summaries.About, limit: float) -> list[Row]:
+    """Return the line of each banned expert on how many inputs change by more than the limit."""
+    return [
+        summaries.row(info, values.checkpoint, values.cell, name, share, not_finite=values.not_finite)
+        | {"severity": limit}
+        for name, share in values.numbers.items()
+        if name.metric == PRICE_BEYOND.name
+    ]
 
 
 def _prices(values: CellValues, info: summaries.About) -> list[tuple[Row, float]]:
@@ -93,8 +135,12 @@ def _may_go(band: Sequence[Row], loss: float) -> list[Row]:
         | empty
         for row in band
     ]
-    number = sum(line["value"] for line in lines)
-    return [*lines, *(line | {"expert": None, "value": number} for line in lines[:1])]
+    values = np.array([line["value"] for line in lines])
+    # Experts that are not judged are not counted; where none is, neither is their number known.
+    number = np.nan if np.isnan(values).all() else np.nansum(values)
+    known: Row = {"expert": None, "value": float(number), "carriers": None}
+    known |= {} if np.isnan(number) else {"flag": ""}
+    return [*lines, *(line | known for line in lines[:1])]
 
 
 def dispensable(table: pd.DataFrame) -> pd.DataFrame:
@@ -138,10 +184,14 @@ def sentences(table: pd.DataFrame) -> list[str]:
     Of more layers than have panels in a figure the first and the last are named.
     """
     limits = table.loc[table["metric"] == DISPENSABLE.name, "severity"]
-    lines = []
-    for (checkpoint, layer), rows in _named_layers(dispensable(table)):
-        words = _cheapest(rows) if limits.empty else _removable(rows, float(limits.iloc[0]))
-        lines.append(f"{checkpoint}, {layer}: {words}")
+    bounds, lines = dispensable(table), []
+    for (checkpoint, layer), band in _named_layers(table[table["metric"] == PRICE_BAND.name]):
+        rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
+        if len(rows):
+            words = _cheapest(rows) if limits.empty else _removable(rows, float(limits.iloc[0]))
+            lines.append(f"{checkpoint}, {layer}: {words}")
+        if words := _not_judged(band, table):
+            lines.append(f"{checkpoint}, {layer}: {words}")
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]
         # In a file numbers of experts are texts.
@@ -165,6 +215,38 @@ def _cheapest(rows: pd.DataFrame) -> str:
         f"without expert {cheapest[0]} the loss rises by at most {cheapest[1]} nats{remaining} "
         "(upper ends for all experts at once)."
     )
+
+
+def _not_judged(band: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Return how many experts of a layer have no interval since few inputs carry their price; nothing of none."""
+    rows = band[band["flag"] == FEW_CARRIERS] if "flag" in band else band[:0]
+    if rows.empty:
+        return ""
+    units = modality_of(table["tokens"], data=rows["dataset"].iloc[0]).plural
+    needed = [inputs_needed(int(row.images), int(row.carriers)) for row in rows.itertuples()]
+    of_these = table[table["metric"] == PRICE_BEYOND.name].merge(
+        rows[["checkpoint", "layer", "expert"]], on=["checkpoint", "layer", "expert"]
+    )
+    shares = 100 * of_these["value"].astype(float)
+    limit = float(of_these["severity"].iloc[0])
+    return (
+        f"{len(rows)} of {len(band)} experts are not judged, since few {units} carry the price of their ban "
+        f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
+        f"Their bans change {_span(shares.round(1))} % of the {units} by more than {limit:g} nats. "
+        f"By a rough estimate, {_span(map(_rounded, needed))} {units} would be enough."
+    )
+
+
+def _span(values: Iterable[float]) -> str:
+    """Return the least and the largest of some numbers, or the one that all are."""
+    ordered = sorted(values)
+    low, high = (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in (ordered[0], ordered[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+def _rounded(count: int) -> float:
+    """Return a count with two digits."""
+    return float(f"{count:.2g}")
 
 
 def _bound(highest: float) -> str:

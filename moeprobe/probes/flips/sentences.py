@@ -5,9 +5,20 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.analyses.flip_costs import PREDICTED, R2, SLOPE, SLOPE_CLEAN
-from moeprobe.metrics.analyses.flips import FORCED, flip_metric
+from moeprobe.metrics.analyses.flips import BEYOND, FORCED, flip_metric
+from moeprobe.metrics.analyses.text_flips import text_flip_metric
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
+from moeprobe.metrics.stats.carriers import inputs_needed
 from moeprobe.results.numbers import between, decimals_of, number
+from moeprobe.results.tables import first_and_last
+
+# The price that leads, of images and of texts, and the share of flips that stands for it where it has no interval.
+_PRICES = {
+    flip_metric("price", "runner_up").name: flip_metric("beyond", "runner_up").name,
+    text_flip_metric("next", "runner_up").name: text_flip_metric("next_beyond", "runner_up").name,
+}
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -22,7 +33,33 @@ def sentences(table: pd.DataFrame) -> list[str]:
                 f"{checkpoint}: flips of patches in {' and '.join(layers)} cannot reach the answer, so their price is "
                 "0."
             )
-    return [*conclusions, *_describe_fit(table)]
+    return [*conclusions, *_carried_prices(table), *_describe_fit(table)]
+
+
+def _carried_prices(table: pd.DataFrame) -> Iterator[str]:
+    """Yield for each checkpoint and layer what is known of a price that few inputs carry; of many layers two."""
+    for metric, beyond in _PRICES.items():
+        rows = table[(table["metric"] == metric) & table["tokens"].isin(ORDINARY)]
+        for checkpoint, of_one in rows.groupby("checkpoint", sort=False):
+            named = of_one[of_one["layer"].isin(first_and_last(list(dict.fromkeys(of_one["layer"]))))]
+            for row in named[named["flag"] == FEW_CARRIERS].to_dict("records"):
+                modality = modality_of([row["tokens"]], data=row["dataset"])
+                needed = float(f"{inputs_needed(int(row['images']), int(row['carriers'])):.2g}")
+                keys = ["checkpoint", "layer", "tokens"]
+                is_same = (table[keys] == pd.Series({key: row[key] for key in keys})).all(axis=1)
+                moved = table[is_same & (table["metric"] == beyond)].iloc[0].to_dict()
+                yield (
+                    f"{checkpoint}, {row['layer']}: half of the price of a flip is carried by {int(row['carriers'])} "
+                    f"of {row['images']:,} {modality.plural}, so it has no interval. {_percent(moved)} of the flips "
+                    f"move the log-probability by more than {BEYOND:g} nats. By a rough estimate, "
+                    f"{needed:,.0f} {modality.plural} would be enough."
+                )
+
+
+def _percent(row: dict[str, Any]) -> str:
+    """Return a share in percent, with its interval."""
+    ends = "" if pd.isna(row["ci_low"]) else f" [{100 * row['ci_low']:.1f}, {100 * row['ci_high']:.1f}]"
+    return f"{100 * row['value']:.1f} %{ends}"
 
 
 def is_unreachable(rows: pd.DataFrame) -> bool:

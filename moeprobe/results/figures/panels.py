@@ -17,6 +17,7 @@ from matplotlib.legend import Legend
 
 from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
 from moeprobe.results.figures import STYLE
 from moeprobe.results.numbers import no_intervals
 from moeprobe.results.tables import SHOWN_LAYERS, first_and_last
@@ -146,9 +147,10 @@ def _legend(figure: Figure) -> Legend | None:
 
 
 def _intervals(table: pd.DataFrame, mark: str, units: str) -> str:
+    is_carried = "flag" in table and (table["flag"] == FEW_CARRIERS).any()
     if table["ci_low"].notna().any():
-        return f"{mark}: 95 % over {units}"
-    return no_intervals(units)
+        return f"{mark}: 95 % over {units}{f', none where few {units} carry the mean' if is_carried else ''}"
+    return f"no {mark}: few {units} carry the means" if is_carried else no_intervals(units)
 
 
 def note_undrawn(table: pd.DataFrame) -> list[str]:

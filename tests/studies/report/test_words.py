@@ -33,7 +33,7 @@ from tests.studies.report.making import MATCH, NAN, frame_of_differences, judged
         (
             (0.3, NAN, NAN),
             "few_images",
-            "nothing can be said of κ of B and A: their difference of +0.300 has no interval (few images).",
+            "nothing can be said of κ of B and A: their difference has no interval, +0.300 (few images).",
         ),
     ],
 )
