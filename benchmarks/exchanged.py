@@ -14,7 +14,7 @@ plain 95 % intervals of the same numbers would have named.
 import argparse
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +67,7 @@ def prepare(folder: Path, names: Sequence[str] = RUNS, *, limit: int | None = No
         names: which of ``RUNS``.
         limit: number of images; None = all 360.
     """
-    making = {
+    making: dict[str, Callable[[Path], object]] = {
         "match-ratio": lambda out: api.match_ratio(_CHECKPOINTS, limit=limit, out=out, figures=False),
         "noise-sweep": lambda out: api.noise_sweep(
             _CHECKPOINTS, sigmas=(0, 0.1, 0.3), limit=limit, out=out, figures=False

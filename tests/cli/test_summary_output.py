@@ -207,7 +207,13 @@ def with_sets(kind: str, *, severity: float | None = None) -> Result:
     differences = found.comparison
     assert differences is not None
     of_sets = differences["metric"].str.startswith("top2_set")
-    changes = {"value": 0.0, "ci_low": -0.02, "ci_high": 0.02, "sim_low": -0.02, "sim_high": 0.02}
+    changes: dict[str, Any] = {
+        "value": 0.0,
+        "ci_low": -0.02,
+        "ci_high": 0.02,
+        "sim_low": -0.02,
+        "sim_high": 0.02,
+    }
     changes |= {"verdict": NO_DIFFERENCE, "judgement": ""}
     for column, value in changes.items():
         differences.loc[of_sets, column] = value
@@ -268,7 +274,12 @@ def test_a_headline_counts_the_layers_in_which_nothing_differs() -> None:
     for layer, value in (("blocks.3", 0.0), ("blocks.5", -0.1)):
         here = differences["layer"] == layer
         word = "lower" if value < 0 else NO_DIFFERENCE
-        changes = {"value": value, "sim_low": value - 0.02, "sim_high": value + 0.02, "verdict": word}
+        changes: dict[str, Any] = {
+            "value": value,
+            "sim_low": value - 0.02,
+            "sim_high": value + 0.02,
+            "verdict": word,
+        }
         changes |= {"judgement": "worse" if value < 0 else ""}
         for column, at in changes.items():
             differences.loc[here, column] = at

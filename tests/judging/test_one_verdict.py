@@ -184,5 +184,6 @@ def test_one_cell_in_two_runs_is_judged_alike() -> None:
 
 
 def test_numbers_are_written_alike() -> None:
-    row = {"value": 0.0809, "sim_low": -0.0062, "sim_high": 0.1671, "ci_low": 0.017, "ci_high": 0.143, "flag": "", "metric": "accuracy"}  # fmt: skip
+    row = {"value": 0.0809, "sim_low": -0.0062, "sim_high": 0.1671, "flag": "", "metric": "accuracy"}
+    row |= {"ci_low": 0.017, "ci_high": 0.143}
     assert interval(row, signed=True) == f"{number(0.0809, signed=True)} [-0.006, +0.167]"

@@ -161,8 +161,8 @@ def test_a_comparison_shows_its_verdicts(tmp_path: Path) -> None:
         }
     ]
     folder = write_rows(tmp_path / "run", "compare", [], checkpoints=["a", "b"], verdicts=said)
-    line = row("b", key, (0.1, 0.05, 0.15), reference="a", severity=0.1) | more
-    write_csv(folder / "comparison.csv", frame_of_differences([line]))
+    compared = row("b", key, (0.1, 0.05, 0.15), reference="a", severity=0.1) | more
+    write_csv(folder / "comparison.csv", frame_of_differences([compared]))
     markdown = api.report([folder]).markdown
     title = "κ of top-1 match (top1_match_kappa, patches)"
     assert (
