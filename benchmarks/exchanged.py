@@ -91,14 +91,10 @@ def _traces(out: Path, *, limit: int | None) -> None:
         changes = ["model.num_experts=16", "model.top_k=8", f"seed={seed}", "epochs=1", "warmup_steps=1"]
         if not (trained / "last.safetensors").exists():
             api.train("digits-baseline", overrides=changes, folder=trained)
-        recorded = api.record(
-            trained,
-            view="gaussian_noise",
-            severities=[0.1, 0.2],
-            limit=limit,
-            out=out.parent / f"recorded-{seed}",
-        )
-        files += recorded.files
+        recorded = out.parent / f"recorded-{seed}"
+        if not recorded.exists():
+            api.record(trained, view="gaussian_noise", severities=[0.1, 0.2], limit=limit, out=recorded)
+        files += sorted(recorded.rglob("*.parquet"))
     api.analyze_trace(files, out=out, figures=False)
 
 

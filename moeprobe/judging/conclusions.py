@@ -15,7 +15,7 @@ from moeprobe.inputs.modality import Modality
 from moeprobe.judging import tables as judged_tables
 from moeprobe.judging.declared import Headline
 from moeprobe.judging.headlines import HeadlineValues, Row, family_word, kappas_of_first_choices
-from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, false_sides, is_side, word_of
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, false_sides, is_side, word_of
 from moeprobe.metrics import registry
 from moeprobe.results.layouts.cells import Table, TableCell, value
 from moeprobe.results.numbers import interval, sentence_case
@@ -155,7 +155,7 @@ class Verdict:
         row, words = self.difference, self.theme
         where = f" in {row['layer']}" if row["layer"] else ""
         size = f"{self.noun} {interval(row, signed=True)}{where}" if row["value"] == row["value"] else ""
-        counts = self.text if self.text != self.word else ""
+        counts = self.text.removeprefix(f"{self.word}: ") if self.text != self.word else ""
         numbers = ", ".join(part for part in (size, counts) if part)
         if words is not None and self.direction and is_side(self.word):
             verb = words.better if self.direction * self.sign > 0 else words.worse
@@ -254,7 +254,7 @@ def _verdict(
         noun=headline.declared.noun,
         pair=(names.of(run, pair[0]), names.of(run, pair[1])),
         word=collapsed or word.word,
-        text=collapsed or _text(word),
+        text=collapsed or word.text("layers"),
         direction=signs.pop() if len(signs) == 1 else 0,
         difference=leading,
         layer=layer,
@@ -262,13 +262,6 @@ def _verdict(
         theme=theme if null in ("", "pooled") else None,
         sign=sign,
     )
-
-
-def _text(word: FamilyWord) -> str:
-    """Return what the layers come to, with the number of those that name a side."""
-    if word.comparisons > 1 and set(word.sides.values()) == {word.comparisons}:
-        return f"{word.word} in all {word.comparisons} layers"
-    return word.text("layers")
 
 
 def _leading_difference(first: Row, num_layers: int, decisive: Sequence[Row]) -> tuple[Row, str]:

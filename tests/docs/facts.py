@@ -21,6 +21,7 @@ from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.training.start import choose_labeled
 from moeprobe.results.packed import read_pack
+from moeprobe.results.tables import with_shown_intervals
 from reports.scripts import flips_tables, kappa_reference, thesis_tables
 from tests.docs.pages import ROOT
 
@@ -45,8 +46,9 @@ def rows(table: str | pd.DataFrame, query: str = "", **equal: Any) -> pd.DataFra
 
 @functools.cache
 def read(name: str) -> pd.DataFrame:
-    """A file in reports; the cells of columns of words are never missing."""
+    """A file in reports; the cells of columns of words are never missing, and differences have the shown interval."""
     table = pd.read_csv(REPORTS / name, dtype=dict.fromkeys(WORDS, str), low_memory=False)
+    table = with_shown_intervals(table) if "sim_low" in table else table
     return table.fillna({word: "" for word in WORDS if word in table})
 
 

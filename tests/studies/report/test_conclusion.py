@@ -84,7 +84,7 @@ UP, DOWN, NONE = (0.1, 0.05, 0.15), (-0.2, -0.25, -0.15), (0.02, -0.01, 0.05)
 @pytest.mark.parametrize(
     ("first", "second", "word", "shown", "layer"),
     [
-        (UP, UP, "better in all 2 layers", UP, "blocks.1, first of 2"),
+        (UP, UP, "better in 2 of 2 layers", UP, "blocks.1, first of 2"),
         (UP, NONE, "better in 1 of 2 layers", UP, "blocks.1, first of 2"),
         (NONE, DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
         (UP, DOWN, "mixed: better in 1, worse in 1 of 2 layers", UP, "blocks.1, first of 2"),
