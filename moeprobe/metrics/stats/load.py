@@ -5,11 +5,15 @@ Axes: R resamples, n images, E experts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.metrics.stats.statistic import Array, Totals, divide, error_of
+
+# The flag of a count that so few images do not say.
+NOT_MEASURABLE = "not_measurable"
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,18 @@ class CountBelow:
     score interval is below the limit to the number of experts whose interval reaches below it. Images that never choose
     an expert do not say how they vary in that: then the other shares do. Differences of counts are known to first order
     only where every share is known to be on one side: there no image moves the count.
+
+    Where the interval spans more than half of the experts, the images say nothing of the count, and there is none.
     """
 
     histogram: Array
     limit: float
+    undefined: ClassVar[str] = NOT_MEASURABLE
+
+    @property
+    def widest(self) -> float:
+        """How wide an interval of the count may be."""
+        return self.histogram.shape[1] / 2
 
     def evaluate(self, weights: Array) -> Array:
         """Return the number of experts under each set of weights; NaN where nothing is chosen."""
