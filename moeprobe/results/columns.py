@@ -42,7 +42,7 @@ INTERVALS = {
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
-    "information of experts",
+    "information of experts; for the calibration error also its floor to the lower side",
 }
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
