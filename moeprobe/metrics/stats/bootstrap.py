@@ -236,7 +236,7 @@ def bounded(
 ) -> Replicates:
     """Return a value with what its interval knows of shares, where it follows from any and there is an interval.
 
-    A value whose interval is wider than the statistic's ``widest`` is not known.
+    A value whose interval is wider than the statistic's ``widest`` says is not known.
 
     Args:
         replicates: the value.
@@ -249,7 +249,8 @@ def bounded(
     if not is_bounded(statistic) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
         return replicates
     swing, bounds = statistic.swing(totals), statistic.bounds(totals, error, replicates.images)
-    if bounds is not None and bounds[1] - bounds[0] > getattr(statistic, "widest", np.inf):
+    widest = getattr(statistic, "widest", None)
+    if bounds is not None and widest is not None and bounds[1] - bounds[0] > widest(totals):
         return replace(replicates, point=np.nan)
     return replace(
         replicates,

@@ -13,7 +13,7 @@ Axes: n images (here requests), W windows, L layers, E experts, N ranks.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ def relabelings(num_images: int, num_experts: Iterable[int]) -> Iterator[Mapping
         }
 
 
-def busiest_ranks(choices: Integers, shares: Array, starts: Integers) -> Array:
+def busiest_ranks(choices: NDArray[np.integer[Any]], shares: Array, starts: Integers) -> Array:
     """Return the load of the busiest rank ``(1 + W,)``: of all images, and in each window.
 
     Args:

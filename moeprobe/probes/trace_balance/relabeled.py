@@ -106,10 +106,9 @@ def relabeled_rows(
     ranks = judged.placement.num_ranks
     totals = np.stack([counts[judged.start :].sum(1, dtype=np.int64) for counts in choices.values()])
     means = np.add.reduceat(totals, starts, axis=1) / ranks  # (L, W): relabeling changes no total
-    for number, layer in [*enumerate(choices), (slice(None), "")]:
-        loads, mean = busiest[:, number], means[number].sum()
-        if layer == "":
-            loads = loads.sum(1)
+    by_layer = [(layer, busiest[:, [number]], means[[number]]) for number, layer in enumerate(choices)]
+    for layer, of_layers, layer_means in [*by_layer, ("", busiest, means)]:
+        loads, mean = of_layers.sum(1), layer_means.sum()
         if mean:
             yield RelabeledRow(
                 layer,
