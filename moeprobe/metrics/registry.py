@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.metrics import alignment, corruption_error, costs, key_routes
+from moeprobe.metrics import alignment, corruption_error, costs, key_routes, relabeled_ranks
 from moeprobe.metrics.analyses.match import TOP_K, TOP_K_SET
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
@@ -137,6 +137,7 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
         ),
         ("", alignment.measures),
         ("", key_routes.measures),
+        ("", relabeled_ranks.measures),
         ("", corruption_error.measures),
         ("", costs.measures),
     )

@@ -6,28 +6,20 @@ FLAGS = {
     "no_mismatch": "the mismatch is below its floor, or its interval reaches it, so there is no share of it",
     "no_cost": "the interval of what flips cost holds 0, or one of them has no price, so there is nothing to compare",
     "no_trials": "there was nothing to count",
+    "not_measurable": "the interval of the number of dead experts spans more than half of the experts, so these images "
+    "do not say the number",
     "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
     "few_images": "fewer than 20 images, so there is no interval",
     "few_carriers": "a mean of losses of which fewer than 10 images carry half (column carriers), so there is no "
     "interval",
-    "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, so "
-    "there is no interval",
+    "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit or "
+    "of calibration errors less than five times their floors, so there is no interval",
+    "maximum": "a largest value, which has no interval: its p and its ratio compare it with relabeled experts",
+    "level": "what another value is compared with, without an interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # Words of the column `verdict` for a flag other than a collapse: nothing was judged.
-UNJUDGED = {
-    flag.replace("_", " "): FLAGS[flag]
-    for flag in (
-        "few_images",
-        "few_carriers",
-        "no_mismatch",
-        "no_cost",
-        "no_trials",
-        "unreached",
-        "unstable",
-        "not_finite",
-    )
-}
+UNJUDGED = {flag.replace("_", " "): FLAGS[flag] for flag in FLAGS if flag != "collapsed"}
 # Each word of the column `verdict`, with what it says of a difference.
 VERDICTS = {
     "identical": "the same in every image that was probed",
@@ -51,7 +43,7 @@ INTERVALS = {
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
-    "information of experts",
+    "information of experts; for the calibration error also its floor to the lower side",
 }
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {

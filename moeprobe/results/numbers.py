@@ -8,10 +8,13 @@ from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.analyses import attribution as parts
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES, SCORE
+from moeprobe.metrics.stats.load import NOT_MEASURABLE
 
 _ROUNDING = 1e-9
 # More decimals are as hard to count as they are to compare: 4.5e-07.
 _MOST = 6
+# Flags of values that have no interval by their nature.
+_BARE = ("maximum", "level")
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
@@ -64,8 +67,12 @@ def decimals_of(row: Mapping[str, Any]) -> int:
 
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
+    if row["flag"] == NOT_MEASURABLE:
+        units = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
+        return f"not measurable with {units.format_count(int(row['images']))}"
     flag = carried(row) if row["flag"] == FEW_CARRIERS else row["flag"].replace("_", " ")
-    flag = f"({flag})" if flag else ""
+    # What never has an interval does not say so each time.
+    flag = f"({flag})" if flag and flag not in _BARE else ""
     low, high = ends_of(row)
     if low != low:
         return flag
@@ -99,6 +106,8 @@ def interval(row: Mapping[str, Any], *, signed: bool = False, stacked: bool = Fa
     """
     text = number(row["value"], signed=signed, decimals=decimals_of(row))
     ends = between(row, signed=signed)
+    if row["flag"] == NOT_MEASURABLE:
+        return ends
     line = "\n" if stacked and ends.startswith("[") else " "
     return f"{text}{line}{ends} {count(row, signed=signed)}".rstrip()
 

@@ -20,6 +20,7 @@ PREDICTED = {
     "flip_rate": "flips",
     "flip_rate_predicted": "predicted",
     "flip_ece": "calibration error",
+    "flip_ece_floor": "floor",
     "flip_auroc": "AUROC",
 }
 SIDES = ("V-MoE", "PRC", "Δ")

@@ -30,6 +30,7 @@ METRICS = (
     "flip_rate",
     "flip_rate_predicted",
     "flip_ece",
+    "flip_ece_floor",
     "flip_brier",
     "flip_brier_rate",
     "flip_auroc",

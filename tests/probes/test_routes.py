@@ -14,11 +14,12 @@ from PIL import Image
 from moeprobe import api
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.images import Framing
+from moeprobe.metrics.stats.permutations import compare_with
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import run as run_probe
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes import key_routes as module
-from moeprobe.probes.routes.key_routes import _count_routes, _distances, summed
+from moeprobe.probes.routes.key_routes import _count_routes, _distances
 from moeprobe.probes.routes.tables import class_table, tables_of
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
@@ -386,9 +387,9 @@ def test_distances_are_those_of_scipy() -> None:
 
 def test_p_counts_the_observed_one() -> None:
     values = np.array([1, 2, 2, 3] * 25)
-    assert summed(values, 3, fewer=False) == (2.0, 1.0, 3.0, 26 / 101)
-    assert summed(values, 1, fewer=True)[3] == 26 / 101
-    assert summed(values, 9, fewer=False)[3] == 1 / 101
+    assert compare_with(values, 3, fewer=False) == (2.0, 1.0, 3.0, 26 / 101)
+    assert compare_with(values, 1, fewer=True)[3] == 26 / 101
+    assert compare_with(values, 9, fewer=False)[3] == 1 / 101
 
 
 def test_finished_runs_are_compared(trained: Trained, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.metrics.stats.rank_load import Placed, even_imbalance
+from moeprobe.metrics.stats.linearized import linearize_all
+from moeprobe.metrics.stats.rank_load import RELABELINGS, Placed, RankImbalance, busiest_ranks
+from moeprobe.probes.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.import_log import import_trace
-from moeprobe.recordings.placement import greedy, read_placement
+from moeprobe.recordings.placement import consecutive, greedy, read_placement
 from tests.commands import refused, run
 from tests.recordings import serving
 from tests.recordings.test_load_only import imported, stat
@@ -96,9 +98,17 @@ def test_uniform_routing_is_at_chance_and_nearly_even(tmp_path: Path) -> None:
         share = value(table, "hot_next_share", layer=layer)
         assert share["ci_low"] < 2 / 16 < share["ci_high"] < 0.2
     for metric in ("rank_imbalance", "window_imbalance"):
-        level = value(table, f"{metric}_even", layer="", view="consecutive")["value"]
         row = value(table, metric, layer="", view="consecutive")
-        assert row["ci_low"] < level < row["ci_high"] and 1 < level < 1.2
+        assert row["flag"] == "maximum" and np.isnan(row["ci_low"]), "a maximum has no interval"
+        relabeled, ratio, p = (
+            value(table, f"{metric}_{name}", layer="", view="consecutive")
+            for name in ("relabeled", "ratio", "p")
+        )
+        assert relabeled["ci_low"] < relabeled["value"] < relabeled["ci_high"] < 1.3
+        assert relabeled["interval"] == "permutations"
+        assert ratio["value"] == pytest.approx(row["value"] / relabeled["value"])
+        assert 0.9 < ratio["value"] < 1.1 and p["value"] > 1 / (1 + RELABELINGS)
+    assert any("no expert is known to stay hot" in line for line in found.leading(found))
     assert any("In none of 2 layers does the load change" in line for line in found.leading(found))
 
 
@@ -158,7 +168,7 @@ def test_imbalance_is_that_of_a_loop_over_choices(tmp_path: Path, ranks: list[li
     for view, requests in (("mine", range(REQUESTS)), ("mine, second half", half)):
         row = value(table, "rank_imbalance", layer="", view=view)
         assert row["value"] == pytest.approx(by_hand(skewed, ranks, requests))
-        assert row["images"] == len(requests) and row["ci_low"] < row["value"] < row["ci_high"]
+        assert row["images"] == len(requests)
     windows = table[(table["metric"] == "rank_imbalance") & table["severity"].notna()]
     assert windows["severity"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     expected = [by_hand(skewed, ranks, range(start, start + 5)) for start in range(0, REQUESTS, 5)]
@@ -202,20 +212,105 @@ def test_greedy_is_made_on_the_first_half(tmp_path: Path) -> None:
     assert row["value"] == pytest.approx(np.mean(expected))
 
 
-def test_the_level_of_an_even_router_is_that_of_even_routers() -> None:
-    random, tokens, top_k = np.random.default_rng(0), 300, 2
-    scores = random.random((200, tokens, EXPERTS))
-    chosen = np.argsort(scores, axis=-1)[..., :top_k] // 4
-    loads = np.stack([(chosen == rank).sum((1, 2)) for rank in range(4)], axis=1)
-    simulated = (loads.max(1) / loads.mean(1)).mean()
-    share = np.repeat(np.eye(4), 4, axis=0)
-    choices = tokens * top_k
-    variance = choices * share.var(0) * (EXPERTS - top_k) / (EXPERTS - 1)
-    parts = [
-        Placed(np.broadcast_to(row, (1, 1, 4)).copy(), np.zeros(1, np.int64), 1)
-        for row in (choices * share.mean(0), variance)
-    ]
-    assert even_imbalance(*parts) - 1 == pytest.approx(simulated - 1, rel=0.1)
+# Relabeled experts.
+
+Counts = NDArray[np.int32]
+
+
+def even(rng: np.random.Generator, requests: int) -> Counts:
+    """Each request spreads its choices evenly."""
+    return np.stack([rng.multinomial(32, np.full(EXPERTS, 1 / EXPERTS)) for _ in range(requests)]).astype(
+        np.int32
+    )
+
+
+def unlike(rng: np.random.Generator, requests: int) -> Counts:
+    """Each request has hot experts of its own, and any expert is as hot as any other in the long run."""
+    preferred = rng.dirichlet(np.full(EXPERTS, 0.2), size=requests)
+    sizes = rng.integers(8, 200, requests)
+    return np.stack([rng.multinomial(*one) for one in zip(sizes, preferred, strict=True)]).astype(np.int32)
+
+
+def persistent(rng: np.random.Generator, requests: int) -> Counts:
+    """The first experts are hot in all requests."""
+    preferred = rng.dirichlet(np.geomspace(1.0, 0.2, EXPERTS), size=requests)
+    return np.stack([rng.multinomial(64, one) for one in preferred]).astype(np.int32)
+
+
+def p_of(choices: dict[str, Counts], *, ranks: int = 4, windows: int = 4) -> dict[str, float]:
+    """The numbers of all layers together."""
+    requests = len(next(iter(choices.values())))
+    placement = consecutive(dict.fromkeys(choices, EXPERTS), ranks)
+    judged = JudgedPlacement("consecutive", placement, 0, np.arange(requests) * windows // requests)
+    loads = relabeled_loads(choices, [judged])["consecutive"]
+    assert loads.shape == (1 + RELABELINGS, len(choices), 1 + windows)
+    rows = list(relabeled_rows(choices, judged, loads, by_window=False))
+    return {metric: numbers[0] for metric, numbers in rows[-1].numbers.items()}
+
+
+def test_relabeling_keeps_what_a_request_chooses_and_moves_it() -> None:
+    """By a loop over requests: the mean of the busiest rank's load over random orders of the experts."""
+    rng = np.random.default_rng(0)
+    choices = {"a": unlike(rng, 12), "b": unlike(rng, 12)}
+    found = p_of(choices)["rank_imbalance_relabeled"]
+    draws = []
+    for _ in range(2000):
+        orders = [rng.permutation(EXPERTS) for _ in range(12)]
+        busiest = mean = 0.0
+        for counts in choices.values():
+            loads = np.zeros(4)
+            for row, order in zip(counts, orders, strict=True):
+                for expert in range(EXPERTS):
+                    loads[expert // 4] += row[order[expert]]
+            busiest, mean = busiest + loads.max(), mean + loads.mean()
+        draws.append(busiest / mean)
+    assert found == pytest.approx(np.mean(draws), abs=4 * np.std(draws) / np.sqrt(RELABELINGS))
+
+
+def test_copies_of_an_expert_share_its_load_when_it_is_relabeled() -> None:
+    shares = np.array([[0.5, 0.5], [1, 0], [0, 1]])
+    choices = np.array([[6, 0, 0], [0, 2, 0], [0, 0, 4]])
+    assert busiest_ranks(choices, shares, np.array([0, 2])).tolist() == [7, 5, 4]
+
+
+def outcomes(
+    draw: Callable[[np.random.Generator, int], Counts], *, requests: int, runs: int
+) -> dict[str, float]:
+    """How often p is at most .05, and how often the interval of the maximum that there was lay above 1."""
+    rng = np.random.default_rng([3, requests])
+    false = dict.fromkeys(("ranks", "windows", "interval"), 0)
+    shares = np.repeat(np.eye(8), EXPERTS // 8, axis=0)
+    for _ in range(runs):
+        choices = {f"layers.{number}": draw(rng, requests) for number in range(6)}
+        numbers = p_of(choices, ranks=8)
+        false["ranks"] += numbers["rank_imbalance_p"] <= 0.05
+        false["windows"] += numbers["window_imbalance_p"] <= 0.05
+        loads = np.stack([counts @ shares for counts in choices.values()], axis=1)
+        imbalance = RankImbalance(Placed(loads, np.zeros(requests, np.int64), 1))
+        number = linearize_all(imbalance, loads.sum((1, 2)))
+        assert number.interval().flag == "maximum" and number.error is not None
+        false["interval"] += number.point - 1.96 * number.error > 1
+    return {name: count / runs for name, count in false.items()}
+
+
+def test_requests_that_merely_differ_are_told_from_experts_that_stay_hot() -> None:
+    rate = outcomes(unlike, requests=40, runs=40)
+    assert rate["ranks"] <= 0.15 and rate["windows"] <= 0.15
+    assert rate["interval"] > 0.5, "an interval of the maximum lies above 1, the truth of many requests"
+    assert outcomes(persistent, requests=40, runs=10)["ranks"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("requests", "runs"), [(40, 400), (200, 200), (1000, 100)])
+@pytest.mark.parametrize("draw", [even, unlike])
+def test_p_is_small_as_often_as_it_says(
+    draw: Callable[[np.random.Generator, int], Counts], requests: int, runs: int
+) -> None:
+    rate = outcomes(draw, requests=requests, runs=runs)
+    print(f"{draw.__name__}, {requests} requests: {rate}")
+    bound = 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / runs)
+    assert rate["ranks"] <= bound and rate["windows"] <= bound
+    assert rate["interval"] > 0.5
 
 
 # Samples.
@@ -237,11 +332,8 @@ def test_choices_of_a_request_are_one_sample(tmp_path: Path) -> None:
         tables.append(api.trace_balance(trace, ranks=4, windows=4).table)
     once, twice = tables
     assert (twice["images"] == once["images"]).all() and once["images"].max() == 24
-    same = ~once["metric"].str.endswith("_even")
     columns = ["value", "ci_low", "ci_high"]
-    np.testing.assert_allclose(
-        twice.loc[same, columns].to_numpy(float), once.loc[same, columns].to_numpy(float)
-    )
+    np.testing.assert_allclose(twice[columns].to_numpy(float), once[columns].to_numpy(float))
     trials = once["trials"].to_numpy()
     assert (twice["trials"].to_numpy() == 2 * trials).all()
 
@@ -314,6 +406,10 @@ def test_the_command_prints_sentences_tables_and_writes_a_figure(tmp_path: Path)
     path, out = recording(tmp_path, skewed), tmp_path / "out"
     result = run("trace", "balance", path, "--ranks", 4, "--out", out)
     assert result.exit_code == 0, result.output
-    for text in ("Hot experts of one window and the next", "greedy, second half", "an even router"):
+    for text in (
+        "Hot experts of one window and the next",
+        "greedy, second half",
+        "relabeled within each request",
+    ):
         assert text in " ".join(result.output.split())
     assert (out / "figures" / "balance.png").stat().st_size > 10_000

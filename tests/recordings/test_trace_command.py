@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 
 from moeprobe.errors import RunWarning
 from tests.commands import Trained, names_in, refused, run
+from tests.recordings.test_trace_balance import recording, uniform
 
 NOISE = ("--view", "gaussian_noise", "--severities", "0.1,0.3", "--limit", 20)
 
@@ -154,3 +157,23 @@ def test_a_log_and_responses_take_their_own_options(tmp_path: Path) -> None:
     )
     model = ("--model-config", tmp_path / "config.json")
     assert "--num-experts is for logs" in refused("trace", "import", log, trace, *model, "--num-experts", 8)
+
+
+def test_dead_experts_of_few_requests_are_not_measurable(tmp_path: Path) -> None:
+    """Each request chooses two of four experts for all its tokens: 24 say little of the twelve others."""
+
+    def choose(number: int, layer: int) -> NDArray[np.int64]:
+        return np.tile(np.random.default_rng([number, layer]).choice(4, 2, replace=False), (16, 1))
+
+    path, out = recording(tmp_path, choose, requests=24), tmp_path / "out"
+    printed = run("trace", "analyze", path, "--out", out)
+    assert "– not measurable with 24 requests" in " ".join(printed.stdout.split())
+    table = pd.read_csv(out / "table.csv")
+    dead = table[table["metric"] == "dead_experts"]
+    assert set(dead["flag"]) == {"not_measurable"} and dead[["value", "ci_low", "ci_high"]].isna().all(
+        axis=None
+    )
+    audited = " ".join(run("audit", path).stdout.split())
+    assert "no verdict" in audited and "Good: faults of the recording (no known fault)" in audited
+    more = recording(tmp_path, uniform, requests=60, name="more")
+    assert "not measurable" not in run("trace", "analyze", more).stdout

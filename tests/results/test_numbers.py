@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from moeprobe.results.layouts.cells import value
 from moeprobe.results.numbers import interval, number
 
 
@@ -25,6 +26,8 @@ from moeprobe.results.numbers import interval, number
         ((0.7, math.nan, math.nan, "few_images"), False, "0.700 (few images)"),
         ((math.nan, math.nan, math.nan, "collapsed"), False, "– (collapsed)"),
         ((0.7, math.nan, math.nan, "few_carriers"), False, "0.700 (carried by few images)"),
+        ((1.315, math.nan, math.nan, "maximum"), False, "1.315"),
+        ((0.006, math.nan, math.nan, "level"), False, "0.00600"),
         ((0.7, math.nan, math.nan, ""), False, "0.700"),
         ((56999400.0, math.nan, math.nan, ""), False, "56,999,400"),
     ],
@@ -55,6 +58,17 @@ def test_nothing_seen_says_of_how_many() -> None:
     assert "of" not in interval(row | {"value": 0.0004}) and "of" not in interval(
         row | {"interval": "percentile"}
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dataset", "units"),
+    [("patch", "digits", "24 images"), ("token", "lines", "24 texts"), ("token", "requests", "24 requests")],
+)
+def test_a_number_that_is_not_measurable_says_with_how_many(tokens: str, dataset: str, units: str) -> None:
+    row = {"value": math.nan, "ci_low": math.nan, "ci_high": math.nan, "flag": "not_measurable"}
+    row |= {"metric": "dead_experts", "tokens": tokens, "dataset": dataset, "images": 24}
+    assert interval(row) == f"not measurable with {units}"
+    assert value(row).line == f"– not measurable with {units}"
 
 
 def test_there_is_no_minus_before_a_zero() -> None:

@@ -6,12 +6,11 @@ tails are Student's. The prediction is compared with flips under noise that the 
 
 Ranks by m / g need no σ, so that they can be compared with flips under any perturbation.
 
-Axes: B images, J tokens, n images of a run, C bins.
+Axes: B images, J tokens, C bins.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +19,9 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.calibration import Binned, CalibrationError, CalibrationFloor
 from moeprobe.metrics.stats.of_totals import ShareOfTotals
+from moeprobe.metrics.stats.ranking import RankedFlips, encode
 from moeprobe.metrics.stats.statistic import Array, divide
 
 if TYPE_CHECKING:
@@ -39,10 +40,19 @@ PREDICTED = Metric(
 )
 ECE = Metric(
     "flip_ece",
-    about="expected calibration error of the predicted probabilities: the distance of predicted and observed shares in "
-    "ten bins of the prediction, on average over tokens; 0 = exact",
+    about="expected calibration error of the predicted probabilities, without what noise adds: the distance of "
+    "predicted and observed shares in ten bins of the prediction, its square less its variance over images, on average "
+    "over tokens; 0 = exact",
     label="calibration error",
     better="less",
+)
+FLOOR = Metric(
+    "flip_ece_floor",
+    about="mean distance of predicted and observed shares that noise alone causes, where flips are redrawn from the "
+    "predictions and tokens of an image vary together as observed",
+    label="floor of the calibration error",
+    short="floor",
+    below="flip_ece",
 )
 BRIER = Metric(
     "flip_brier",
@@ -71,10 +81,8 @@ AUROC_MARGIN = Metric(
 BINS = 10
 # Predictions are one-sided tails, and never above one half.
 HIGHEST = 0.5
-# Values that are ranked are counted in bins of equal width of their logarithms.
-_SMALLEST, _LARGEST, _RANKS = 1e-5, 1e2, 56
 _COUNT, _SUM, _HITS = "flip_bin_tokens", "flip_bin_predicted", "flip_bin_flips"
-_RANKED = {AUROC: "flip_ranks", AUROC_MARGIN: "flip_ranks_margin"}
+_RANKED = {AUROC: "flip_codes", AUROC_MARGIN: "flip_codes_margin"}
 
 
 @dataclass(frozen=True)
@@ -99,18 +107,18 @@ class PredictedFlips:
 class FlipPredictionAnalysis(ModelAnalysis[PredictedFlips]):
     """Flips as margins predict them, and as they are: calibration, Brier score and AUROC."""
 
-    measures = (OBSERVED, PREDICTED, ECE, BRIER, BRIER_RATE, AUROC, AUROC_MARGIN)
+    measures = (OBSERVED, PREDICTED, ECE, FLOOR, BRIER, BRIER_RATE, AUROC, AUROC_MARGIN)
     signature = "flip_tokens"
+    trial_lists = tuple(_RANKED.values())
 
     def sums(self, subject: PredictedFlips) -> dict[str, Tensor]:
-        """Return per image counts of tokens and flips, also by bins of the prediction and by ranks."""
+        """Return per image counts of tokens and flips, also by bins of the prediction, and the rank of each token."""
         # A margin of 0 that nothing moves is neither near nor far.
         is_counted = subject.present & ~subject.critical.isnan()
         flips = subject.flips & is_counted
         columns = {self.signature: is_counted.sum(1), OBSERVED.name: flips.sum(1)}
         for metric, values in ((AUROC, subject.critical), (AUROC_MARGIN, subject.margin)):
-            bins = _rank_bins(values.nan_to_num(0, posinf=_LARGEST))
-            columns[_RANKED[metric]] = _counts(bins * 2 + flips, is_counted, 2 * _RANKS)
+            columns[_RANKED[metric]] = encode(values, flips, is_counted)
         if subject.probability is not None:
             probability = subject.probability.masked_fill(~is_counted, 0)
             bins = (probability * (BINS / HIGHEST)).long().clamp(0, BINS - 1)
@@ -131,15 +139,16 @@ class FlipPredictionAnalysis(ModelAnalysis[PredictedFlips]):
         if PREDICTED.name in columns:
             estimators.append(PREDICTED.share_of(columns[PREDICTED.name], trials))
         if _COUNT in columns:
-            binned = np.concatenate([columns[name] for name in (_COUNT, _SUM, _HITS)], axis=1)
+            binned = Binned(*(columns[name].astype(np.float64) for name in (_COUNT, _SUM, _HITS)))
             rate = np.stack([flips, trials], axis=1)
             estimators += [
-                ECE.raw(ShareOfTotals(binned.astype(np.float64), calibration_error), trials),
+                ECE.raw(CalibrationError(binned), trials),
+                FLOOR.raw(CalibrationFloor(binned), trials),
                 BRIER.mean_of(columns[BRIER.name], trials),
                 BRIER_RATE.raw(ShareOfTotals(rate.astype(np.float64), _spread), trials),
             ]
         return estimators + [
-            metric.raw(ShareOfTotals(columns[name].astype(np.float64), auroc), trials)
+            metric.raw(RankedFlips(columns[name]), trials)
             for metric, name in _RANKED.items()
             if name in columns
         ]
@@ -160,32 +169,10 @@ def bin_name(number: int) -> str:
     return f"predicted {number * width:.2f} to {(number + 1) * width:.2f}"
 
 
-def calibration_error(sums: Array) -> Array:
-    """Return the calibration error ``(R,)`` of ``(3 C, R)`` tokens, predictions and flips by bin."""
-    tokens, predicted, flips = np.split(sums, 3)
-    return divide(np.abs(predicted - flips).sum(0), tokens.sum(0))
-
-
-def auroc(sums: Array) -> Array:
-    """Return the area below the ROC curve ``(R,)`` of ``(2 C, R)`` tokens: of each bin those without and with a flip.
-
-    Bins rise with the rank, and low ranks predict flips; tokens of one bin count as ties.
-    """
-    still, flips = sums[0::2], sums[1::2]
-    before = np.cumsum(flips, axis=0) - flips / 2
-    return divide((still * before).sum(0), still.sum(0) * flips.sum(0))
-
-
 def _spread(sums: Array) -> Array:
     """Return p (1 − p) of the share p of flips ``(R,)``."""
     rate = divide(sums[0], sums[1])
     return rate * (1 - rate)
-
-
-def _rank_bins(values: Tensor) -> Tensor:
-    """Return the bin of each value, by its logarithm."""
-    position = (values.clamp(_SMALLEST, _LARGEST) / _SMALLEST).log() / math.log(_LARGEST / _SMALLEST)
-    return (position * _RANKS).long().clamp(0, _RANKS - 1)
 
 
 def _counts(bins: Tensor, is_counted: Tensor, size: int) -> Tensor:

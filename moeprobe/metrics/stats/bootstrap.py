@@ -47,7 +47,8 @@ class Estimate:
     """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
 
     collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_cost: flips cost nothing, or
-    have no price; no_trials: there was nothing to count; few_images: under 20;
+    have no price; no_trials: there was nothing to count; not_measurable: the interval would say nothing; few_images:
+    under 20; maximum, level: there is none by its nature;
     few_carriers: a mean of losses of which fewer than 10 images carry half, ``carriers`` of them;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
@@ -76,6 +77,8 @@ class Replicates:
         error: its standard error over images where its interval is linearized; None where resamples make it.
         influence: of each image on the value, ``(n,)`` in the order of their names, where it is linearized and kept.
         undefined: the flag where it has trials and no value.
+        method: how the bounds are computed.
+        no_interval: the flag of a value that never has an interval; empty = it has one.
         effect: design effect of a share that varies: its variance over images divided by the variance of independent
             trials; else NaN.
         contributions: what each image adds to a mean of losses ``(n,)``, in the order of ``influence``, where kept.
@@ -92,6 +95,8 @@ class Replicates:
     error: float | None = None
     influence: Array | None = None
     undefined: str = "collapsed"
+    method: str = SCORE
+    no_interval: str = ""
     effect: float = np.nan
     contributions: Array | None = None
     carriers: int | None = None
@@ -117,6 +122,7 @@ class Replicates:
             error=error,
             influence=influence,
             undefined=self.undefined,
+            no_interval=self.no_interval,
         )
         if self.contributions is None or subtracted.contributions is None:
             return difference
@@ -162,14 +168,17 @@ class Replicates:
         few images may be all that differ, it is at least t standard errors of one image more to either side. Where
         there are no resamples since there are many images, t standard errors take the place of the percentiles.
         """
+        flag = self.no_interval
         if np.isnan(self.point):
-            return self._without(self.undefined if self.trials else "no_trials")
+            flag = self.undefined if self.trials else "no_trials"
+        if flag:
+            return self._without(flag)
         if self.error is None:
             return self._of_resamples()
         if flag := "few_images" if self.images < MIN_IMAGES else FEW_CARRIERS * self.has_few_carriers:
             return self._without(flag)
         if self.bounds is not None:
-            return Estimate(self.point, *self.bounds, method=SCORE)
+            return Estimate(self.point, *self.bounds, method=self.method)
         if np.isnan(self.error):
             return self._without("unstable")
         reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
@@ -196,7 +205,7 @@ class Replicates:
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
             return self._without("unstable")
         if self.bounds is not None:
-            return Estimate(self.point, *self.bounds, method=SCORE)
+            return Estimate(self.point, *self.bounds, method=self.method)
         if self.point == 0 and not defined.any():
             reach = self.missed(proportions.critical(self.images))
             return Estimate(self.point, 0.0 - reach, reach, method=PERCENTILE)
@@ -239,7 +248,7 @@ def average(members: Sequence[Replicates]) -> Replicates:
     contributions = [member.contributions for member in members if member.contributions is not None]
     if len(contributions) == len(members):
         mean = carried(mean, np.mean(contributions, axis=0))
-    if np.isnan(mean.point) or any(member.bounds is None or member.swing != 1 for member in members):
+    if np.isnan(mean.point) or any(not _is_share(member) for member in members):
         return mean
     error = mean.error
     if error is None:
@@ -253,10 +262,16 @@ def carried(replicates: Replicates, contributions: Array) -> Replicates:
     return replace(replicates, contributions=contributions, carriers=carriers)
 
 
+def _is_share(number: Replicates) -> bool:
+    return number.bounds is not None and number.method == SCORE and number.swing == 1
+
+
 def bounded(
     replicates: Replicates, statistic: Statistic, *, totals: Totals | None, error: float, binary: bool
 ) -> Replicates:
     """Return a value with what its interval knows of shares, where it follows from any and there is an interval.
+
+    A value whose interval is wider than the statistic's ``widest`` says is not known.
 
     Args:
         replicates: the value.
@@ -265,12 +280,17 @@ def bounded(
         error: its standard error over images.
         binary: whether every image is right or wrong as a whole.
     """
+    replicates = replace(replicates, no_interval=getattr(statistic, "no_interval", ""))
     if not is_bounded(statistic) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
         return replicates
-    swing = statistic.swing(totals)
+    swing, bounds = statistic.swing(totals), statistic.bounds(totals, error, replicates.images)
+    widest = getattr(statistic, "widest", None)
+    if bounds is not None and widest is not None and bounds[1] - bounds[0] > widest(totals):
+        return replace(replicates, point=np.nan)
     return replace(
         replicates,
-        bounds=statistic.bounds(totals, error, replicates.images),
+        bounds=bounds,
+        method=getattr(statistic, "method", SCORE),
         swing=swing,
         grain=swing / replicates.images if binary else 0.0,
         effect=_effect(replicates, statistic, error),

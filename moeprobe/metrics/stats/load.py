@@ -5,11 +5,17 @@ Axes: R resamples, n images, E experts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.metrics.stats.statistic import Array, Totals, divide, error_of
+
+# Of a sum of squares, what is left where these cancel.
+_ROUNDING = 1e-12
+# The flag of a count that so few images do not say.
+NOT_MEASURABLE = "not_measurable"
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,19 @@ class CountBelow:
     score interval is below the limit to the number of experts whose interval reaches below it. Images that never choose
     an expert do not say how they vary in that: then the other shares do. Differences of counts are known to first order
     only where every share is known to be on one side: there no image moves the count.
+
+    Where the interval spans more than half of the experts, the images say nothing of the count, and there is none. Only
+    a collapse stays visible: where the images do not differ at all, the count is kept.
     """
 
     histogram: Array
     limit: float
+    undefined: ClassVar[str] = NOT_MEASURABLE
+
+    def widest(self, totals: Totals | None) -> float:
+        """Return how wide an interval of the count may be."""
+        counts, squares, products, (square, _) = self.totals() if totals is None else totals
+        return len(counts) / 2 if _spread(counts, squares, products, square).any() else np.inf
 
     def evaluate(self, weights: Array) -> Array:
         """Return the number of experts under each set of weights; NaN where nothing is chosen."""
@@ -130,8 +145,7 @@ class CountBelow:
         if not counts.any():
             return np.full_like(counts, np.nan), np.full_like(counts, np.nan)
         share = divide(counts, counts.sum())
-        # Σ (h − p N)², whose last bits may be below 0.
-        spread = np.maximum(squares - 2 * share * products + share**2 * square, 0)
+        spread = _spread(counts, squares, products, square)
         errors = [error_of(float(square), images) for square in divide(spread, counts.sum() ** 2)]
         # As many independent observations as would have the errors of all shares together.
         squares_of_errors = float(np.square(errors).sum())
@@ -142,6 +156,13 @@ class CountBelow:
         ]
         low, high = np.array(ends).T
         return low, high
+
+
+def _spread(counts: Array, squares: Array, products: Array, square: float) -> Array:
+    """Return Σ (h − p N)² of each expert ``(E,)``, with p its share; 0 where it is rounding."""
+    share = divide(counts, counts.sum(), empty=0.0)
+    spread = squares - 2 * share * products + share**2 * square
+    return np.where(spread > _ROUNDING * square, spread, 0.0)
 
 
 # Added to the mean, so that an expert without any tokens has a value: 0.

@@ -3,21 +3,27 @@
 A layer takes as long as its busiest rank. So the imbalance is the load of the busiest rank, added up over layers (and
 windows), divided by the mean load: 1 = even, the number of ranks = all on one.
 
-Axes: n images, W windows, L layers, N ranks.
+A maximum is above 1 even where no rank is busier than another in the long run, and has no interval. It is compared with
+the same requests whose experts are relabeled at random, each request's in an order of its own and the same in all
+layers. Then requests are as uneven as before, each with other hot experts. An imbalance above that says that the same
+experts are hot in many requests.
+
+Axes: n images (here requests), W windows, L layers, E experts, N ranks.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.hot_experts import sums_by_window
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.statistic import Array, Integers, divide
 from moeprobe.runtime.seeds import generator
 
-# Even routers that the level of an even one is the mean of.
-_DRAWS = 4096
+# How often experts are relabeled.
+RELABELINGS = 200
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class RankImbalance:
 
     placed: Placed
     linear: ClassVar[bool] = True
+    no_interval: ClassVar[str] = "maximum"
 
     def evaluate(self, weights: Array) -> Array:
         """Return the imbalance under each set of weights."""
@@ -70,24 +77,27 @@ class RankImbalance:
         return divide(of_busiest - _imbalance(totals) * mean, totals.mean(-1).sum())
 
 
-def even_imbalance(expected: Placed, variance: Placed) -> float:
-    """Return the imbalance that a router comes to which chooses all experts equally often, at as many choices.
+def relabelings(num_images: int, num_experts: Iterable[int]) -> Iterator[Mapping[int, Integers]]:
+    """Yield random orders of the experts of each image ``(n, E)``, by E: one of all images at a time."""
+    sizes = sorted(set(num_experts))
+    for draw in range(RELABELINGS):
+        yield {
+            size: generator(0, "relabeled experts", str(size), draw)
+            .random((num_images, size), dtype=np.float32)
+            .argsort(axis=1)
+            for size in sizes
+        }
 
-    Few choices are uneven by accident. The loads of ranks are then nearly normal, with a fixed sum.
+
+def busiest_ranks(choices: NDArray[np.integer[Any]], shares: Array, starts: Integers) -> Array:
+    """Return the load of the busiest rank ``(1 + W,)``: of all images, and in each window.
 
     Args:
-        expected: loads of the ranks that such a router gives.
-        variance: of these loads.
+        choices: of each image by expert ``(n, E)``, window by window.
+        shares: which share of an expert's choices a rank computes ``(E, N)``.
+        starts: the first image of each window ``(W,)``.
     """
-    means, spreads = expected.totals(), variance.totals()
-    ranks = means.shape[-1]
-    if ranks < 2:
-        return float(_imbalance(means))
-    draws = generator(0, "even router").standard_normal((_DRAWS, ranks))
-    # What one rank has more, others have less: Var x = 1, Cov = −1 / (N − 1).
-    draws = (draws - draws.mean(1, keepdims=True)) * np.sqrt(ranks / (ranks - 1))
-    busiest = sum(
-        (mean + np.sqrt(spread) * draws).max(-1).mean()
-        for mean, spread in zip(means.reshape(-1, ranks), spreads.reshape(-1, ranks), strict=True)
-    )
-    return float(divide(busiest, means.mean(-1).sum()))
+    loads = np.add.reduceat(choices, starts, axis=0, dtype=np.int64) @ shares
+    busiest: Array = np.append(loads.sum(0).max(), loads.max(1))
+    # Copies share choices by fractions: sums in another order must not differ in their last bits.
+    return np.round(busiest, 6)

@@ -38,6 +38,7 @@ class Margins(Probe["Result"]):
         Headline("critical_sigma_mean"),
         Headline("margin_over_sensitivity"),
         Headline("flip_ece", at="weakest"),
+        Headline("flip_ece_floor", at="weakest"),
         Headline("flip_auroc", at="weakest"),
     )
     panel = Panel.STRESS

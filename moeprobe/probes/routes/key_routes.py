@@ -210,17 +210,6 @@ def distance_table(all_routes: Sequence[KeyRoutes]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["checkpoint", "class", "class_b", "value"])
 
 
-def summed(values: Integers | Array, observed: float, *, fewer: bool) -> tuple[float, float, float, float]:
-    """Return mean, 2.5 % and 97.5 % quantile of permuted numbers ``(D,)``, and the one-sided p of the observed one.
-
-    ``fewer``: whether p asks for numbers as small as the observed one, and not as large. The observed one counts as a
-    permutation (Phipson and Smyth 2010).
-    """
-    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
-    as_far = values <= observed if fewer else values >= observed
-    return float(values.mean()), float(low), float(high), float((1 + as_far.sum()) / (1 + len(values)))
-
-
 # Whether classes share a key route where they share a superclass, as CIFAR-100's do.
 #
 # Adjusted mutual information (Vinh, Epps and Bailey 2010) of two partitions of the classes: 1 where they

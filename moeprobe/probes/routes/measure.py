@@ -18,6 +18,7 @@ from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.permutations import compare_with
 from moeprobe.probes.engine.checks import routing_of_blank_input
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
@@ -28,7 +29,6 @@ from moeprobe.probes.routes.key_routes import (
     key_routes,
     route_table,
     shared,
-    summed,
 )
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
@@ -179,7 +179,7 @@ def _rows(routes: KeyRoutes, cell: Cell, info: About) -> list[dict[str, Any]]:
         numbers.append((SUPERCLASSES, *grouped, False))
     rows = []
     for metrics, observed, permuted, fewer in numbers:
-        mean, low, high, p = summed(permuted, observed, fewer=fewer)
+        mean, low, high, p = compare_with(permuted, observed, fewer=fewer)
         rows += [
             line(metrics[0].name, observed),
             line(metrics[1].name, mean, ci_low=low, ci_high=high, interval="permutations"),

@@ -8,14 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFFLED
-from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_IMBALANCE_EVEN
+from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
+from moeprobe.metrics.relabeled_ranks import OF_RANKS
 from moeprobe.probes.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.palette import COLORS
 
+_RELABELED = "relabeled experts"
 _OVERLAPS = {
     HOT_OVERLAP.name: "one window and the next",
     HOT_OVERLAP_SHUFFLED.name: "shuffled requests",
@@ -36,15 +38,16 @@ def draw(result: Result) -> dict[str, Figure]:
     axes[0, 0].set_ylabel("overlap of hot experts")
     if placed:
         lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
-        lines["even router"] = rows_of(table, RANK_IMBALANCE_EVEN.name, view=placed[0])
+        lines[_RELABELED] = rows_of(table, OF_RANKS.relabeled.name, view=placed[0])
         lines = {label: rows[rows["layer"] != ""] for label, rows in lines.items()}
         _draw_lines(axes[0, 1], lines, layers, COLORS[len(_OVERLAPS) :])
-        _draw_windows(axes[0, 2], table, COLORS[len(_OVERLAPS)])
+        _draw_windows(axes[0, 2], table, COLORS[len(_OVERLAPS)], COLORS[len(_OVERLAPS) + len(placed)])
         for panel in axes[0, 1:]:
             panel.axhline(1, color="#999999", linewidth=0.8)
             panel.set_ylabel("busiest rank / mean")
     title = "Hot experts and the load of ranks over time" if placed else "Hot experts over time"
-    return {"balance": panels.finish(figure, overlaps, title=title)}
+    notes = ["Bars of relabeled experts hold 95 % of the relabelings"] if placed else []
+    return {"balance": panels.finish(figure, overlaps, title=title, notes=notes)}
 
 
 def _draw_lines(
@@ -56,10 +59,12 @@ def _draw_lines(
     panels.label_layers(axes, layers)
 
 
-def _draw_windows(axes: Axes, table: pd.DataFrame, color: str) -> None:
-    """Draw the imbalance of the given placement in each window, over all layers."""
-    rows = table[(table["metric"] == RANK_IMBALANCE.name) & table["severity"].notna()]
-    x = rows["severity"].to_numpy(float)
-    panels.points(axes, x, rows, color=color, label="", fmt="o-")
-    axes.set_xticks(np.unique(x))
+def _draw_windows(axes: Axes, table: pd.DataFrame, color: str, color_relabeled: str) -> None:
+    """Draw the imbalance of the given placement in each window, over all layers, and with relabeled experts."""
+    colors = {RANK_IMBALANCE.name: color, OF_RANKS.relabeled.name: color_relabeled}
+    for metric, color_of_metric in colors.items():
+        rows = table[(table["metric"] == metric) & table["severity"].notna()]
+        x = rows["severity"].to_numpy(float)
+        panels.points(axes, x, rows, color=color_of_metric, label="", fmt="o-")
+    axes.set_xticks(np.unique(table["severity"].dropna()))
     axes.set_xlabel("window of requests; all layers")

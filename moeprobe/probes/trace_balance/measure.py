@@ -19,6 +19,8 @@ from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.base import deferred
@@ -27,6 +29,7 @@ from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import TableWork
 from moeprobe.probes.trace_balance import TraceBalance
+from moeprobe.probes.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
 from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
@@ -35,7 +38,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import image_table
+from moeprobe.results.tables import image_table, with_rows
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -162,6 +165,7 @@ class _Load(TableWork[Result]):
         sums = self._sums(choices)
         analyses = make_analyses(TraceBalance.analyses)
         table, comparison = summarize(sums, analyses=analyses, run_info=info)
+        table = with_rows(table, list(self._relabeled(choices, info)))
         sidecar = self.make_sidecar(
             checkpoints={self.name: {"path": str(self.trace.path), "sha256": self.hash}},
             colors=colors([self.name]),
@@ -219,36 +223,78 @@ class _Load(TableWork[Result]):
             yield self._cell(layer, _VIEW, every, HotExperts().sums(subject))
         if self.placement is None:
             return
-        half = slice(self.requests.half, None)
-        first = {
-            layer: counts[: self.requests.half].sum(0).astype(np.float64) for layer, counts in choices.items()
-        }
-        balanced = greedy(first, self.placement.num_ranks)
-        for placement, rows, name in (
-            (self.placement, every, self.placement.name),
-            (self.placement, half, f"{self.placement.name}{SECOND_HALF}"),
-            (balanced, half, f"{balanced.name}{SECOND_HALF}"),
-        ):
+        for judged in self._judged(choices):
+            rows = slice(judged.start, None)
             of_layers = {
-                layer: self._ranks(layer, counts[rows], placement) for layer, counts in choices.items()
+                layer: _ranks(counts[rows], judged.placement.shares[layer])
+                for layer, counts in choices.items()
             }
             for layer, loaded in of_layers.items():
-                yield self._cell(layer, name, rows, self._rank_sums([loaded], rows))
+                yield self._cell(layer, judged.name, rows, self._rank_sums([loaded], rows))
             columns = self._rank_sums(list(of_layers.values()), rows)
-            yield self._cell("", name, rows, columns)
-            for window in np.unique(self.requests.window[rows]) if rows is every else ():
+            yield self._cell("", judged.name, rows, columns)
+            for window in judged.windows[0] if judged.start == 0 else ():
                 inside = self.requests.window == window
-                yield self._cell(
-                    "", name, inside, {key: column[inside] for key, column in columns.items()}, window + 1.0
+                of_window = {key: column[inside] for key, column in columns.items()}
+                yield self._cell("", judged.name, inside, of_window, window + 1.0)
+
+    def _judged(self, choices: Mapping[str, NDArray[np.int32]]) -> list[JudgedPlacement]:
+        """Return the given placement, the same on the second half, and the greedy one of the first half there."""
+        assert self.placement is not None
+        half, window = self.requests.half, self.requests.window
+        first = {layer: counts[:half].sum(0).astype(np.float64) for layer, counts in choices.items()}
+        balanced = greedy(first, self.placement.num_ranks)
+        return [
+            JudgedPlacement(self.placement.name, self.placement, 0, window),
+            *(
+                JudgedPlacement(f"{placement.name}{SECOND_HALF}", placement, half, window[half:])
+                for placement in (self.placement, balanced)
+            ),
+        ]
+
+    def _relabeled(
+        self, choices: Mapping[str, NDArray[np.int32]], info: summaries.About
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
+        if self.placement is None:
+            return
+        placements = self._judged(choices)
+        busiest = relabeled_loads(choices, placements)
+        for judged in placements:
+            rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=judged.start == 0)
+            for row in rows:
+                severity = np.nan if row.window is None else float(row.window)
+                cell = self._cell_of(row.layer, judged.name, severity)
+                inside = (
+                    np.ones(len(judged.window), bool)
+                    if row.window is None
+                    else judged.window == row.window - 1
                 )
+                counts = [choices[row.layer]] if row.layer else list(choices.values())
+                trials = np.sum([part[judged.start :][inside].sum(1) for part in counts], axis=0)
+                for metric, (value, low, high) in row.numbers.items():
+                    number = Replicates(
+                        value, np.empty(0), images=int(np.count_nonzero(trials)), trials=int(trials.sum())
+                    )
+                    line = summaries.row(info, self.name, cell, NumberName(metric, ""), number)
+                    interval = "permutations" if low == low else ""
+                    yield line | {"ci_low": low, "ci_high": high, "interval": interval, "flag": ""}
 
     def _cell(
         self, layer: str, view: str, rows: Any, columns: Mapping[str, torch.Tensor], severity: float = np.nan
     ) -> Accumulator:
-        """Return one cell, of some of the samples."""
+        """Return the sums of one cell, of some of the samples."""
         names = np.array(self.requests.names)[rows].tolist()
+        accumulator = Accumulator()
+        label = {"label": np.full(len(names), -1)}
+        sums = label | {key: column.numpy() for key, column in columns.items()}
+        accumulator.add(self._cell_of(layer, view, severity), names, sums)
+        return accumulator
+
+    def _cell_of(self, layer: str, view: str, severity: float) -> Cell:
+        """Return what sums of a layer, or of all (""), are about."""
         info = self.trace.layers.get(layer)
-        cell = Cell(
+        return Cell(
             layer=layer,
             router="" if info is None else info.router,
             top_k=0 if info is None else info.top_k,
@@ -256,28 +302,11 @@ class _Load(TableWork[Result]):
             severity=float(severity),
             tokens=REQUEST.token,
         )
-        accumulator = Accumulator()
-        label = {"label": np.full(len(names), -1)}
-        accumulator.add(cell, names, label | {key: column.numpy() for key, column in columns.items()})
-        return accumulator
 
     def _window(self, rows: slice) -> torch.Tensor:
         """Return 1 in the window of each sample ``(n, W)``."""
         window = torch.from_numpy(self.requests.window)
         return torch.nn.functional.one_hot(window)[rows]
-
-    def _ranks(self, layer: str, counts: NDArray[np.int32], placement: Placement) -> dict[str, Array]:
-        """Return the loads of the ranks ``(n, N)``, and what an even router's would be."""
-        share, info = placement.shares[layer], self.trace.layers[layer]
-        choices = counts.sum(1, dtype=np.int64)
-        # A token draws k of the E experts without putting any back.
-        without = (info.num_experts - info.top_k) / (info.num_experts - 1)
-        return {
-            "loads": counts @ share,
-            "expected": choices[:, None] * share.mean(0),
-            "variance": choices[:, None] * share.var(0) * without,
-            "choices": choices,
-        }
 
     def _rank_sums(self, layers: Sequence[Mapping[str, Array]], rows: slice) -> dict[str, torch.Tensor]:
         """Return the sums of some layers together."""
@@ -285,6 +314,11 @@ class _Load(TableWork[Result]):
             name: torch.from_numpy(np.stack([layer[name] for layer in layers], axis=1)) for name in layers[0]
         }
         return RankLoad().sums(RankLoads(**stacked, window=self._window(rows)))
+
+
+def _ranks(counts: NDArray[np.int32], share: Array) -> dict[str, Any]:
+    """Return the loads of the ranks ``(n, N)``, and the choices ``(n,)``."""
+    return {"loads": counts @ share, "choices": counts.sum(1, dtype=np.int64)}
 
 
 def _choices_of(trace: TraceFile, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:

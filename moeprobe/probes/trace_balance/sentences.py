@@ -9,16 +9,14 @@ from moeprobe.metrics.analyses.hot_experts import (
     LOAD_CHANGE,
     LOAD_CHANGE_SHUFFLED,
 )
-from moeprobe.metrics.analyses.rank_load import (
-    RANK_IMBALANCE,
-    RANK_IMBALANCE_EVEN,
-    RANK_SHARE,
-    WINDOW_IMBALANCE,
-    WINDOW_IMBALANCE_EVEN,
-)
+from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_SHARE, WINDOW_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
+from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, Comparison
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.numbers import interval, number
+
+# The level of the test against relabeled experts.
+_LEVEL = 0.05
 
 
 def rows_of(table: pd.DataFrame, metric: str, **wanted: str) -> pd.DataFrame:
@@ -89,24 +87,22 @@ def _ranks(table: pd.DataFrame) -> list[str]:
     if rows.empty:
         return []
     first, second, best = (rows[rows["view"] == view].iloc[0] for view in placements(rows))
-    even, within, within_even = (
-        rows_of(table, metric.name, layer="", view=first["view"])
-        for metric in (RANK_IMBALANCE_EVEN, WINDOW_IMBALANCE, WINDOW_IMBALANCE_EVEN)
-    )
+    of_first = table[table["view"] == first["view"]]
     conclusions = [
         f"With the {first['view']} placement the busiest rank has {interval(first)} times the mean load, over all "
-        f"layers (an even router: {number(even['value'].iloc[0])})."
+        f"layers: {_against(of_first, OF_RANKS)}."
     ]
+    within = rows_of(of_first, WINDOW_IMBALANCE.name, layer="")
     if len(within):
         conclusions.append(
-            f"Within windows it has {interval(within.iloc[0])} times the mean (an even router: "
-            f"{number(within_even['value'].iloc[0])})."
+            f"Within windows it has {interval(within.iloc[0])} times the mean: {_against(of_first, OF_WINDOWS)}."
         )
-    of_layers = rows_of(table, RANK_IMBALANCE.name, view=first["view"])
+    conclusions.append(_meaning(_number(of_first, OF_RANKS.p.name)))
+    of_layers = rows_of(of_first, RANK_IMBALANCE.name)
     of_layers = of_layers[of_layers["layer"] != ""]
     if len(of_layers) > 1:
         worst = of_layers.loc[of_layers["value"].idxmax()]
-        shares = rows_of(table, RANK_SHARE.name, view=first["view"], layer=worst["layer"])
+        shares = rows_of(of_first, RANK_SHARE.name, layer=worst["layer"])
         rank = int(shares.loc[shares["value"].idxmax(), "expert"])
         conclusions.append(
             f"Most uneven is {worst['layer']}: rank {rank} has {interval(worst)} times the mean."
@@ -116,3 +112,20 @@ def _ranks(table: pd.DataFrame) -> list[str]:
         f"The {first['view']} one has {interval(second)} there."
     )
     return conclusions
+
+
+def _against(table: pd.DataFrame, metrics: Comparison) -> str:
+    """Return how an imbalance over all layers compares with relabeled experts."""
+    ratio, p = (_number(table, metric.name) for metric in (metrics.ratio, metrics.p))
+    return f"{number(ratio)} times as much as with experts relabeled within each request (p = {number(p)})"
+
+
+def _meaning(p: float) -> str:
+    """Return what the comparison says of the experts, by its p."""
+    if p <= _LEVEL:
+        return "So the same experts are hot in many requests, and another placement may spread them."
+    return "Requests whose hot experts differ at random are as uneven, so no expert is known to stay hot."
+
+
+def _number(table: pd.DataFrame, metric: str) -> float:
+    return float(rows_of(table, metric, layer="")["value"].iloc[0])

@@ -11,13 +11,9 @@ from moeprobe.metrics.analyses.hot_experts import (
     LOAD_CHANGE,
     LOAD_CHANGE_SHUFFLED,
 )
-from moeprobe.metrics.analyses.rank_load import (
-    RANK_IMBALANCE,
-    RANK_IMBALANCE_EVEN,
-    WINDOW_IMBALANCE,
-    WINDOW_IMBALANCE_EVEN,
-)
+from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, WINDOW_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS
 from moeprobe.results.layouts.cells import Table, TableCell, value
 
 _HOT = {
@@ -31,12 +27,14 @@ _HOT = {
 }
 _RANKS = {
     "": RANK_IMBALANCE.name,
-    "even router": RANK_IMBALANCE_EVEN.name,
+    "ratio": OF_RANKS.ratio.name,
+    "p": OF_RANKS.p.name,
     "within windows": WINDOW_IMBALANCE.name,
-    "within, even router": WINDOW_IMBALANCE_EVEN.name,
+    "within: ratio": OF_WINDOWS.ratio.name,
+    "within: p": OF_WINDOWS.p.name,
 }
-# What follows from the number of choices alone, and so has no interval.
-_LEVELS = (f"{HOT_OVERLAP.name}{CHANCE}", RANK_IMBALANCE_EVEN.name, WINDOW_IMBALANCE_EVEN.name)
+# What follows from the number of experts alone, and so has no interval.
+_LEVELS = (f"{HOT_OVERLAP.name}{CHANCE}",)
 
 
 def hot_experts_table(table: pd.DataFrame) -> Table:
@@ -67,7 +65,10 @@ def placements_table(table: pd.DataFrame) -> Table | None:
         return None
     columns = {label or names[0]: (metric, names[0]) for label, metric in _RANKS.items()}
     columns |= {name: (RANK_IMBALANCE.name, name) for name in names[1:]}
-    note = "1 = even. Of all layers: busiest ranks added up over means added up."
+    note = (
+        "1 = even. Of all layers: busiest ranks added up over means added up. ratio: to the mean where experts are "
+        "relabeled within each request."
+    )
     return _table(table, columns, caption="Load of the busiest rank over the mean", note=note)
 
 
