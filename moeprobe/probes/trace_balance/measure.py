@@ -34,10 +34,10 @@ from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
+from moeprobe.results import summaries
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
-from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, with_rows
 from moeprobe.runtime.files import sha256
@@ -253,7 +253,7 @@ class _Load(TableWork[Result]):
             ),
         ]
 
-    def _relabeled(self, choices: Mapping[str, NDArray[np.int32]], info: About) -> Iterator[dict[str, Any]]:
+    def _relabeled(self, choices: Mapping[str, NDArray[np.int32]], info: summaries.About) -> Iterator[dict[str, Any]]:
         """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
         if self.placement is None:
             return
@@ -275,7 +275,7 @@ class _Load(TableWork[Result]):
                     number = Replicates(
                         value, np.empty(0), images=int(np.count_nonzero(trials)), trials=int(trials.sum())
                     )
-                    line = row(info, self.name, cell, NumberName(metric, ""), number)
+                    line = summaries.row(info, self.name, cell, NumberName(metric, ""), number)
                     interval = "permutations" if low == low else ""
                     yield line | {"ci_low": low, "ci_high": high, "interval": interval, "flag": ""}
 
