@@ -13,6 +13,7 @@ plain 95 % intervals of the same numbers would have named.
 
 import argparse
 import csv
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,10 +29,11 @@ import pyarrow as pa
 
 from moeprobe import api
 from moeprobe.judging import conclusions, differences, summarize
-from moeprobe.judging.headlines import RunTables
+from moeprobe.judging.headlines import RunTables, sentences_of
 from moeprobe.judging.properties import judge_run
 from moeprobe.judging.tables import overview
 from moeprobe.judging.words import FALSE_SIDES
+from moeprobe.metrics.registry import analyses_of, compared_first, find
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
@@ -41,8 +43,9 @@ from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About
+from moeprobe.results.tables import agreement_of, set_match_of
 from moeprobe.results.values import Evaluator
-from moeprobe.studies.report.reading import Run
+from moeprobe.studies.report.reading import Run, read_runs
 
 ROOT = Path(__file__).parents[1]
 CSV = ROOT / "reports" / "exchanged" / "table.csv"
@@ -55,6 +58,8 @@ SURFACES = ("screen", "report", "audit", "compare", "action")
 _CHECKPOINTS = tuple(
     ROOT / "checkpoints" / "reference" / f"digits-{name}-k2-seed0" for name in ("baseline", "prc")
 )
+# Images of probes that take many passes.
+_ENOUGH = 240
 _SIDE = re.compile(r"\b(better|worse|higher|lower|mixed|stably|evenly|accurate)\b")
 _SCALES = scales()
 
@@ -72,9 +77,9 @@ def prepare(folder: Path, names: Sequence[str] = RUNS, *, limit: int | None = No
         "noise-sweep": lambda out: api.noise_sweep(
             _CHECKPOINTS, sigmas=(0, 0.1, 0.3), limit=limit, out=out, figures=False
         ),
-        "margins": lambda out: api.margins(_CHECKPOINTS, limit=limit, out=out, figures=False),
-        "flips": lambda out: api.flips(_CHECKPOINTS, limit=limit, out=out, figures=False),
-        "experts": lambda out: api.experts(_CHECKPOINTS, limit=limit, out=out, figures=False),
+        "margins": lambda out: api.margins(_CHECKPOINTS, limit=limit or _ENOUGH, out=out, figures=False),
+        "flips": lambda out: api.flips(_CHECKPOINTS, limit=limit or _ENOUGH, out=out, figures=False),
+        "experts": lambda out: api.experts(_CHECKPOINTS, limit=limit or _ENOUGH, out=out, figures=False),
         "traces": partial(_traces, limit=limit),
     }
     for name in names:
@@ -116,7 +121,7 @@ def experiment(folder: Path, num_images: int, run: int, *, seed: int = 0) -> dic
     info = About.of_request(
         measured.request, run=measured.request.kind, aligned=exchanged.is_aligned, train_seeds={}, groups={}
     )
-    analyses = make_analyses(measured.request.analyses)
+    analyses = make_analyses(_read_first(folder, measured.request.analyses))
     # Linearized: resamples of so many experiments take hours.
     with mock.patch.object(summarize, "Evaluator", partial(Evaluator, largest=num_images - 1)):
         table, comparison = summarize.summarize(sums, analyses=analyses, run_info=info)
@@ -160,10 +165,29 @@ def exchange(table: pa.Table, num_images: int, rng: np.random.Generator) -> pa.T
     return table.take(pa.array(order))
 
 
+@functools.cache
+def _metrics_read_first(folder: Path) -> frozenset[str]:
+    """Return the metrics that a run's surfaces read first, and their companions."""
+    (run,) = read_runs([folder])
+    assert run.table is not None
+    which = {which for headline in run.headlines for which in headline.rows}
+    which |= set(compared_first(agreement_of(run.table), set_match_of(run.table)))
+    return frozenset(find(metric).metric.name for metric, _ in which)
+
+
+def _read_first(folder: Path, analyses: Sequence[str]) -> list[str]:
+    """Return the analyses of the metrics that surfaces read first: the others take most of the time and are folded."""
+    wanted = {name for metric in _metrics_read_first(folder) for name in analyses_of(metric)}
+    return [name for name in analyses if name in wanted]
+
+
 def _screen(result: Result) -> list[str]:
     kind = of_kind(result.sidecar.request.kind)
     assert kind is not None
-    sentences = leading_sentences(result, kind.layout)
+    run = RunTables(sidecar=result.sidecar, table=result.table, comparison=result.comparison)
+    sentences = leading_sentences(result, kind.layout) or [
+        text for headline in headlines_of(run) for text in sentences_of(run, headline)
+    ]
     differing = [text for text in sentences if " than in " in text or "significant" in text or "same" in text]
     return [
         part for text in differing for part in (text.split("; ") if text.startswith("Beside") else [text])

@@ -253,7 +253,9 @@ class _Load(TableWork[Result]):
             ),
         ]
 
-    def _relabeled(self, choices: Mapping[str, NDArray[np.int32]], info: summaries.About) -> Iterator[dict[str, Any]]:
+    def _relabeled(
+        self, choices: Mapping[str, NDArray[np.int32]], info: summaries.About
+    ) -> Iterator[dict[str, Any]]:
         """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
         if self.placement is None:
             return
