@@ -21,7 +21,7 @@ from moeprobe.judging import words
 from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
-from moeprobe.metrics.stats.families import Difference, Evidence, Family, Judged, difference_error
+from moeprobe.metrics.stats.families import Difference, DifferenceFamily, Evidence, Judged, difference_error
 from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.results.stored import SumsStore
@@ -151,7 +151,7 @@ class Judging:
 
     def __init__(self, *, margin: float = words.MARGIN, together: str | None = None) -> None:
         self._margin, self._together = margin, together
-        self._families: dict[Hashable, Family] = {}
+        self._families: dict[Hashable, DifferenceFamily] = {}
         self._compared: list[Compared] = []
         # By the number of the comparison: its family, and its place there.
         self._places: list[tuple[Hashable, int] | None] = []
@@ -160,21 +160,21 @@ class Judging:
     def add(self, comparisons: Iterable[Compared]) -> None:
         """Add comparisons; collapsed cells, and cells that lost images, are in no family."""
         for item in comparisons:
-            place = None
+            position = None
             if not item.collapsed and not item.not_finite:
                 key = self._together if item.row["metric"] == self._together else item.family
-                self._families.setdefault(key, Family()).add(item.evidence, item.deviations)
-                place = key, self._sizes.get(key, 0)
-                self._sizes[key] = place[1] + 1
-            self._places.append(place)
+                self._families.setdefault(key, DifferenceFamily()).add(item.evidence, item.deviations)
+                position = key, self._sizes.get(key, 0)
+                self._sizes[key] = position[1] + 1
+            self._places.append(position)
             self._compared.append(dataclasses.replace(item, deviations=None))
 
     def rows(self) -> list[Row]:
         """Return the rows in the order in which they were added, with what their families say of them."""
         judged = {key: family.judge() for key, family in self._families.items()}
         return [
-            self._row(item, None if place is None else judged[place[0]][place[1]])
-            for item, place in zip(self._compared, self._places, strict=True)
+            self._row(item, None if position is None else judged[position[0]][position[1]])
+            for item, position in zip(self._compared, self._places, strict=True)
         ]
 
     def _row(self, item: Compared, judged: Judged | None) -> Row:
@@ -274,10 +274,10 @@ def _error(name: NumberName, values: CellValues, reference: CellValues, differen
     if name in values.influences and name in reference.influences:
         influence = values.influences[name] - reference.influences[name]
         return difference_error(values.numbers[name], reference.numbers[name], influence)
-    drawn = difference.values[~np.isnan(difference.values)]
-    if len(drawn) < 2 or difference.images < 2:
+    resampled_values = difference.values[~np.isnan(difference.values)]
+    if len(resampled_values) < 2 or difference.images < 2:
         return np.nan
-    return float(np.hypot(drawn.std() / np.sqrt(1 - 1 / difference.images), difference.grain))
+    return float(np.hypot(resampled_values.std() / np.sqrt(1 - 1 / difference.images), difference.grain))
 
 
 def _check_same_images(values: CellValues, reference: CellValues) -> None:

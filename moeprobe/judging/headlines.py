@@ -336,9 +336,9 @@ def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
         for row in differences:
             pair = row["checkpoint"], row["reference"]
             in_layers = [
-                other
-                for other in headline.differences_in_layers
-                if (other["checkpoint"], other["reference"]) == pair
+                difference_in_layer
+                for difference_in_layer in headline.differences_in_layers
+                if (difference_in_layer["checkpoint"], difference_in_layer["reference"]) == pair
             ]
             name = "" if len(differences) == 1 else f" ({pair[0]} − {pair[1]})"
             word = family_word(in_layers or [row]).text("layers")
@@ -349,8 +349,8 @@ def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
             )
             parts.append(f"{headline.declared.noun}: {values}" if values else "")
     parts = [part for part in parts if part]
-    place = f" in {headlines[0].layer}" if headlines and headlines[0].layer else ""
-    return f"Beside it{place}: {'; '.join(parts)}." if parts else ""
+    layer = f" in {headlines[0].layer}" if headlines and headlines[0].layer else ""
+    return f"Beside it{layer}: {'; '.join(parts)}." if parts else ""
 
 
 def kappas_of_first_choices(headlines: Sequence[HeadlineValues]) -> set[Which]:

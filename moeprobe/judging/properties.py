@@ -129,8 +129,8 @@ def verdicts(
 def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.DataFrame) -> Row:
     """Return what one model's number is, where it is worst and in the first layer."""
     item, scale = numbers.declared, SCALES[numbers.declared.scale]
-    moved, unmoved_layers = _split_unmoved(rows, scale)
-    worst = _deciding_row(item, moved, scale)
+    moving_rows, unmoved_layers = _split_unmoved(rows, scale)
+    worst = _deciding_row(item, moving_rows, scale)
     first = rows[(rows["metric"] == worst["metric"]) & (rows["view"] == worst["view"])].iloc[0]
     keys = ["metric", "null", "view", "severity", "layer", "value", "ci_low", "ci_high", "images", "trials"]
     title = item.text_title if item.text_title and modality_of(table["tokens"]) is not IMAGE else item.title
@@ -142,8 +142,8 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
         "symbol": scale.symbol,
         **{key: worst[key] for key in keys},
         "experts": int(shares[shares["checkpoint"] == name]["expert"].nunique()),
-        "layers": int(moved["layer"].nunique()) if worst["layer"] else 0,
-        "variants": int(moved["view"].nunique()),
+        "layers": int(moving_rows["layer"].nunique()) if worst["layer"] else 0,
+        "variants": int(moving_rows["view"].nunique()),
         "of_layers": "first"
         if item.rule in (Rule.FIRST, Rule.HIGHEST)
         else "worst"
@@ -157,8 +157,8 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
             [
                 *_beside(numbers, table, name, worst),
                 *mean_beside(item, table[table["checkpoint"] == name], worst),
-                *(_inseparable(moved, worst, scale) if item.rule is Rule.WORST else []),
-                *(f"exactly 0 in {layer}, where no flip moved the loss" for layer in unmoved_layers),
+                *(_inseparable(moving_rows, worst, scale) if item.rule is Rule.WORST else []),
+                *(f"exactly 0 in {layer}, where no flip moving_rows the loss" for layer in unmoved_layers),
             ]
         ),
     }
@@ -176,8 +176,8 @@ def widened(rows: pd.DataFrame) -> pd.DataFrame:
     )
     value, low, high = (rows[name].to_numpy(float) for name in ("value", "ci_low", "ci_high"))
     low, high = value - factors * (value - low), value + factors * (high - value)
-    least, most = _range_of(str(rows["metric"].iloc[0]))
-    return rows.assign(ci_low=np.clip(low, least, None), ci_high=np.clip(high, None, most))
+    lowest, highest = _range_of(str(rows["metric"].iloc[0]))
+    return rows.assign(ci_low=np.clip(low, lowest, None), ci_high=np.clip(high, None, highest))
 
 
 def _range_of(metric: str) -> tuple[float, float]:
@@ -194,14 +194,14 @@ def _inseparable(rows: pd.DataFrame, worst: pd.Series, scale: Scale) -> list[str
         return []
     lowest = scale.best == "lowest"
     may_be = rows["ci_high"] >= worst["ci_low"] if lowest else rows["ci_low"] <= worst["ci_high"]
-    others = rows[may_be & ((rows["layer"] != worst["layer"]) | (rows["view"] != worst["view"]))]
-    if others.empty:
+    rivals = rows[may_be & ((rows["layer"] != worst["layer"]) | (rows["view"] != worst["view"]))]
+    if rivals.empty:
         return []
     several = rows["view"].nunique() > 1
-    names = [f"{row.layer} {row.view}" if several else str(row.layer) for row in others.itertuples()]
-    shown = ", ".join(names[:_MOST_NAMED])
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return [f"not separated from it by these inputs: {shown}{more}"]
+    names = [f"{row.layer} {row.view}" if several else str(row.layer) for row in rivals.itertuples()]
+    first_names = ", ".join(names[:_MOST_NAMED])
+    remainder = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return [f"not separated from it by these inputs: {first_names}{remainder}"]
 
 
 def _deciding_row(item: Property, rows: pd.DataFrame, scale: Scale) -> pd.Series:
@@ -223,12 +223,12 @@ def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
 
 
 def is_exactly_0(row: Mapping[Hashable, Any] | pd.Series) -> bool:
-    """Return whether a number is 0 in every resample: nothing moved."""
+    """Return whether a number is 0 in every resample: nothing moving_rows."""
     return bool(row["value"] == row["ci_low"] == row["ci_high"] == 0)
 
 
 def _split_unmoved(rows: pd.DataFrame, scale: Scale) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows in which anything moved, and the other layers; all rows where none moved or it is not asked."""
+    """Return the rows in which anything moving_rows, and the other layers; all rows where none moving_rows or it is not asked."""
     is_unmoved = rows.apply(is_exactly_0, axis=1) if scale.unmoved else pd.Series(False, index=rows.index)
     if is_unmoved.all():
         return rows, []

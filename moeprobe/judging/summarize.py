@@ -62,25 +62,25 @@ def summarize(
 
     rows: dict[int, list[dict[str, Any]]] = {}
     means: list[dict[str, Any]] = []
-    judging, places = Judging(), list[int]()
+    judging, cell_numbers = Judging(), list[int]()
     spread = processes.spread(lines_of, len(pieces), processes=stored.processes)
     for piece, (of_sites, of_means) in zip(pieces, spread, strict=True):
         for site, (lines, differences) in zip(piece, of_sites, strict=True):
             rows |= {order[id(site[at])]: of_cell for at, of_cell in lines.items()}
             for at, compared in differences.items():
                 judging.add(compared)
-                places += [order[id(site[at])]] * len(compared)
+                cell_numbers += [order[id(site[at])]] * len(compared)
         for lines, differences in of_means:
             means += [line for of_cell in lines.values() for line in of_cell]
             for compared in differences.values():
                 judging.add(compared)
-                places += [len(order)] * len(compared)
+                cell_numbers += [len(order)] * len(compared)
     table = frame(with_unseen([line for number in sorted(rows) for line in rows[number]]))
     table = with_rows(table, means)
     if not paired:
         return table, None
     judged = judging.rows()
-    return table, frame([judged[at] for at in np.argsort(places, kind="stable")], judged=True)
+    return table, frame([judged[at] for at in np.argsort(cell_numbers, kind="stable")], judged=True)
 
 
 def _by_layer(sites: Sequence[list[StoredCell]]) -> list[list[list[StoredCell]]]:

@@ -107,10 +107,10 @@ def _verdicts(rows: pd.DataFrame) -> TableCell:
     words = [SAME if word == IDENTICAL else word for word in words]
     if len(words) == 1:
         return TableCell(words[0])
-    counted = Counter(words)
+    times = Counter(words)
     # What was shown comes first.
-    ordered = sorted(counted, key=lambda word: not is_side(word))
-    text = ", ".join(f"{word} ({counted[word]} of {len(words)})" for word in ordered)
+    ordered = sorted(times, key=lambda word: not is_side(word))
+    text = ", ".join(f"{word} ({times[word]} of {len(words)})" for word in ordered)
     return TableCell(f"mixed: {text}" if FamilyWord.of(words).word == "mixed" else text)
 
 

@@ -78,17 +78,17 @@ class FamilyWord:
     @classmethod
     def of(cls, words: Sequence[str]) -> "FamilyWord":
         """Return what comparisons with these words (``word_of``) come to."""
-        counted = Counter(words)
-        sides = {word: count for word, count in counted.items() if is_side(word)}
+        counts = Counter(words)
+        sides = {word: count for word, count in counts.items() if is_side(word)}
         # The two names of one sign: a side without a judgement is none of better and worse.
         if len(sides) > 1:
             word = "mixed"
         elif sides:
             word = next(iter(sides))
-        elif len(counted) == 1:
-            word = next(iter(counted))
+        elif len(counts) == 1:
+            word = next(iter(counts))
         else:
-            word = next((known for known in (NO_DIFFERENCE, SAME, IDENTICAL) if counted[known]), NO_VERDICT)
+            word = next((word for word in (NO_DIFFERENCE, SAME, IDENTICAL) if counts[word]), NO_VERDICT)
         return cls(word, sides, len(words))
 
     def text(self, unit: str = "comparisons") -> str:

@@ -8,7 +8,7 @@ from moeprobe.metrics.declaration import Metric
 _HOW = "where experts are relabeled at random within each request"
 
 
-class Comparison(NamedTuple):
+class RelabeledMetrics(NamedTuple):
     """The metrics that compare an imbalance with relabeled experts."""
 
     relabeled: Metric
@@ -16,9 +16,9 @@ class Comparison(NamedTuple):
     p: Metric
 
 
-def _comparison(metric: Metric) -> Comparison:
+def _comparison(metric: Metric) -> RelabeledMetrics:
     name, label = metric.name, metric.label
-    return Comparison(
+    return RelabeledMetrics(
         Metric(
             f"{name}_relabeled",
             about=f"{name} {_HOW}, so that each request is as uneven and has other hot experts: mean over 200 draws; "

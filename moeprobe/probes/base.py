@@ -116,7 +116,7 @@ class Kind:
         kind: what ``run.json`` calls it; the command, unless two commands ask the same.
         title: heading in reports.
         analyses: computed analyses, by catalog name.
-        headlines: leading metrics.
+        headlines: leading metrics; the first is the primary number of a run.
         layout: how a result is printed.
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
         audit: how it joins ``moeprobe audit``; None = it does not.

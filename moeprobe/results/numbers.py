@@ -84,8 +84,8 @@ def carried(row: Mapping[str, Any]) -> str:
     """Return that few inputs carry a table's row, and how many where a table says it."""
     modality = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
     number = row.get("carriers")
-    known = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
-    return modality.translate(f"carried by few images{known}")
+    count_text = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
+    return modality.translate(f"carried by few images{count_text}")
 
 
 def count(row: Mapping[str, Any], *, signed: bool = False) -> str:

@@ -237,8 +237,24 @@ def gate(folder: Path) -> list[str]:
     return lines
 
 
+def exchanged(folder: Path) -> list[str]:
+    """Return how often surfaces name a side where nothing differs, a line per run and number of images."""
+    table = pd.read_csv(folder / "table.csv")
+    surfaces = list(dict.fromkeys(table["surface"]))
+    lines = [
+        f"| run | images | plain 95 % | {' | '.join(surfaces)} |",
+        f"|{'---|' * (3 + len(surfaces))}",
+    ]
+    for (name, images), rows in table.groupby(["run", "images"], sort=False):
+        shares = rows.set_index("surface")["share"]
+        cells = " | ".join(f"{shares[surface]:.3f}" if surface in shares else "–" for surface in surfaces)
+        lines.append(f"| `{name}` | {images} | {rows['plain'].iloc[0]:.3f} | {cells} |")
+    return lines
+
+
 MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "how often the gate fails an equal model": gate,
+    "how often surfaces name a side": exchanged,
     "the first seed in short": in_short,
     "the first seed": first_seed,
     "reference values of κ": kappa_reference.lines,

@@ -130,8 +130,6 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
 
 def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
     """Return how many of the compared patches or tokens changed: a line per layer, checkpoint and image or text."""
-    from moeprobe.probes.overlay.record import short_count
-
     modality = result.overlays[0].modality
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
     has_sets = any(item.has_sets for item in result.overlays)
@@ -147,7 +145,7 @@ def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
     for item in result.overlays:
         key = (item.layer, names.get(item.checkpoint, item.checkpoint), item.image_id)
         cells = lines.setdefault(key, [])
-        cells.append(short_count(item))
+        cells.append(item.short_count)
     for line, cells in lines.items():
         table.add_row(*line, *cells)
     return fit(table, keys=3, width=console().width)

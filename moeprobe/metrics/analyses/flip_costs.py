@@ -174,7 +174,7 @@ class FlipCostsAnalysis(ModelAnalysis[PredictedCosts]):
         # Prices, and what a perturbation changes.
         is_loss = np.repeat([False, False, True, False, True, False], [part.shape[1] for part in parts])
 
-        def known(read: Callable[[Array], Array], is_known: Callable[[Array], bool]) -> _Known:
+        def where_known(read: Callable[[Array], Array], is_known: Callable[[Array], bool]) -> _Known:
             return _Known(joined, read, is_known=is_known, is_loss=is_loss)
 
         if sums.perturbations > 1:
@@ -182,14 +182,14 @@ class FlipCostsAnalysis(ModelAnalysis[PredictedCosts]):
                 metric.raw(statistic, inputs)
                 for change, (slope, r2) in enumerate([(SLOPE, R2), (SLOPE_CLEAN, R2_CLEAN)])
                 for metric, statistic in (
-                    (slope, known(partial(_slope, sums, change), sums.is_predicted)),
-                    (r2, known(partial(_r2, sums, change), partial(sums.differs_from_zero, change))),
+                    (slope, where_known(partial(_slope, sums, change), sums.is_predicted)),
+                    (r2, where_known(partial(_r2, sums, change), partial(sums.differs_from_zero, change))),
                 )
             ]
         predicted = LossOfTotals(joined, lambda totals: sums.predicted(totals)[0], NO_COST, is_loss=is_loss)
         estimators = [COUNT.raw(Ratio(flips.sum(1), counts), inputs), PREDICTED.raw(predicted, inputs)]
         estimators += [metric.mean_of(changes[:, number], inputs) for number, metric in enumerate(_CHANGES)]
-        share = known(partial(_share, sums), partial(sums.differs_from_zero, 0))
+        share = where_known(partial(_share, sums), partial(sums.differs_from_zero, 0))
         return [*estimators, SHARE.raw(share, inputs)]
 
 

@@ -87,8 +87,8 @@ class RankLoad(ModelAnalysis[RankLoads]):
         loads = columns["rank_load"].astype(np.float64).reshape(images, layers, -1)
         by_rank = loads.sum(1)
         total = by_rank.sum(1)
-        whole = Placed(loads, np.zeros(images, np.int64), 1)
-        estimators = [RANK_IMBALANCE.raw(RankImbalance(whole), trials)]
+        all_windows = Placed(loads, np.zeros(images, np.int64), 1)
+        estimators = [RANK_IMBALANCE.raw(RankImbalance(all_windows), trials)]
         if np.count_nonzero(window.any(0)) > 1:
             by_window = Placed(loads, window.argmax(1), window.shape[1])
             estimators.append(WINDOW_IMBALANCE.raw(RankImbalance(by_window), trials))

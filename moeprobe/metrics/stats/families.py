@@ -136,7 +136,7 @@ class Evidence:
         return not self.flag and self.standard_error > 0
 
 
-class Family:
+class DifferenceFamily:
     """Differences that are judged together, added one by one; of their resamples the largest deviations are kept."""
 
     def __init__(self) -> None:
@@ -180,8 +180,8 @@ class Family:
 
 
 def judge(family: Sequence[Difference]) -> list[Judged]:
-    """Return what a family of differences over the same resamples says of each, see ``Family.judge``."""
-    together = Family()
+    """Return what a family of differences over the same resamples says of each, see ``DifferenceFamily.judge``."""
+    together = DifferenceFamily()
     for difference in family:
         together.add(Evidence.of(difference), difference.deviations())
     return together.judge()

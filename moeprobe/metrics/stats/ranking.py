@@ -75,7 +75,7 @@ class RankedFlips:
         counts = self.totals() if totals is None else totals
         still, flipped = counts.sum(1)
         # Of each code: flips below it, and tokens without one above it, ties half.
-        below = np.cumsum(counts[1]) - counts[1] / 2
+        flips_below = np.cumsum(counts[1]) - counts[1] / 2
         above = still - np.cumsum(counts[0]) + counts[0] / 2
         image, code, flips = self._entries
         # An area is a mean over pairs: it falls where an image brings more pairs than its share.
@@ -83,7 +83,7 @@ class RankedFlips:
         gain = np.where(
             flips == 1,
             divide(divide(above[code], still) - area, flipped),
-            divide(divide(below[code], flipped) - area, still),
+            divide(divide(flips_below[code], flipped) - area, still),
         )
         return added(image, gain, len(self.tokens))
 
@@ -110,13 +110,13 @@ class RankedFlips:
     @cached_property
     def _entries(self) -> tuple[Integers, Integers, Integers]:
         """The image, the code and the flip of each token that counts."""
-        image, place = np.nonzero(self.tokens != _ABSENT)
-        code, flips = np.divmod(self.tokens[image, place].astype(np.int64), 2)
+        image, token = np.nonzero(self.tokens != _ABSENT)
+        code, flips = np.divmod(self.tokens[image, token].astype(np.int64), 2)
         return image, code, flips
 
 
 def _area(counts: Array) -> Array:
     """Return the area ``(R,)`` of tokens by flip and code ``(2, K, R)``."""
     still, flips = counts
-    below = np.cumsum(flips, axis=0) - flips / 2
-    return divide((still * below).sum(0), still.sum(0) * flips.sum(0))
+    flips_below = np.cumsum(flips, axis=0) - flips / 2
+    return divide((still * flips_below).sum(0), still.sum(0) * flips.sum(0))

@@ -138,9 +138,9 @@ def _may_go(band: Sequence[Row], loss: float) -> list[Row]:
     values = np.array([line["value"] for line in lines])
     # Experts that are not judged are not counted; where none is, neither is their number known.
     number = np.nan if np.isnan(values).all() else np.nansum(values)
-    known: Row = {"expert": None, "value": float(number), "carriers": None}
-    known |= {} if np.isnan(number) else {"flag": ""}
-    return [*lines, *(line | known for line in lines[:1])]
+    summary: Row = {"expert": None, "value": float(number), "carriers": None}
+    summary |= {} if np.isnan(number) else {"flag": ""}
+    return [*lines, *(line | summary for line in lines[:1])]
 
 
 def dispensable(table: pd.DataFrame) -> pd.DataFrame:

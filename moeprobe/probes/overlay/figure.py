@@ -20,7 +20,6 @@ from moeprobe.probes.overlay.record import (
     InputOverlay,
     TextOverlay,
     count_changed,
-    short_count,
 )
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import expert_color
@@ -285,7 +284,7 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
         row, column = checkpoints.index(item.checkpoint), 1 + severities.index(item.severity)
         panel = axes[row, column]
         _perturbed(panel, item, inches=inches - 0.1)
-        panel.set_xlabel(short_count(item), fontsize=8)
+        panel.set_xlabel(item.short_count, fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
     figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))

@@ -93,6 +93,12 @@ class InputOverlay:
         return self.compared & (self.clean_patch_expert != self.perturbed_expert)
 
     @property
+    def short_count(self) -> str:
+        """How many changed: 12 of 49, or 12 (+3) of 49 where of three sets more the first expert alone changed."""
+        order = self.changed_order.sum()
+        return f"{self.changed_set.sum()}{f' (+{order})' if order else ''} of {self.compared.sum()}"
+
+    @property
     def has_sets(self) -> bool:
         """Whether a patch or token has a set of experts, of which one is drawn."""
         return self.perturbed_choices is not None and self.perturbed_choices.experts.shape[1] > 1
@@ -135,12 +141,6 @@ def count_changed(item: InputOverlay) -> str:
     if not item.has_sets:
         return f"{item.changed.sum()} of {item.compared.sum()} changed"
     return f"{item.changed_set.sum()} of {item.compared.sum()} sets changed, {item.changed_order.sum()} only the first"
-
-
-def short_count(item: InputOverlay) -> str:
-    """Return the same in short: 12 of 49, or 12 (+3) of 49 where the first of three sets changed alone."""
-    order = item.changed_order.sum()
-    return f"{item.changed_set.sum()}{f' (+{order})' if order else ''} of {item.compared.sum()}"
 
 
 def overlay(

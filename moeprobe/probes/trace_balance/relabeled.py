@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, Comparison
+from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, RelabeledMetrics
 from moeprobe.metrics.stats.permutations import compare_with
 from moeprobe.metrics.stats.rank_load import busiest_ranks, relabelings
 from moeprobe.metrics.stats.statistic import Array, Integers
@@ -67,14 +67,14 @@ def relabeled_loads(
         choices: of each request by expert ``(n, E)``, by layer.
         judged: the placements.
     """
-    draws: dict[str, list[list[Array]]] = {one.name: [] for one in judged}
+    draws: dict[str, list[list[Array]]] = {placement.name: [] for placement in judged}
 
     def add(counts_of: Mapping[str, NDArray[np.int32]]) -> None:
-        for one in judged:
-            _, starts = one.windows
-            draws[one.name].append(
+        for placement in judged:
+            _, starts = placement.windows
+            draws[placement.name].append(
                 [
-                    busiest_ranks(counts[one.start :], one.placement.shares[layer], starts)
+                    busiest_ranks(counts[placement.start :], placement.placement.shares[layer], starts)
                     for layer, counts in counts_of.items()
                 ]
             )
@@ -122,7 +122,7 @@ def relabeled_rows(
             yield RelabeledRow("", window + 1, _numbers(OF_RANKS, busiest[:, :, 1 + number].sum(1) / mean))
 
 
-def _numbers(metrics: Comparison, imbalance: Array) -> dict[str, tuple[float, float, float]]:
+def _numbers(metrics: RelabeledMetrics, imbalance: Array) -> dict[str, tuple[float, float, float]]:
     """Return the numbers of an imbalance, observed and then relabeled ``(1 + D,)``."""
     observed, nothing = float(imbalance[0]), (np.nan, np.nan)
     permuted = compare_with(imbalance[1:], observed)

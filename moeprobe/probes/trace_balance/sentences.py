@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.hot_experts import (
 )
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_SHARE, WINDOW_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
-from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, Comparison
+from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, RelabeledMetrics
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.numbers import interval, number
 
@@ -114,7 +114,7 @@ def _ranks(table: pd.DataFrame) -> list[str]:
     return conclusions
 
 
-def _against(table: pd.DataFrame, metrics: Comparison) -> str:
+def _against(table: pd.DataFrame, metrics: RelabeledMetrics) -> str:
     """Return how an imbalance over all layers compares with relabeled experts."""
     ratio, p = (_number(table, metric.name) for metric in (metrics.ratio, metrics.p))
     return f"{number(ratio)} times as much as with experts relabeled within each request (p = {number(p)})"

@@ -172,8 +172,10 @@ def sentence(row: Row, modality: Modality, trials: str) -> str:
 def references(line: PropertyLine) -> str:
     """Return what known routers reach in a property; empty where nothing was measured."""
     values = short_references(line)
-    own = ", ".join(f"{row['checkpoint']} {number(row['first_value'], decimals=2)}" for row in line.values)
-    return values and f"In the first MoE layer: {own}. Reference values there ({MEASURED}): {values}."
+    own_values = ", ".join(
+        f"{row['checkpoint']} {number(row['first_value'], decimals=2)}" for row in line.values
+    )
+    return values and f"In the first MoE layer: {own_values}. Reference values there ({MEASURED}): {values}."
 
 
 def short_references(line: PropertyLine) -> str:

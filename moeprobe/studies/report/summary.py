@@ -138,11 +138,11 @@ def lead_of(run: Run) -> str:
     if lead := conclusions.lead_of(run, scales()):
         return lead
     headlines = conclusions.deciding_headlines(run)
-    found = [
+    sentences = [
         *(sentence for headline in headlines[:1] for sentence in sentences_of(run, headline)),
         *remarks_of(run),
     ]
-    return found[0] if found else ""
+    return sentences[0] if sentences else ""
 
 
 def remarks_of(run: Run) -> list[str]:
