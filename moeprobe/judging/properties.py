@@ -158,7 +158,7 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
                 *_beside(numbers, table, name, worst),
                 *mean_beside(item, table[table["checkpoint"] == name], worst),
                 *(_inseparable(moving_rows, worst, scale) if item.rule is Rule.WORST else []),
-                *(f"exactly 0 in {layer}, where no flip moving_rows the loss" for layer in unmoved_layers),
+                *(f"exactly 0 in {layer}, where no flip moved the loss" for layer in unmoved_layers),
             ]
         ),
     }
@@ -223,12 +223,12 @@ def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
 
 
 def is_exactly_0(row: Mapping[Hashable, Any] | pd.Series) -> bool:
-    """Return whether a number is 0 in every resample: nothing moving_rows."""
+    """Return whether a number is 0 in every resample: nothing moved."""
     return bool(row["value"] == row["ci_low"] == row["ci_high"] == 0)
 
 
 def _split_unmoved(rows: pd.DataFrame, scale: Scale) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows in which anything moving_rows, and the other layers; all rows where none moving_rows or it is not asked."""
+    """Return the rows in which anything moved, and the other layers; all rows where none moved or it is not asked."""
     is_unmoved = rows.apply(is_exactly_0, axis=1) if scale.unmoved else pd.Series(False, index=rows.index)
     if is_unmoved.all():
         return rows, []
