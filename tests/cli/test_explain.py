@@ -62,7 +62,7 @@ MEANINGS = {
     "draw": ["term", "column of tables"],
     "position null": ["position, chance level"],
     "κ, within image": ["image, chance level"],
-    "cannot tell": ["word of the column verdict", "at 80 % power"],
+    "no significant difference": ["word of the column verdict", "at 80 % power"],
     "TOP1_MATCH": ["top1_match, metric", "same first expert"],
     "top-1 match": ["top1_match, metric", "same first expert"],
     "Match Ratio": ["match-ratio, command"],

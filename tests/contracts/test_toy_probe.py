@@ -60,7 +60,7 @@ def test_a_probe_is_one_file(tmp_path: Path, trained: Trained) -> None:
             "run": [
                 "Sureness among toys",
                 "highest gate",
-                "All metrics: --full. Intervals are for one number at a time",
+                "All metrics: --full.",
             ],
             "compared": ["Highest gate (gate_highest, patches)"],
             "comparable": ["Highest gate (gate_highest, patches)"],

@@ -145,6 +145,8 @@ def test_a_comparison_and_the_action(run: Run) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=names(FOLDERS))
 def test_an_audit_shows_values_and_difference_of_one_cell(folder: Path) -> None:
+    if not (folder / "table.csv").exists():
+        pytest.skip("a comparison has no values of its own")
     result = read_result(folder)
     kind = of_kind(result.sidecar.request.kind)
     entry = None if kind is None else audit_entry(kind)
