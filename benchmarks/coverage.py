@@ -1,6 +1,6 @@
 """How often do the 95 % intervals hold the truth? Experiments whose truth is known.
 
-Prints the tables of docs/concepts/intervals.md: that of resamples and that of linearized intervals.
+Prints the tables of docs/concepts/coverage.md: that of resamples and that of linearized intervals.
 
     python -m benchmarks.coverage --runs 2000
 

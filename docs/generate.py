@@ -61,7 +61,7 @@ DRAWN = {
     "guide-match.png": "printed",
     "guide-noise.png": "printed",
     "guide-own-model.png": "printed",
-    "report.png": "a screenshot",
+    "report.png": "screenshots",
     "report-patches.png": "a screenshot",
     "server-disagreement.png": "a server",
     "server-mismatch.png": "a server",

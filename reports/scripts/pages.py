@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "concepts" / "good-kappa.md",
+    ROOT / "docs" / "concepts" / "coverage.md",
     ROOT / "docs" / "concepts" / "intervals.md",
     *sorted((ROOT / "docs" / "results").glob("*.md")),
 )
@@ -56,12 +57,9 @@ OF_FIRST = (
     "random_crop: κ within image",
     "random_crop: top-1 match",
     "random_crop: κ₁",
-    "random_crop: κ₁ within image",
     "prc_crops: κ",
     "prc_crops: κ₁",
-    "prc_crops: κ₁ within image",
     "highest gate",
-    "entropy of the gates",
     "load entropy",
     "dead experts",
 )

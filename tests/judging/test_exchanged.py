@@ -1,4 +1,4 @@
-"""Where nothing differs, surfaces name a side as rarely as they say; docs/concepts/intervals.md has the table."""
+"""Where nothing differs, surfaces name a side as rarely as they say; docs/concepts/coverage.md has the table."""
 
 import csv
 from pathlib import Path

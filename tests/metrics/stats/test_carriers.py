@@ -184,7 +184,7 @@ def test_the_guard_drops_intervals_that_miss_the_truth() -> None:
 
 @pytest.mark.slow
 def test_intervals_that_pass_cover() -> None:
-    """The table of docs/concepts/intervals.md: where most samples have an interval, it covers as often as it says."""
+    """The table of docs/concepts/coverage.md: where most samples have an interval, it covers as often as it says."""
     runs = 400
     found = simulate(runs=runs, resamples=400, seed=1)
     print(table(found))

@@ -1,6 +1,6 @@
 """Intervals hold the truth as often as they say, in experiments whose truth is known.
 
-docs/concepts/intervals.md has the table.
+docs/concepts/coverage.md has the table.
 """
 
 import re
@@ -13,7 +13,7 @@ from benchmarks.coverage import IMAGES, LINEARIZED, WORLDS, coverage, table
 from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio
 
-PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "intervals.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "coverage.md"
 RUNS, RESAMPLES = 120, 300
 
 
