@@ -69,15 +69,15 @@ def test_means_over_pairs_are_those_of_the_pairs() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Prices of two experts of one layer, of three seeds and both models."""
+    """Prices of two experts of one layer, of three seeds and both models; one price has no interval with PRC."""
     rows = [
         {"k": 1, "train_seed": seed, "model": model, "kind": kind, "layer": "blocks.1"}
         | {
             "metric": metric,
             "expert": expert,
             "value": value,
-            "ci_low": value - 0.001,
-            "ci_high": value + 0.001,
+            "ci_low": None if few else value - 0.001,
+            "ci_high": None if few else value + 0.001,
         }
         for seed in range(3)
         for model, kind, size in (
@@ -85,12 +85,13 @@ def folder(tmp_path: Path) -> Path:
             ("V-MoE with PRC", "value", 0.004),
             ("V-MoE with PRC", "difference", 0.002),
         )
-        for metric, expert, value in (
-            ("experts_price_without", None, size),
-            ("experts_price_band", 0, size - 0.002),
-            ("experts_price_band", 1, size),
-            ("experts_dispensable", None, 1000 * size - 1),
-            ("experts_price_random", None, 2 * size),
+        for metric, expert, value, few in (
+            ("experts_price_without", None, size, False),
+            ("experts_price_band", 0, size - 0.002, False),
+            ("experts_price_band", 1, size, size == 0.004),
+            ("experts_price_beyond", 0, 0.0, False),
+            ("experts_price_beyond", 1, 10 * size, False),
+            ("experts_price_random", None, 2 * size, False),
         )
     ]
     pd.DataFrame(rows).to_csv(tmp_path / "prices.csv", index=False)
@@ -100,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 def test_bans_are_in_thousandths_and_experts_are_counted(folder: Path) -> None:
     [line] = experts_tables.bans(folder)[2:]
     assert line == (
-        "| 1 | `blocks.1` | 2.0 | 4.0 | +2.0 to +2.0 (3+) | 2.0 | 4.0 | 3 of 6 | 6 of 6 | 1 | 3 |"
+        "| 1 | `blocks.1` | 2.0 | 4.0 | +2.0 to +2.0 (3+) | 2.0 | 4.0 | 6 of 6 | 3 of 6 | 0.0 to 2.0 % | 0.0 to 4.0 % |"
     )
 
 

@@ -13,7 +13,8 @@ KINDS = (*flips_tables._KINDS, *(("blocks.1", f"margin {number}/10") for number 
 
 
 def rows(checkpoint: str, size: float) -> list[dict[str, object]]:
-    shared = {"checkpoint": checkpoint, "images": 360, "layer": "", "tokens": "", "view": "gaussian_noise"}
+    shared = {"checkpoint": checkpoint, "images": 360, "carriers": None}
+    shared |= {"layer": "", "tokens": "", "view": "gaussian_noise"}
     single = [
         shared
         | {"layer": layer, "tokens": tokens, "severity": 0.4}
@@ -25,11 +26,12 @@ def rows(checkpoint: str, size: float) -> list[dict[str, object]]:
     together = [
         shared
         | {
-            "view": "corruption,kind=snow",
+            "view": view,
             "severity": severity,
             "metric": metric.name,
             "value": severity * size,
         }
+        for view in ("corruption,kind=snow", "gaussian_blur")
         for severity in (1.0, 5.0)
         for metric in flips_tables._COSTS
     ]
@@ -37,7 +39,14 @@ def rows(checkpoint: str, size: float) -> list[dict[str, object]]:
         shared | {"view": "held out", "severity": float("nan"), "metric": metric.name, "value": 1000 * size}
         for metric in flips_tables._FITS
     ]
-    return [row | {"ci_low": row["value"], "ci_high": row["value"]} for row in single + together + fits]
+    return [row | interval(row) for row in single + together + fits]
+
+
+def interval(row: dict[str, object]) -> dict[str, object]:
+    """An interval without a width; few images carry a price."""
+    if str(row["metric"]).startswith("flip_price"):
+        return {"ci_low": float("nan"), "ci_high": float("nan"), "carriers": 4}
+    return {"ci_low": row["value"], "ci_high": row["value"]}
 
 
 @pytest.fixture
@@ -53,7 +62,8 @@ def folder(tmp_path: Path) -> Path:
 def test_prices_are_in_thousandths(folder: Path) -> None:
     _, _, first, *others = flips_tables.prices(folder)
     assert first == (
-        "| `blocks.1` | patches | `runner_up` | 2.0 | 4.0 | +2.0 to +2.0 (1+) | 1.0 | 2.0 | +1.0 to +1.0 (1+) | 0.250 |"
+        "| `blocks.1` | patches | `runner_up` | 2.0 | 4.0 | +2.0 to +2.0 (1+) "
+        "| 1.0 | 2.0 | +1.0 to +1.0 (no interval) | 0.250 |"
     )
     assert len(others) == len(FORCED) * len(flips_tables._KINDS) - 1
 
@@ -66,10 +76,11 @@ def test_deciles_are_of_each_model(folder: Path) -> None:
 
 
 def test_costs_are_those_of_the_strongest(folder: Path) -> None:
-    _, _, line = flips_tables.costs(folder)
-    assert line == f"| `snow` |{' 0.010 | 0.020 |' * 4}"
+    _, _, *lines = flips_tables.costs(folder)
+    assert lines == [f"| `{view}` |{' 0.010 | 0.020 |' * 4}" for view in ("snow", "gaussian_blur")]
 
 
 def test_fits_have_differences(folder: Path) -> None:
     lines = flips_tables.fits(folder)[2:]
-    assert lines[0] == "| slope, cost of flips | 2.00 | 4.00 | +2.00 to +2.00 (1+) |" and len(lines) == 4
+    assert lines[0] == "| slope, cost of flips | 2.00 | 4.00 | +2.00 to +2.00 (1+) |" and len(lines) == 5
+    assert lines[4] == "| the same slope, 95 % over the eight views, by seed | [1.0, 1.0] | [1.0, 1.0] | – |"
