@@ -40,7 +40,7 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/thesis", "reports/gate",
         "reports/faults", "reports/bench", "reports/attack",
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
-        "reports/flips", "reports/experts",
+        "reports/flips", "reports/experts", "reports/exchanged",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
