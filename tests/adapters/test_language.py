@@ -143,7 +143,7 @@ def test_another_text_of_the_same_name_is_another_question(
 
     file.write_text("a cat sat\n" * 3)
     with monkeypatch.context() as patched:
-        patched.setattr("moeprobe.results.summaries.summarize", lambda *_, **__: 1 / 0)
+        patched.setattr("moeprobe.probes.engine.measurement.summarize", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ask()
     assert list((out / "parts").iterdir())

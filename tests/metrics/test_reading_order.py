@@ -37,6 +37,6 @@ def test_both_are_compared_and_with_one_expert_nothing_is_added() -> None:
     }  # fmt: skip
     assert set(both) - set(alone) == added and set(alone) < set(both)
     assert compared_along_severities("top1_match", "top2_set_match")[:2] == (
-        "top1_match_kappa",
         "top2_set_match_kappa",
+        "top1_match_kappa",
     )

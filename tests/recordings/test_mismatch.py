@@ -27,7 +27,7 @@ from moeprobe.probes.mismatch.figure import draw
 from tests.adapters.test_replay import FAMILIES, forced, model_of, scores
 from tests.adapters.tiny_texts import tokenizer
 
-REQUESTS, PROMPT, GENERATED = 24, 4, 8
+REQUESTS, PROMPT, GENERATED = 48, 4, 8
 
 
 def served(folder: Path, family: str, *, rerouted: float = 0.0, noise: float = 0.0) -> Path:
@@ -214,9 +214,13 @@ def test_the_figure_shows_the_table_and_every_request(tmp_path: Path) -> None:
     table = result.table.set_index("metric")
     for axes, name in ((whole, "mismatch"), (k3, "mismatch_k3")):
         bars: list[Any] = [vars(container)["lines"] for container in axes.containers]
-        for (line, _, (bar,)), part in zip(bars, ("", "_routing", "_rest"), strict=True):
+        for (line, _, drawn), part in zip(bars, ("", "_routing", "_rest"), strict=True):
             row = table.loc[f"{name}{part}"]
             assert line.get_xdata()[0] == pytest.approx(row["value"])
+            if row["flag"] == "few_carriers":
+                assert not drawn and name == "mismatch_k3"
+                continue
+            (bar,) = drawn
             assert bar.get_segments()[0][:, 0] == pytest.approx([row["ci_low"], row["ci_high"]])
     points = np.ma.getdata(requests.collections[0].get_offsets())
     assert len(points) == REQUESTS

@@ -73,13 +73,13 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
     assert sidecar["request"]["probe"]["limit"] == 30 and len(sidecar["checkpoints"]["prc"]["sha256"]) == 64
     # What the screen shows is what the file holds.
     row = table.query(
-        "metric == 'top1_match_kappa' and null == 'pooled' and tokens == 'patch' and layer == 'blocks.3'"
+        "metric == 'top2_set_match_kappa' and null == 'pooled' and tokens == 'patch' and layer == 'blocks.3'"
     ).iloc[0]
     assert f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]" in result.output
     assert "by chance" not in result.output
     # It opens with the verdicts, and how they were reached comes below.
     assert result.output.startswith("Verdicts: prc against baseline")
-    said = [found["sentence"] for found in sidecar["verdicts"] if found["metric"] == "top1_match_kappa"]
+    said = [found["sentence"] for found in sidecar["verdicts"] if found["metric"] == "top2_set_match_kappa"]
     assert said[0] in result.output
 
 

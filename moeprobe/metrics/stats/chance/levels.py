@@ -74,7 +74,9 @@ class ResampledChance:
         """Return c under each set of weights."""
         squared = weights**2
         narrow: NDArray[np.floating] = np.ascontiguousarray(weights, dtype=self._dtype)
-        trials = (self._trials @ narrow).astype(np.float64)
+        # Kernels of BLAS may flag products of finite numbers as invalid, by what they pad them with.
+        with np.errstate(invalid="ignore"):
+            trials = (self._trials @ narrow).astype(np.float64)
         # P_s is N_s² without the pairs of an image with itself (and with its own copies).
         share = divide(trials, trials**2 - self._own_pairs @ squared, empty=0.0)
         agreement = -(share * (self._own_hits @ squared)).sum(0)
