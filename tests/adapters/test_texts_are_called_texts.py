@@ -53,7 +53,8 @@ def test_names_of_chance_levels() -> None:
 def test_what_a_comparison_says_of_texts() -> None:
     key = ("layers.1", "token", "top1_match_kappa", "image")
     line = row("b", key, (0.1, -0.1, 0.3)) | {
-        "reference": "a", "verdict": "no significant difference", "judgement": "", "sim_low": -0.2, "sim_high": 0.4, "margin": 0.02,
+        "reference": "a", "verdict": "no significant difference",
+        "judgement": "", "sim_low": -0.2, "sim_high": 0.4, "margin": 0.02,
         "detectable": 0.25, "collapsed": "",
     }  # fmt: skip
     table = frame([line], judged=True)
