@@ -154,7 +154,9 @@ def _table(models: list[str], lines: "list[PropertyLine]") -> "Table":
         table.add_column(name if several else "verdict")
     has_references = any(short_references(line) for line in lines)
     for name in (
-        ["second minus first"] if several else ["value [95 %]", "where", *["others"] * has_references]
+        ["second minus first"]
+        if several
+        else ["value [95 %]", "where", *["κ of known routers, first layer"] * has_references]
     ):
         table.add_column(name)
     for line in lines:

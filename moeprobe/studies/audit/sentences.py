@@ -170,21 +170,26 @@ def sentence(row: Row, modality: Modality, trials: str) -> str:
 
 
 def references(line: PropertyLine) -> str:
-    """Return what known routers reach in a property; empty where nothing was measured."""
+    """Return what known routers reach in a property, beside the models; empty where nothing was measured."""
     values = short_references(line)
-    own_values = ", ".join(
-        f"{row['checkpoint']} {number(row['first_value'], decimals=2)}" for row in line.values
-    )
-    return values and f"In the first MoE layer: {own_values}. Reference values there ({MEASURED}): {values}."
+    return values and f"In the first MoE layer: {values} (reference values: {MEASURED})."
 
 
 def short_references(line: PropertyLine) -> str:
-    """Return the reference values alone, e.g. ``hash router 0.09, V-MoE 0.31``; empty for other numbers of experts."""
+    """Return what models and known routers reach in the first layer, e.g. ``here 0.36; hash router 0.09, V-MoE 0.31``.
+
+    Empty for other numbers of experts than the known routers have.
+    """
     row = line.values[0]
-    if any(row["experts"] != EXPERTS for row in line.values):
+    known_values = REFERENCES.get((line.name, str(row["metric"]), str(row["view"])), {})
+    if not known_values or any(row["experts"] != EXPERTS for row in line.values):
         return ""
-    values = REFERENCES.get((line.name, str(row["metric"]), str(row["view"])), {})
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+    several = len(line.values) > 1
+    models = ", ".join(
+        f"{row['checkpoint'] if several else 'here'} {number(row['first_value'], decimals=2)}"
+        for row in line.values
+    )
+    return f"{models}; {', '.join(f'{name} {value:.2f}' for name, value in known_values.items())}"
 
 
 def summary(lines: list[PropertyLine], models: list[str]) -> str:
