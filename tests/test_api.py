@@ -145,7 +145,7 @@ def test_demo_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"demo-baseline", "demo-prc"}
     from moeprobe.cli.commands.demo import closing_table
 
-    assert closing_table(found).row_count == 18
+    assert closing_table(found).row_count == 16
     # Only the objective differs: the two resolved configurations agree in all else.
     texts = [
         (tmp_path / "checkpoints" / name / "config.yaml").read_text().splitlines()
