@@ -191,7 +191,7 @@ def test_intervals_that_pass_cover() -> None:
     names = list(WORLDS)
     for name, num_images in itertools.product(names[:-1], IMAGES[:2]):
         rates = found[name, num_images]
-        assert rates.unguarded < 0.92 and rates.passed < 0.02 and rates.listed < 0.02, (name, num_images)
+        assert rates.unguarded < 0.93 and rates.passed < 0.02 and rates.listed < 0.02, (name, num_images)
     for (name, num_images), rates in found.items():
         if rates.passed > 0.5:
             assert rates.guarded >= 0.93 - 3 * error(0.93, int(runs * rates.passed)), (name, num_images)
