@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.stored import of_file
-from moeprobe.results.summaries import summarize
+from moeprobe.judging.summarize import summarize
 from moeprobe.runtime.processes import largest_resident
 from benchmarks.speed.made_up import ABOUT, ANALYSES
 summarize(of_file(Path(sys.argv[1])), analyses=make_analyses(ANALYSES), run_info=ABOUT)
