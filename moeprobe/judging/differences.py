@@ -270,9 +270,14 @@ def _family(
 
 
 def _error(name: NumberName, values: CellValues, reference: CellValues, difference: Replicates) -> float:
-    """Return the standard error of a difference: by the delta method or, of means without influences, of resamples."""
+    """Return the standard error of a difference: by the delta method or, of resampled means over views, of resamples.
+
+    The influences of a mean are kept with its number alone, and that where it is linearized.
+    """
+    influence = difference.influence
     if name in values.influences and name in reference.influences:
         influence = values.influences[name] - reference.influences[name]
+    if influence is not None:
         return difference_error(values.numbers[name], reference.numbers[name], influence)
     resampled_values = difference.values[~np.isnan(difference.values)]
     if len(resampled_values) < 2 or difference.images < 2:

@@ -25,6 +25,7 @@ from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Evidence, Judged
+from moeprobe.probes.corruptions.measure import Mean, mean_values
 from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.figures.forest import draw
 from moeprobe.results.palette import colors
@@ -33,6 +34,7 @@ from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
+from moeprobe.results.values import Evaluator
 from moeprobe.studies.compare import Comparison, Gate
 
 ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
@@ -475,3 +477,29 @@ def test_a_mismatch_that_is_rounding_has_not_collapsed() -> None:
     assert (share["verdict"], share["flag"], share["collapsed"]) == ("no mismatch", "no_mismatch", "")
     assert "collapsed" not in sentence(table, metric="mismatch_routing_share")
     assert only(table, metric="mismatch")["verdict"] == "lower"
+
+
+@pytest.mark.parametrize("limit", [2000, 60])
+def test_a_mean_over_views_is_judged_above_and_below_the_limit_of_resamples(limit: int) -> None:
+    """The mean of two severities at which the same images are judged; their error by hand, on either side."""
+    num_images, parts = 100, []
+    matches: dict[tuple[str, float], NDArray[np.float64]] = {}
+    for name, keep in (("a", 0.5), ("b", 0.8)):
+        accumulator = Accumulator()
+        for severity in (0.1, 0.2):
+            columns = routed(round(100 * keep + 10 * severity), num_images=num_images, keep=keep)
+            ids = [f"{image:03d}" for image in range(num_images)]
+            accumulator.add(cell(severity=severity), ids, columns)
+            matches[name, severity] = columns["top1_match"] / 6
+        parts.append(image_table(accumulator, checkpoint=name))
+    evaluate = Evaluator(ANALYSES, aligned=True, seed=5, influences=True, experts=False, largest=limit)
+    valued = [[evaluate(stored) for stored in site] for site in of_table(concatenate(parts)).sites()]
+    mean = Mean("noise", np.nan, (("noise", 0.1), ("noise", 0.2)))
+    [[reference, checkpoint]] = mean_values(valued, means=[mean], baseline=None)
+    judging = differences.Judging()
+    judging.add(differences.compare_values(checkpoint, reference, ABOUT, combined=True))
+    row = only(pd.DataFrame(judging.rows()), metric="top1_match")
+    by_image = np.mean([matches["b", severity] - matches["a", severity] for severity in (0.1, 0.2)], axis=0)
+    assert row["value"] == pytest.approx(by_image.mean())
+    assert row["se"] == pytest.approx(by_image.std(ddof=1) / np.sqrt(num_images), rel=0.06)
+    assert row["sim_low"] < row["value"] < row["sim_high"] and row["verdict"] == "higher"
