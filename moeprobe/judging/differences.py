@@ -152,10 +152,8 @@ class Judging:
     def __init__(self, *, margin: float = words.MARGIN, together: str | None = None) -> None:
         self._margin, self._together = margin, together
         self._families: dict[Hashable, DifferenceFamily] = {}
-        self._compared: list[Compared] = []
-        # By the number of the comparison: its family, and its place there.
-        self._places: list[tuple[Hashable, int] | None] = []
-        self._sizes: dict[Hashable, int] = {}
+        # Each with its family and its place there; None = in no family.
+        self._compared: list[tuple[Compared, tuple[Hashable, int] | None]] = []
 
     def add(self, comparisons: Iterable[Compared]) -> None:
         """Add comparisons; collapsed cells, and cells that lost images, are in no family."""
@@ -163,18 +161,16 @@ class Judging:
             position = None
             if not item.collapsed and not item.not_finite:
                 key = self._together if item.row["metric"] == self._together else item.family
-                self._families.setdefault(key, DifferenceFamily()).add(item.evidence, item.deviations)
-                position = key, self._sizes.get(key, 0)
-                self._sizes[key] = position[1] + 1
-            self._places.append(position)
-            self._compared.append(dataclasses.replace(item, deviations=None))
+                family = self._families.setdefault(key, DifferenceFamily())
+                position = key, family.add(item.evidence, item.deviations)
+            self._compared.append((dataclasses.replace(item, deviations=None), position))
 
     def rows(self) -> list[Row]:
         """Return the rows in the order in which they were added, with what their families say of them."""
         judged = {key: family.judge() for key, family in self._families.items()}
         return [
             self._row(item, None if position is None else judged[position[0]][position[1]])
-            for item, position in zip(self._compared, self._places, strict=True)
+            for item, position in self._compared
         ]
 
     def _row(self, item: Compared, judged: Judged | None) -> Row:

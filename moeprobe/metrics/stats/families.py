@@ -13,6 +13,7 @@ Axes: R resamples, n images.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -43,10 +44,15 @@ class Difference:
         everything = np.abs([self.replicates.point, *values[~np.isnan(values)]])
         return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
 
+    @cached_property
+    def flag(self) -> str:
+        """Why it has no interval; empty where it has one."""
+        return self.replicates.interval().flag
+
     @property
     def standardized(self) -> bool:
         """Whether there is an interval and an error to measure it with."""
-        return not self.replicates.interval().flag and self.standard_error > 0
+        return not self.flag and self.standard_error > 0
 
     @property
     def spread(self) -> float:
@@ -125,7 +131,7 @@ class Evidence:
     @classmethod
     def of(cls, difference: Difference) -> Self:
         """Return the evidence of a difference."""
-        values, flag = difference.replicates.values, difference.replicates.interval().flag
+        values, flag = difference.replicates.values, difference.flag
         constant = not flag and bool(np.nanmax(values) - np.nanmin(values) < _ROUNDING)
         summary = replace(difference.replicates, values=_NONE, influence=None, contributions=None)
         return cls(summary, difference.standard_error, flag, difference.identical, constant)
@@ -143,13 +149,14 @@ class DifferenceFamily:
         self._largest: Array | None = None
         self._members: list[Evidence] = []
 
-    def add(self, evidence: Evidence, deviations: Array | None) -> None:
-        """Add a difference with its ``deviations``; None where it has none."""
+    def add(self, evidence: Evidence, deviations: Array | None) -> int:
+        """Add a difference with its ``deviations``, None where it has none; return its place in what is judged."""
         self._members.append(evidence)
         if deviations is not None:
             # Passes over resamples that are undefined in this cell.
             previous = np.zeros(len(deviations)) if self._largest is None else self._largest
             self._largest = np.fmax(previous, deviations)
+        return len(self._members) - 1
 
     def judge(self) -> list[Judged]:
         """Return p values and simultaneous intervals, in the order in which differences were added.
