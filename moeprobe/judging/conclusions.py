@@ -14,7 +14,7 @@ import pandas as pd
 from moeprobe.inputs.modality import Modality
 from moeprobe.judging import tables as judged_tables
 from moeprobe.judging.declared import Headline
-from moeprobe.judging.headlines import HeadlineValues, Row, family_word, kappas_of_first_choices
+from moeprobe.judging.headlines import HeadlineValues, Row, family_word
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, false_sides, is_side, word_of
 from moeprobe.metrics import registry
 from moeprobe.results.layouts.cells import Table, TableCell, value
@@ -203,13 +203,11 @@ def judge(runs: Sequence[ReportedRun], scales: Mapping[str, str]) -> list[Verdic
 
 
 def deciding_headlines(run: ReportedRun) -> list[HeadlineValues]:
-    """Return the headlines, without all-zero ones; where sets of experts decide, without κ₁."""
-    first_choices = kappas_of_first_choices(run.headlines)
+    """Return the headlines from which something is concluded, without all-zero ones."""
     return [
         headline
         for headline in run.headlines
-        if any(row["value"] != 0 for row in headline.rows[headline.which])
-        and headline.which not in first_choices
+        if headline.declared.concludes and any(row["value"] != 0 for row in headline.rows[headline.which])
     ]
 
 
@@ -237,8 +235,7 @@ def _verdict(
     """Return the verdict on a headline for one pair of checkpoints; ``first``: their difference in the first layer."""
     form, null = registry.find(headline.declared.metric), headline.which[1]
     pair = first["checkpoint"], first["reference"]
-    rows = [row for row in headline.differences_in_layers if (row["checkpoint"], row["reference"]) == pair]
-    rows = rows or [first]
+    rows = headline.in_all_layers(first)
     word = family_word(rows)
     decisive = [row for row in rows if is_side(word_of(row))]
     signs = {1 if row["verdict"] == "higher" else -1 for row in decisive}

@@ -31,6 +31,7 @@ class Headline:
         severity: phrase for the severity.
         noun: what it is called in the middle of a sentence; empty = as its metric says.
         beside: whether nothing is concluded of the headline before it without this one.
+        concludes: whether anything is concluded from it.
     """
 
     metric: str
@@ -40,6 +41,7 @@ class Headline:
     severity: str = "at severity {severity:g}, the {at} of the run"
     noun: str = ""
     beside: bool = False
+    concludes: bool = True
     view: str | tuple[str, ...] = ""
 
     @property

@@ -24,8 +24,6 @@ from moeprobe.results.sidecars import Request, Sidecar
 from moeprobe.results.tables import agreement_of, is_pooled, set_match_of
 
 Row = dict[str, Any]
-# κ of the first choice, where a token has several.
-FIRST_CHOICE = "κ₁ (first choice)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +108,12 @@ class HeadlineValues:
         """The rows of the companion that is called raw; empty where there is none."""
         return next((self.rows[which] for noun, which in self.declared.companions if noun == "raw"), [])
 
+    def in_all_layers(self, difference: Row) -> list[Row]:
+        """Return the differences of its two checkpoints in all MoE layers; itself where one layer is all."""
+        pair = difference["checkpoint"], difference["reference"]
+        rows = [row for row in self.differences_in_layers if (row["checkpoint"], row["reference"]) == pair]
+        return rows or [difference]
+
 
 def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) -> list[HeadlineValues]:
     """Return the headlines of a run, in their order; one per layer where the first layers of checkpoints differ.
@@ -180,7 +184,8 @@ def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) 
     within = f"κ within the {modality.name}"
     beside = (
         _beyond_chance(sets, "image", declared, within),
-        _beyond_chance(first, "pooled", declared, FIRST_CHOICE),
+        # What processes a token is its set, so nothing is concluded from the first choice.
+        dataclasses.replace(_beyond_chance(first, "pooled", declared, "κ₁ (first choice)"), concludes=False),
     )
     return [
         _beyond_chance(sets, "pooled", declared, "κ"),
@@ -272,7 +277,7 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
         shown = "; ".join(
             f"{row['checkpoint']} {interval(row)}{_companions(headline, row)}" for row in stable
         )
-        sentences.append(f"{place}, {_subject(headline)} is: {shown}.")
+        sentences.append(f"{place}, {_subject(headline.declared.noun)} is: {shown}.")
     sentences += [
         f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
         f"{_raw(headline, row)} says nothing about its stability, and κ does not exist."
@@ -289,11 +294,11 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
 def _across_layers(headline: HeadlineValues) -> str:
     """Return the range of a headline over all MoE layers, with the layers at its ends; empty for a single layer."""
     rows, differences = headline.in_layers, headline.differences_in_layers
-    pairs = dict.fromkeys((row["checkpoint"], row["reference"]) for row in differences)
+    pairs = {(row["checkpoint"], row["reference"]): row for row in differences}
     compared = {name for pair in pairs for name in pair}
     parts = []
-    for pair in pairs:
-        of_pair = [row for row in differences if (row["checkpoint"], row["reference"]) == pair]
+    for pair, difference_of_pair in pairs.items():
+        of_pair = headline.in_all_layers(difference_of_pair)
         name = "difference" if len(pairs) == 1 else f"{pair[0]} − {pair[1]}"
         word = family_word(of_pair).text("layers")
         parts += [f"{name} {spread}, {word}" for spread in _spread(of_pair, signed=True)]
@@ -323,8 +328,7 @@ def _spread(rows: Sequence[Row], *, worst: int = 0, signed: bool = False) -> lis
     return [" to ".join(ends)]
 
 
-def _subject(headline: HeadlineValues) -> str:
-    noun = headline.declared.noun
+def _subject(noun: str) -> str:
     return noun if noun.startswith("κ") else f"the {noun}"
 
 
@@ -334,14 +338,8 @@ def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
     for headline in headlines:
         differences = headline.differences[headline.which]
         for row in differences:
-            pair = row["checkpoint"], row["reference"]
-            in_layers = [
-                difference_in_layer
-                for difference_in_layer in headline.differences_in_layers
-                if (difference_in_layer["checkpoint"], difference_in_layer["reference"]) == pair
-            ]
-            name = "" if len(differences) == 1 else f" ({pair[0]} − {pair[1]})"
-            word = family_word(in_layers or [row]).text("layers")
+            name = "" if len(differences) == 1 else f" ({row['checkpoint']} − {row['reference']})"
+            word = family_word(headline.in_all_layers(row)).text("layers")
             parts.append(f"{headline.declared.noun}{name} {interval(row, signed=True)}, {word}")
         if not differences:
             values = ", ".join(
@@ -353,11 +351,6 @@ def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
     return f"Beside it{layer}: {'; '.join(parts)}." if parts else ""
 
 
-def kappas_of_first_choices(headlines: Sequence[HeadlineValues]) -> set[Which]:
-    """Return the headlines about κ₁, by which nothing is concluded: what processes a token is its set."""
-    return {headline.which for headline in headlines if headline.declared.noun == FIRST_CHOICE}
-
-
 def family_word(rows: Sequence[Row]) -> FamilyWord:
     """Return what differences that one sentence reads come to."""
     return FamilyWord.of([word_of(row) for row in rows])
@@ -367,7 +360,7 @@ def _without_trials(run: RunTables, headline: HeadlineValues) -> str:
     """Return why there is no headline of any checkpoint: what it is computed from did not occur."""
     rows, noun, unit = headline.raw_rows, headline.declared.noun, run.modality
     if not any(row["images"] for row in rows):
-        return f"{_measured_on(run, headline, [])}, there is nothing to compute {_subject(headline)} from (no trials)."
+        return f"{_measured_on(run, headline, [])}, there is nothing to compute {_subject(noun)} from (no trials)."
     shown = "; ".join(f"{row['checkpoint']} {interval(row)}" for row in rows)
     why = (
         f"chance compares different {unit.plural}, and there is one alone"
@@ -423,14 +416,12 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: st
         unit: what was sampled, e.g. image.
     """
     first, second = (f"{side['checkpoint']} ({interval(side)})" for side in (checkpoint, reference))
-    by, word = row["value"], row["verdict"]
-    low, high = ends_of(row)
-    subject = noun if noun.startswith("κ") else f"the {noun}"
+    subject, word = _subject(noun), row["verdict"]
     if word == IDENTICAL:
         return f"{subject} of {first} and {second} is the same in every {unit}."
     if is_side(word):
-        low, high = sorted((abs(low), abs(high)))
-        size = interval({**row, "value": abs(by), "sim_low": low, "sim_high": high})
+        low, high = sorted(abs(end) for end in ends_of(row))
+        size = interval({**row, "value": abs(row["value"]), "sim_low": low, "sim_high": high})
         judged = f" ({row['judgement']})" if row["judgement"] else ""
         return f"{subject} is {word}{judged} in {first} than in {second}, by {size}."
     size = interval(row, signed=True)
@@ -439,6 +430,5 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: st
     if word == NO_DIFFERENCE:
         return f"{first} and {second} show {NO_DIFFERENCE} in {noun} ({size})."
     return (
-        f"nothing can be said of {subject} of {first} and {second}: their difference has no interval, "
-        f"{interval(row, signed=True)}."
+        f"nothing can be said of {subject} of {first} and {second}: their difference has no interval, {size}."
     )
