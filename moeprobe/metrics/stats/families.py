@@ -150,7 +150,7 @@ class DifferenceFamily:
         self._members: list[Evidence] = []
 
     def add(self, evidence: Evidence, deviations: Array | None) -> int:
-        """Add a difference with its ``deviations``, None where it has none; return its place in what is judged."""
+        """Add a difference with its ``deviations`` (None = it has none), and return its place in ``judge()``."""
         self._members.append(evidence)
         if deviations is not None:
             # Passes over resamples that are undefined in this cell.
