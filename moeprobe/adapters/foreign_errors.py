@@ -43,7 +43,10 @@ def running(model: str, *, doing: str = "in its forward pass") -> Iterator[None]
     except (UserError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
+        # A watched call of torch passes through a function of ours of this name, which does no more than call it.
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "__torch_function__"
+        ]
         if ran_out(error) or _is_ours(frames):
             raise
         location = f" ({name})" if (name := _location(frames)) else ""

@@ -276,7 +276,9 @@ OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="O
 ANALYSES = Catalog("moeprobe.metrics.analyses", "analysis", base="Analysis", contract="moeprobe.metrics.base")
 PROBES = Catalog("moeprobe.probes", "probe", base="Kind", helpers=("engine", "registry"))
 READERS = Catalog("moeprobe.recordings.readers", "reader", base="Reader")
-ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", helpers=("inspection", "open"))
+ADAPTERS = Catalog(
+    "moeprobe.adapters", "adapter", base="Adapter", helpers=("foreign_errors", "inspection", "open")
+)
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}
 

@@ -65,11 +65,27 @@ def lowest(logits: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("choose", [biased, grouped, coupled, single, lowest])
-def test_a_detected_choice_of_more_than_logits_is_refused(choose: Choose) -> None:
-    with pytest.raises(
-        UserError, match=r"router blocks\.1\.mlp\.gate: the model's choice is made of more than"
-    ):
-        Hooks(vit(choose), **VIT)
+def test_a_choice_of_more_than_logits_is_that_of_the_top_k(choose: Choose) -> None:
+    net = vit(choose)
+    model = Hooks(net, **VIT)
+    given: dict[str, Tensor] = {}
+    for block in (1, 3):
+        net.blocks[block].mlp.gate.register_forward_hook(
+            lambda _m, _i, output, name=f"blocks.{block}": given.update({name: output})
+        )
+    images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pieces = images.split(1) if choose is coupled else [images]
+    unlike = 0
+    for piece in pieces:
+        for name, layer in model.trace(piece)[1].layers.items():
+            experts = choose(given[name], Tensor())[1].reshape(*layer.selected.shape)
+            assert torch.equal(experts.sort(-1).values, layer.selected.long().sort(-1).values)
+            highest = layer.gates.topk(layer.top_k).indices.sort(-1).values
+            unlike += int((highest != layer.selected.long().sort(-1).values).any(-1).sum())
+            assert layer.scores is not None and not layer.token_local
+    assert unlike > 5, "the highest gates would have done as well"
+    assert model.group_images == 1
+    assert ("batch-mates, as tried" in model.provenance["batches"]) == (choose is coupled)
 
 
 def last_of_equal(logits: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +256,9 @@ def test_a_model_that_ends_the_program_is_a_sentence() -> None:
         Hooks(Leaving(0), **told)
     model = Hooks(net := Leaving(-1), **told)
     net.left = 0
-    with pytest.raises(UserError, match=r"raised SystemExit on images .*must not end the program"):
+    with pytest.raises(
+        UserError, match=r"raised SystemExit on images \(2, 3, 32, 32\) \(.*test_hooks_refusals\.py:\d+\)"
+    ):
         model.trace(torch.zeros(2, 3, *[VIT["image_size"]] * 2))
 
 

@@ -73,15 +73,6 @@ class ScaledMoe(HandingMoe):
     gate_class = ScaledGate
 
 
-class DeafMoe(HandingMoe):
-    """Asks its gate, and goes by its own mind."""
-
-    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        super().choose(flat)
-        top = (flat @ self.gate.weight.T).softmax(-1).topk(2)
-        return top.values, top.indices
-
-
 def hooked(moe: Any = HandingMoe, style: str = "tuple", **changes: Any) -> Hooks:
     return Hooks(zoo.vit(moe, style), routers=Gate, **{**VIT, "read": PLACES[style], **changes})
 
@@ -211,22 +202,50 @@ def test_images_that_depend_on_one_another_are_run_as_in_a_trace() -> None:
     torch.testing.assert_close(model.replay(images(), routing), scores, rtol=0, atol=1e-6)
 
 
+def marked(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """What a comparison with the K-th highest marks, and no top-k names."""
+    gates = logits.softmax(-1)
+    least = gates.kthvalue(gates.shape[-1] - top_k + 1, dim=-1, keepdim=True).values
+    return gates * (gates >= least), (gates >= least).nonzero()[:, 1].reshape(-1, top_k)
+
+
+class MarkingMoe(zoo.TokenMoe):
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        gates, chosen = marked(self.gate(flat), self.top_k)
+        return gates.gather(-1, chosen), chosen
+
+
+class DeafMoe(zoo.TokenMoe):
+    """Runs a top-k, and goes by marks that say the same."""
+
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.gate(flat)
+        logits.topk(self.top_k)
+        gates, chosen = marked(logits, self.top_k)
+        return gates.gather(-1, chosen), chosen
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (
-            lambda: Hooks(zoo.vit(), **VIT),
-            "blocks.1.mlp.gate cannot be made to repeat a choice unless read says",
+            lambda: Hooks(zoo.vit(MarkingMoe), routers="blocks.*.mlp.gate", top_k=2, **VIT),
+            "blocks.1.mlp.gate cannot be made to repeat a choice: no top-k was seen",
         ),
         (
-            lambda: hooked(read={"logits": 1, "indices": 2}),
-            "blocks.1.mlp.gate cannot be made to repeat a choice unless read says where in its output the indices",
+            lambda: Hooks(
+                zoo.vit(MarkingMoe),
+                routers="blocks.*.mlp.gate",
+                top_k=2,
+                read=lambda _m, _a, output: {"logits": output},
+                **VIT,
+            ),
+            "blocks.1.mlp.gate cannot be made to repeat a choice: no top-k was seen",
         ),
         (
-            lambda: hooked(read=lambda _m, _a, output: {"logits": output[1], "indices": output[2]}),
-            "is read by a function, which does not say where",
+            lambda: Hooks(zoo.vit(DeafMoe), **VIT),
+            "is made to choose experts that do not process the tokens then",
         ),
-        (lambda: hooked(DeafMoe), "gives the same class scores whatever experts its output names"),
     ],
 )
 def test_what_cannot_be_forced_is_said(make: Any, said: str) -> None:

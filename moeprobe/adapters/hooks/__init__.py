@@ -11,7 +11,6 @@ Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
-from moeprobe.adapters.hooks.detection import DetectedRouter, HookedChoice, choosing, detect, match_modules
 from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, checked
-from moeprobe.adapters.hooks.layer import HookedLayer, described, layer_names, read_layer
-from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
+from moeprobe.adapters.hooks.layer import described
+from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.replay import replayed_scores, unforced
+from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
@@ -31,114 +30,6 @@ from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import RoutingTrace, joined, split
 from moeprobe.runtime.arguments import checked_class
 from moeprobe.runtime.catalog import DATA
-from moeprobe.runtime.seeds import generator
-
-# What batches may change by rounding alone, as a share of the largest value.
-_ROUNDING = 1e-3
-
-
-def images_to_try(size: int) -> Tensor:
-    """Return a black image, a ramp from black to white, and noise: ``(3, 3, size, size)`` in [0, 1]."""
-    noise = generator(0, "try a module out").random((3, size, size), dtype="float32")
-    ramp = torch.linspace(0, 1, size).expand(3, size, size)
-    return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
-
-
-def learn(hooked: HookedModule, images: Tensor) -> dict[str, HookedLayer]:
-    """Return the layers in forward order, by what tables call them.
-
-    Raises:
-        UserError: there are no routers, they do not run exactly once, or give something else than was set.
-    """
-    settings = hooked.settings
-    routers = (
-        detect(hooked.net, lambda: hooked.first_forward(images))
-        if settings.routers is None
-        else [DetectedRouter(name) for name in match_modules(hooked.net, settings.routers)]
-    )
-    detected = {item.name: item for item in routers}
-    with choosing(hooked.net) if settings.routers is None else nullcontext() as choices_of:
-        _, fired = hooked.first_forward(images, list(detected))
-    check_fired([name for name, _ in fired], list(detected))
-    layers = {}
-    for name, read in fired:
-        with naming(name):
-            layers[name] = read_layer(
-                name,
-                type(hooked.net.get_submodule(name)).__name__,
-                read,
-                num_images=len(images),
-                activation=settings.activation or detected[name].activation or "softmax",
-                top_k=settings.top_k or detected[name].top_k,
-                settings=settings,
-            )
-            if choices_of is not None:
-                _check_choice(layers[name], read, choices_of)
-    return {short: layers[name] for short, name in layer_names(list(layers)).items()}
-
-
-def _check_choice(
-    layer: HookedLayer, read: Mapping[str, Tensor], choices_of: Callable[[str, int], list[HookedChoice]]
-) -> None:
-    """Raise ``UserError`` where the model chose other experts than those with the highest gates."""
-    if layer.top_k is None:
-        return
-    for choice in choices_of(layer.module, layer.top_k):
-        mismatches = layer.count_mismatches(read, choice.experts, precision=choice.precision)
-        if mismatches:
-            raise UserError(
-                f"the model's choice is made of more than its logits (a bias, groups, other images): of "
-                f"{read['logits'].flatten(0, -2).shape[0]} tokens {mismatches} have other experts than the highest "
-                f"{layer.top_k}. Take a module that returns the choice too, by routers, and say where both are, e.g. "
-                "read: {logits: 0, indices: 1}."
-            )
-
-
-def batch_dependence(hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor) -> str:
-    """Return why images cannot be run in any batch; nothing if they can.
-
-    Raises:
-        UserError: an image's tokens turn up in another image: their order is not as set.
-    """
-    batch_pass, again = (hooked.run(images, layers, logits=False) for _ in range(2))
-    singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]
-    token_local = hooked.settings.token_local
-    reason = ""
-    if not _same_gates(batch_pass, [again]):
-        reason = "random at evaluation, so whether images depend on their batch-mates cannot be tried"
-    elif not _same_gates(batch_pass, singly):
-        _check_order(hooked, layers, images, singly)
-        reason = "images depend on their batch-mates, as tried"
-    if token_local is None:
-        return reason
-    return "" if token_local else "images depend on their batch-mates, as set"
-
-
-def _check_order(
-    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor, singly: Sequence[Pass]
-) -> None:
-    """Raise ``UserError`` where the tokens make sense in the other order only."""
-    name, layer = next(iter(layers.items()))
-    flipped_layer = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
-    _, fired = hooked.forward(images, [layer.module])
-    try:
-        turned = flipped_layer.routing(fired[0][1], num_images=len(images), token_local=True)
-    except UserError:
-        return
-    if _same_gates(Pass(None, {name: turned}), singly):
-        raise UserError(
-            f"The router {layer.module} gives its tokens in another order: say "
-            f"sequence_first: {str(flipped_layer.sequence_first).lower()}."
-        )
-
-
-def _same_gates(batch_pass: Pass, parts: Sequence[Pass]) -> bool:
-    """Whether images have the same gates together as in parts, up to rounding."""
-    for name, layer in batch_pass.layers.items():
-        gates = torch.cat([part.layers[name].gates for part in parts])
-        if (layer.gates - gates).abs().max() > _ROUNDING * layer.gates.abs().max():
-            return False
-    return True
 
 
 @checked_class
@@ -147,20 +38,22 @@ class Hooks(Adapter):
 
     On making it a few images are run, together and one by one: to find the routers' order and shapes, and whether an
     image's routing depends on its batch-mates. Where it does, or nobody can know, ``group_images`` images are run at a
-    time. What the model itself drops for lack of room is not seen: every choice counts as served.
+    time. The choice is that of the top-k that follows a router, and is compared with what the experts do: one expert
+    after the other is changed, and the tokens that change are those that it processes. A choice that is left out
+    (a threshold, a capacity, a second expert that is never used) does not count as processed.
 
     Args:
         net: the model; it is called with normalized images ``(B, 3, image_size, image_size)``, in evaluation mode. What
             ``torch.compile`` or data parallelism has wrapped is taken out.
         routers: submodules that route, as a glob over their names (``"blocks.*.mlp.gate"``) or a class, itself or as
             ``"package.module.Class"``. None = the modules whose output is followed by a top-k.
-        read: where in a router's output the logits are, and the experts it chose and their weights if it says so:
-            ``{"logits": 0, "indices": 1, "weights": 2}``, by index, key or attribute; or a function of (module,
-            arguments, output) that returns such a mapping to tensors. None = the output is the logits. Where the
-            weights are named a routing can be replayed.
+        read: where in a router's output the logits are, or the experts it chose, or both, and their weights if it says
+            so: ``{"logits": 0, "indices": 1, "weights": 2}``, by index, key or attribute; or a function of (module,
+            arguments, output) that returns such a mapping to tensors. None = the output is the logits.
         activation: turns logits into gates: "softmax" (the default, unless detection has seen a sigmoid),
             "sigmoid", or "none" where the output is the gates.
         top_k: experts per token, where the router does not give its own indices and they were not detected.
+        num_experts: experts, where the router gives no logits and no list of experts is beside it.
         image_size: side of the input in pixels.
         patch_size: side of a patch in pixels at the routers; of stages, by a glob over the routers' names. None = the
             patches are a square, as many as there are tokens.
@@ -191,6 +84,7 @@ class Hooks(Adapter):
         read: Read | None = None,
         activation: Activation | None = None,
         top_k: int | None = None,
+        num_experts: int | None = None,
         image_size: int,
         patch_size: int | Mapping[str, int] | None = None,
         num_prefix_tokens: int = 0,
@@ -213,6 +107,7 @@ class Hooks(Adapter):
                 "read": read,
                 "activation": activation,
                 "top_k": top_k,
+                "num_experts": num_experts,
                 "image_size": image_size,
                 "patch_size": patch_size,
                 "num_prefix_tokens": num_prefix_tokens,
@@ -237,7 +132,8 @@ class Hooks(Adapter):
         self.group(group_images)
         if self.class_names:
             self._check_classes(images)
-        self._unforced = unforced(self._module, self._layers, images)
+        is_random = self._batch_dependence.startswith(RANDOM)
+        self._unforced = unforced(self._module, self._layers, images, is_random=is_random)
         if head is not None:
             self.features = self._features
             self.features(images)
@@ -281,7 +177,7 @@ class Hooks(Adapter):
             raise ValueError("Name at least one layer, or ask for the logits.")
         passes = [self._module.run(piece, selected_layers, logits=logits) for piece in self._pieces(images)]
         scores = [forward_pass.scores for forward_pass in passes if forward_pass.scores is not None]
-        return (torch.cat(scores) if logits else None), joined(
+        return (torch.cat(scores) if scores else None), joined(
             [RoutingTrace(forward_pass.layers) for forward_pass in passes]
         )
 
@@ -335,6 +231,7 @@ class Hooks(Adapter):
             "parameters": sum(parameter.numel() for parameter in net.parameters()),
             "routers": {name: layer.described() for name, layer in self._layers.items()},
             "routers_found": origin_of_routers,
+            "experts": {name: layer.use for name, layer in self._layers.items()},
             "batches": self._batch_dependence or "images do not depend on their batch-mates",
             "normalisation": {"mean": settings["mean"], "std": settings["std"]},
             "settings": settings,
@@ -378,7 +275,7 @@ class Hooks(Adapter):
     def _check_classes(self, images: Tensor) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""
         scores = self._module.run(images, self._layers).scores
-        assert scores is not None
+        assert scores is not None  # refused where classes are named
         if scores.shape[1] != len(self.class_names):
             raise UserError(
                 f"The scores are about {scores.shape[1]:,} classes, and classes names {len(self.class_names):,}."

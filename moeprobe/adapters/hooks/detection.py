@@ -1,31 +1,20 @@
 """Find the submodules that are routers: by name, by class, or by the use of their outputs.
 
-A module whose output is followed by a top-k is a router. That is seen by watching one forward pass: what a module
-returns is followed through the functions that keep one number per expert (softmax, casts, reshapes, sums) until it
-reaches ``topk``, ``argmax``, ``max``, ``sort`` or ``argsort`` along the experts.
+A module whose output is followed by a top-k is a router. That is seen by watching one forward pass (see ``watch``).
 """
 
 import fnmatch
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
+from moeprobe.adapters.hooks.use import find_block
+from moeprobe.adapters.hooks.watch import ChoiceAt, HookedChoice, ScoresOrigin, SeenChoice, Watch, watching
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import unknown
-
-_CHOOSING = {"topk", "argmax", "max", "sort", "argsort"}
-_KEEPING = {
-    "softmax", "logsoftmax", "sigmoid", "float", "double", "half", "bfloat16", "to", "type", "typeas", "view",
-    "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "transpose", "permute",
-    "movedim", "add", "radd", "sub", "mul", "rmul", "div", "truediv", "maskedfill", "where", "tanh", "clamp",
-}  # fmt: skip
-_ACTIVATIONS = {"softmax": "softmax", "logsoftmax": "softmax", "sigmoid": "sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -35,35 +24,6 @@ class DetectedRouter:
     name: str
     top_k: int | None = None
     activation: str | None = None
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where a tensor of scores is from: modules, and what they have been through."""
-
-    modules: frozenset[str]
-    activation: str | None = None
-
-
-@dataclass(frozen=True)
-class HookedChoice:
-    """One choosing.
-
-    Attributes:
-        function: by which.
-        count: how many, None = all in order.
-        experts: those chosen, ``(..., K)``, best first.
-        precision: of the scores: the smallest step from one, 0 where they are whole numbers.
-    """
-
-    function: str
-    count: int | None
-    experts: Tensor
-    precision: float
-
-
-# What was chosen from.
-Choices = dict[_Origin, list[HookedChoice]]
 
 
 def match_modules(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
@@ -119,174 +79,142 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
     Raises:
         UserError: there is none, a choice is made from several of them, or they are not of one kind.
     """
-    watch = _Watch()
-    with _watching(net, watch):
+    with watching(net, Watch()) as watch:
         run()
-    if not watch.choices:
-        raise UserError(
-            "No module was found whose output is followed by a top-k; name the routers (routers: a glob over module "
-            "names, or a class), and how they are read, if their logits are no module's output."
-        )
-    for origin in watch.choices:
+    origins = _origins(watch)
+    if not origins:
+        raise UserError(_no_choice(net, watch))
+    for origin in origins:
         if len(origin.modules) > 1:
             several = ", ".join(sorted(origin.modules))
             raise UserError(
                 f"Experts are chosen from what several modules give ({several}); name the routers."
             )
     routers = [
-        DetectedRouter(name, _one_of(watch.choices, name), _before(watch.choices, name))
-        for name in dict.fromkeys(next(iter(origin.modules)) for origin in watch.choices)
+        observed(watch, name) for name in dict.fromkeys(next(iter(origin.modules)) for origin in origins)
     ]
     modules = dict(net.named_modules())
-    kinds = {(type(modules[item.name]), watch.sizes[item.name], item.top_k) for item in routers}
+    kinds = {(type(modules[item.name]), watch.wide[item.name], item.top_k) for item in routers}
     if len(kinds) > 1:
         listed = ", ".join(
-            f"{item.name} ({type(modules[item.name]).__name__} to {watch.sizes[item.name]})"
+            f"{item.name} ({type(modules[item.name]).__name__} to {watch.wide[item.name]})"
             for item in routers
         )
         raise UserError(f"A top-k follows modules of different kinds; say which are the routers: {listed}.")
     return routers
 
 
-@contextmanager
-def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
-    """Show ``watch`` the outputs of the modules and the operations on them."""
-
-    def reader(name: str) -> Callable[..., None]:
-        return lambda _module, _inputs, output: watch.produced(name, output)
-
-    with ExitStack() as stack:
-        for name, module in net.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(reader(name)).remove)
-        stack.enter_context(watch)
-        yield
+def observed(watch: Watch, name: str) -> DetectedRouter:
+    """Return what a pass shows of a router: K where it is clear, and what its logits went through."""
+    calls = [call for _, call in _deciding(watch, name, inside=False)]
+    counts = [call.count for call in calls]
+    if len(counts) > 1 and set(counts) == {1} and _are_distinct(calls):
+        counts = [len(counts)]
+    activation = next(
+        (call.origin.activation for call in calls if call.origin and call.origin.activation), None
+    )
+    return DetectedRouter(name, counts[0] if len(counts) == 1 else None, activation)
 
 
-@contextmanager
-def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[HookedChoice]]]:
-    """Watch a forward pass; yields a function that returns which K experts were chosen from a module's output.
+def choices_of(watch: Watch, name: str, top_k: int, *, inside: bool) -> list[SeenChoice]:
+    """Return what may be the choice of ``top_k`` experts for a router.
 
-    If there is a ``topk``, no other choice counts, as for K itself.
+    That is a call that chooses so many, or as many calls as that which choose one each, all different.
+
+    Args:
+        watch: of a pass.
+        name: of the router.
+        top_k: K.
+        inside: calls that the router makes itself, and not those that choose from its output.
     """
-    watch = _Watch()
-
-    def choices_of(name: str, top_k: int) -> list[HookedChoice]:
-        return [
-            replace(call, experts=call.experts[..., :top_k])
-            for call in _choices_of(watch.choices, name)
-            if call.count in (None, top_k)
-        ]
-
-    with _watching(net, watch):
-        yield choices_of
+    deciding = _deciding(watch, name, inside=inside)
+    by_one_call = [
+        SeenChoice((location,), (call,)) for location, call in deciding if call.count in (None, top_k)
+    ]
+    if by_one_call or len(deciding) != top_k:
+        return by_one_call
+    locations, calls = zip(*deciding, strict=True)
+    is_one_each = all(call.count == 1 for call in calls) and len({call.scores.shape for call in calls}) == 1
+    return [SeenChoice(locations, calls)] if is_one_each and _are_distinct(calls) else []
 
 
-def _choices_of(choices: Choices, name: str) -> list[HookedChoice]:
-    """Return the choices that follow the output of a module.
+def _are_distinct(calls: Sequence[HookedChoice]) -> bool:
+    """Whether calls that choose one expert each choose different ones for every token."""
+    experts = [call.experts for call in calls]
+    if any(choice.shape != experts[0].shape for choice in experts):
+        return False
+    ordered = torch.cat(experts, -1).sort(-1).values
+    return not bool((ordered[..., 1:] == ordered[..., :-1]).any())
+
+
+def _origins(watch: Watch) -> list[ScoresOrigin]:
+    """Return from what experts were chosen, in the order of the pass."""
+    calls = [
+        call
+        for (_, inside), calls in watch.calls.items()
+        if not inside
+        for call in calls
+        if call.along_experts
+    ]
+    return list(dict.fromkeys(call.origin for call in calls if call.origin is not None))
+
+
+def _deciding(watch: Watch, name: str, *, inside: bool) -> list[tuple[ChoiceAt, HookedChoice]]:
+    """Return the choices among experts that follow the output of a module, or that it makes itself.
 
     If there is a ``topk``, a maximum is not routing (but a stable softmax, or a count of the load).
     """
-    calls = [call for origin, followers in choices.items() if name in origin.modules for call in followers]
-    return [call for call in calls if call.function == "topk"] or calls
+    calls = [
+        (ChoiceAt(name, number, inside), call)
+        for number, call in enumerate(watch.calls.get((name, inside), []))
+        if call.along_experts
+    ]
+    return [(location, call) for location, call in calls if call.function == "topk"] or calls
 
 
-def _one_of(choices: Choices, name: str) -> int | None:
-    """Return K where one top-k follows a module; None where there are several, or all experts are sorted."""
-    counts = [call.count for call in _choices_of(choices, name)]
-    return counts[0] if len(counts) == 1 else None
-
-
-def _before(choices: Choices, name: str) -> str | None:
-    return next(
-        (origin.activation for origin in choices if name in origin.modules and origin.activation), None
-    )
-
-
-class _Watch(TorchFunctionMode):
-    """Follow the outputs of modules to the operations that choose from them.
-
-    ``choices`` holds the candidate modules; ``sizes`` E of each module.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.choices: Choices = {}
-        self.sizes: dict[str, int] = {}
-        # The tensors themselves are kept, or another might get the same id.
-        self._seen: dict[int, tuple[Tensor, _Origin]] = {}
-
-    def produced(self, name: str, output: Any) -> None:
-        """Take note of what a module returned, unless it handed on what one inside it gave."""
-        for value in _tensors(output):
-            if value.ndim >= 2 and value.shape[-1] > 1 and id(value) not in self._seen:
-                self._seen[id(value)] = value, _Origin(frozenset([name]))
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and record its effect on tensors that are followed."""
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "").replace("_", "")
-        if name in _CHOOSING:
-            self._record_choice(name, args, kwargs, result)
-        elif name in _KEEPING:
-            self._record_origin(name, [*args, *kwargs.values()], result)
-        return result
-
-    def _record_choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        scores = args[0] if args else kwargs.get("input")
-        if not isinstance(scores, Tensor) or id(scores) not in self._seen:
-            return
-        positional = list(args[1:])
-        count = (kwargs.get("k") or positional.pop(0)) if name == "topk" else None
-        along = kwargs.get(
-            "dim", positional[0] if positional else (-1 if name in ("topk", "sort", "argsort") else None)
+def _no_choice(net: nn.Module, watch: Watch) -> str:
+    """Return the sentence for a pass in which no module's output is followed by a choice of experts."""
+    crossed = [
+        name
+        for (name, inside), calls in watch.calls.items()
+        if not inside and any(call.function == "topk" and not call.along_experts for call in calls)
+    ]
+    if crossed:
+        return (
+            f"Experts choose their tokens here: after {crossed[0]}, a top-k runs over the tokens and not over the "
+            "experts. Such a router cannot be read by hooks; write an adapter (docs/contributing/adding-an-adapter.md)."
         )
-        if isinstance(along, int) and along % scores.ndim == scores.ndim - 1:
-            origin = self._seen[id(scores)][1]
-            best = name in ("argmax", "max")
-            experts = result if isinstance(result, Tensor) else result[1]
-            if (
-                count is None
-                and not best
-                and not kwargs.get("descending", len(positional) > 1 and positional[1])
-            ):
-                experts = experts.flip(-1)
-            if best and experts.ndim < scores.ndim:
-                experts = experts.unsqueeze(-1)
-            precision = torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
-            self.choices.setdefault(origin, []).append(
-                HookedChoice(name, 1 if best else count, experts, precision)
-            )
-            for module in origin.modules:
-                self.sizes[module] = scores.shape[-1]
-
-    def _record_origin(self, name: str, arguments: list[Any], result: Any) -> None:
-        if not isinstance(result, Tensor) or result.ndim == 0:
-            return
-        origins = [
-            self._seen[id(value)][1]
-            for value in arguments
-            if isinstance(value, Tensor) and id(value) in self._seen and value.shape[-1] == result.shape[-1]
-        ]
-        if origins:
-            modules = frozenset().union(*(origin.modules for origin in origins))
-            activation = next(
-                (origin.activation for origin in origins if origin.activation), _ACTIVATIONS.get(name)
-            )
-            self._seen[id(result)] = result, _Origin(modules, activation)
+    shared = _shares(net, watch.wide)
+    if shared:
+        return (
+            f"Every token gets a share of every expert: {shared} gives a weight to each expert, and no top-k follows "
+            "it, so there is no choice to compare."
+        )
+    sentence = (
+        "No module was found whose output is followed by a top-k; name the routers (routers: a glob over module "
+        "names, or a class), and how they are read, if their logits are no module's output."
+    )
+    choosing = [
+        name
+        for (name, inside), calls in watch.calls.items()
+        if inside and any(call.function == "topk" for call in calls)
+    ]
+    if choosing:
+        innermost = max(choosing, key=lambda name: name.count("."))
+        sentence += (
+            f" {innermost} runs a top-k itself: if it returns its choice, read: {{indices: 0, weights: 1}}."
+        )
+    return sentence
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from _tensors(value)
-    elif isinstance(output, Mapping):
-        yield from _tensors(list(output.values()))
+def _shares(net: nn.Module, wide: Mapping[str, int]) -> str:
+    """Return the first module that gives as many numbers as there are experts around it; empty if there is none."""
+    for name, size in wide.items():
+        block = find_block(net, name, size)
+        # A list of as many modules: a tensor may have as many rows for another reason.
+        if block is not None and block.name and all(index is None for _, index in block.parameters[0]):
+            return name
+    return ""
 
 
 def unwrapped(net: nn.Module) -> nn.Module:

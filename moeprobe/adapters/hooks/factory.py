@@ -30,6 +30,8 @@ from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # What can be read off a router's output.
 KEYS = ("logits", "indices", "weights")
+# One of these at least.
+NEEDED = KEYS[:2]
 # Given a router, what it was called with and what it returned: {"logits": ..., "indices": ...}.
 Reader = Callable[[nn.Module, tuple[Any, ...], Any], Mapping[str, Any]]
 Place = int | str
@@ -37,6 +39,11 @@ Read = Mapping[str, Place] | Reader
 Activation = Literal["softmax", "sigmoid", "none"]
 # What ``activation`` was called: settings may still say so, and what is written and hashed does.
 EARLIER = "before"
+
+
+def has_choice(read: Mapping[str, Any]) -> bool:
+    """Whether what is read off a router tells what it chose, and nothing else is named."""
+    return bool(set(NEEDED) & set(read)) and set(read) <= set(KEYS)
 
 
 class HookSettings(ConfigSection):
@@ -48,6 +55,7 @@ class HookSettings(ConfigSection):
     read: Read | None = None
     activation: Activation | None = None
     top_k: int | None = Field(None, gt=0)
+    num_experts: int | None = Field(None, gt=0)
     image_size: int = Field(ge=1, le=16_384)
     patch_size: int | dict[str, int] | None = None
     num_prefix_tokens: int = Field(0, ge=0)
@@ -74,8 +82,8 @@ class HookSettings(ConfigSection):
     @field_validator("read")
     @classmethod
     def _known_keys(cls, read: Read | None) -> Read | None:
-        if isinstance(read, Mapping) and not {"logits"} <= set(read) <= set(KEYS):
-            raise ValueError("its keys are logits and, if the router returns them, indices and weights")
+        if isinstance(read, Mapping) and not has_choice(read):
+            raise ValueError(f"its keys are {' or '.join(NEEDED)}, or both, and beside the indices weights")
         if isinstance(read, Mapping) and "weights" in read and "indices" not in read:
             raise ValueError("weights belong to the indices, so the place of the indices is needed too")
         return read

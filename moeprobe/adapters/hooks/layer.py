@@ -7,13 +7,14 @@ import copy
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.hooks.factory import KEYS, HookSettings, Place, Read
+from moeprobe.adapters.hooks.factory import NEEDED, HookSettings, Place, Read, has_choice
+from moeprobe.adapters.hooks.watch import ChoiceAt, SeenChoice
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.routing.record import LayerRouting, order_choices
@@ -22,7 +23,7 @@ from moeprobe.routing.record import LayerRouting, order_choices
 def read(
     module: nn.Module, arguments: tuple[Any, ...], output: Any, *, how: Read | None
 ) -> dict[str, Tensor]:
-    """Return the tensors ``logits`` and, where they are given, ``indices`` and ``weights`` of one call of a router.
+    """Return the tensors of one call of a router: ``logits``, or ``indices``, or both, and ``weights`` if given.
 
     Args:
         module: the router.
@@ -36,7 +37,10 @@ def read(
     """
     if how is None:
         if not isinstance(output, Tensor):
-            raise UserError(f"it returns {described(output)}; say where the logits are: read: {{logits: 0}}.")
+            raise UserError(
+                f"it returns {described(output)}; say where the logits are, read: {{logits: 0}}, or the numbers of the "
+                "chosen experts, read: {indices: 0}."
+            )
         # A convolution of one pixel is a linear map of each token, with the experts as its channels.
         return {"logits": output.movedim(1, -1) if isinstance(module, nn.Conv2d) else output}
     tensors: Any = (
@@ -44,8 +48,10 @@ def read(
         if callable(how)
         else {key: part(output, output_key) for key, output_key in how.items()}
     )
-    if not isinstance(tensors, Mapping) or "logits" not in tensors or not set(tensors) <= set(KEYS):
-        raise UserError("read must give the logits, and may also give the indices and weights.")
+    if not isinstance(tensors, Mapping) or not has_choice(tensors):
+        raise UserError(
+            f"read gives {' or '.join(NEEDED)}, or both, and with the indices also their weights."
+        )
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise UserError(f"its {key} should be a tensor, and are {described(value)}.")
@@ -149,52 +155,109 @@ class HookedLayer:
         module: its name in the model.
         router: its class.
         activation: turns its logits into gates: softmax, sigmoid, or none.
-        top_k: K where it does not say itself what it chose.
+        num_experts: E.
+        top_k: K; None where its indices say what it chose.
         grid: layout of the tokens after the prefix in the image.
         num_prefix_tokens: tokens before the patches.
         gates_sum_to_one: whether a token's gates are a distribution.
         sequence_first: tokens come before images.
+        choice: the calls that choose; empty where none was seen.
+        by_gates: the choice is that of the highest gates, as the images showed that were tried.
+        reads: what its output says: some of logits, indices and weights.
+        use: what was found out about the experts' work, in words.
+        is_checked: each expert was changed, and processes the tokens that chose it.
+        drops: some choices are not carried out, so what the experts process is read on every pass.
     """
 
     module: str
     router: str
     activation: str
+    num_experts: int
     top_k: int | None
     grid: PatchGrid
     num_prefix_tokens: int
     gates_sum_to_one: bool
     sequence_first: bool
+    choice: tuple[ChoiceAt, ...] = ()
+    by_gates: bool = True
+    reads: frozenset[str] = frozenset({"logits"})
+    use: str = ""
+    is_checked: bool = False
+    drops: bool = False
 
     @property
     def identity(self) -> tuple[str, str, int | None]:
         """What of it tells a model from another with the same parameters and settings."""
         return self.module, self.activation, self.top_k
 
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.num_prefix_tokens + self.grid.num_patches
+
+    @property
+    def follows(self) -> bool:
+        """Whether the choice is that of calls, and not read off the router's output."""
+        return bool(self.choice) and "indices" not in self.reads
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a token's choice is known to depend on no other: it is read off the token's own gates."""
+        return self.top_k is not None and self.by_gates
+
     def described(self) -> str:
         """Return where it is and how it is read, in words."""
-        choice = "its own choice" if self.top_k is None else f"the {self.top_k} highest gates"
-        gates = "as given" if self.activation == "none" else f"the {self.activation} of its logits"
+        if "indices" in self.reads:
+            choice = "its own choice"
+        elif self.by_gates:
+            choice = f"the {self.top_k} highest gates"
+        else:
+            choice = f"the {self.top_k} that its top-k takes, by more than its logits"
+        if "logits" not in self.reads:
+            gates = "the weights of the chosen experts" if "weights" in self.reads else "not known"
+        else:
+            gates = "as given" if self.activation == "none" else f"the {self.activation} of its logits"
         return f"{self.module} ({self.router}): gates {gates}, experts {choice}"
 
-    def routing(self, read: Mapping[str, Tensor], *, num_images: int, token_local: bool) -> LayerRouting:
+    def routing(
+        self,
+        read: Mapping[str, Tensor],
+        *,
+        num_images: int,
+        token_local: bool,
+        choice: SeenChoice | None = None,
+        work: Tensor | None = None,
+    ) -> LayerRouting:
         """Return what the router decided, of the tensors that were read off it.
+
+        Args:
+            read: the tensors.
+            num_images: B.
+            token_local: whether a token's choice depends on no other.
+            choice: of the calls that choose, where they were seen.
+            work: ``(B, T, E)`` bool, which experts process a token; None = all that it chose.
 
         Raises:
             UserError: they have other shapes than is known.
         """
-        gates = _gates(by_image(read["logits"], num_images, self.sequence_first), self.activation)
-        expected = self.num_prefix_tokens + self.grid.num_patches
-        if gates.shape[1] != expected:
-            raise UserError(f"it gives {gates.shape[1]} tokens of an image; there were {expected} before.")
-        if self.top_k is None:
-            selected = by_image(read["indices"], num_images, self.sequence_first)
-        else:
-            # As everywhere: ties go to the lower expert.
-            selected = gates.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k]
-        selected, processed = order_choices(selected, selected >= 0, gates)
+        values = {key: self.by_image(tensor, num_images) for key, tensor in read.items()}
+        tokens = next(iter(values.values())).shape[1]
+        if tokens != self.num_tokens:
+            raise UserError(f"it gives {tokens} tokens of an image; there were {self.num_tokens} before.")
+        gates = self._gates(values)
+        scores = None
+        if choice is not None and not self.by_gates:
+            scores = self.by_image(choice.ranked, num_images).float()
+        selected = self._selected(
+            values, gates, None if choice is None else self.by_image(choice.experts, num_images)
+        )
+        selected, processed = order_choices(selected, selected >= 0, gates if scores is None else scores)
+        if work is not None:
+            processed = processed & work.gather(-1, selected.long().clamp_min(0))
+        is_known = "logits" in self.reads
         return LayerRouting(
             gates=gates,
-            scores=None,
+            scores=scores,
             selected=selected,
             processed=processed,
             valid=torch.ones(gates.shape[:2], dtype=torch.bool, device=gates.device),
@@ -203,22 +266,48 @@ class HookedLayer:
             gates_sum_to_one=self.gates_sum_to_one,
             token_local=token_local,
             router=self.router,
+            ordered=is_known or scores is not None or "weights" in self.reads,
+            every_gate=is_known,
+            has_scores=is_known or scores is not None,
         )
 
-    def count_mismatches(self, read: Mapping[str, Tensor], selected: Tensor, *, precision: float) -> int:
+    def by_image(self, values: Tensor, num_images: int) -> Tensor:
+        """Return values of tokens as ``(B, T, X)``; see ``by_image``."""
+        return by_image(values, num_images, self.sequence_first)
+
+    def _gates(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the gates ``(B, T, E)``: of all experts, or of those chosen, or zeros."""
+        if "logits" in values:
+            return _gates(values["logits"], self.activation)
+        index = values["indices"].long()
+        gates = torch.zeros(*index.shape[:2], self.num_experts, device=index.device)
+        if "weights" not in values:
+            return gates
+        weights = _finite(values["weights"].float()).masked_fill(index < 0, 0)
+        return gates.scatter_add(-1, index.clamp_min(0), weights)
+
+    def _selected(self, values: Mapping[str, Tensor], gates: Tensor, experts: Tensor | None) -> Tensor:
+        """Return the chosen experts ``(B, T, K)``: its own, those of the call that chose, or the highest gates."""
+        if self.top_k is None:
+            return values["indices"]
+        if experts is not None:
+            return experts[..., : self.top_k]
+        # As everywhere: ties go to the lower expert.
+        return gates.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k]
+
+    def count_mismatches(self, read: Mapping[str, Tensor], choice: SeenChoice) -> int:
         """Return for how many tokens the model itself chose experts that do not have the highest gates.
 
         Args:
             read: the router's output, parsed.
-            selected: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
-            precision: of what it was read off, the smallest step from one.
+            choice: of the same pass, its tokens in the order of the logits.
         """
         logits = read["logits"].flatten(0, -2)
-        gates, experts = _gates(logits, self.activation), selected.flatten(0, -2)
+        gates, experts = _gates(logits, self.activation), choice.experts[..., : self.top_k].flatten(0, -2)
         if len(experts) != len(gates):
             return len(gates)
         # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
-        rounding = 4 * max(precision, torch.finfo(logits.dtype).eps)
+        rounding = 4 * max(choice.precision, torch.finfo(logits.dtype).eps)
         agrees = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
         for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
             lowest = scores.topk(experts.shape[1]).values[:, -1]
@@ -235,6 +324,7 @@ def read_layer(
     read: Mapping[str, Tensor],
     *,
     num_images: int,
+    num_experts: int | None,
     activation: str,
     top_k: int | None,
     settings: HookSettings,
@@ -246,6 +336,7 @@ def read_layer(
         router: its class.
         read: its output, parsed.
         num_images: how many the images were.
+        num_experts: E where its output does not say, None if unknown.
         activation: turns its logits into gates, by the settings or as detected; ``top_k`` likewise.
         top_k: experts of a token, None where its indices say.
         settings: how the model is read.
@@ -253,53 +344,72 @@ def read_layer(
     Raises:
         UserError: the settings do not fit its outputs.
     """
-    sequence_first = settings.sequence_first
-    logits = by_image(read["logits"], num_images, sequence_first)
-    _check_logits(logits, activation)
-    gates = _gates(logits, activation)
-    num_experts = gates.shape[-1]
-    if "indices" in read:
-        indices = by_image(read["indices"], num_images, sequence_first)
-        if indices.is_floating_point() or indices.shape[:2] != gates.shape[:2]:
-            raise UserError(
-                f"its indices should be whole numbers for the same tokens as its logits; they are {indices.dtype} "
-                f"{tuple(read['indices'].shape)} for logits {tuple(read['logits'].shape)}."
-            )
-        if indices.min() < -1 or indices.max() >= num_experts or indices.shape[-1] > num_experts:
-            raise UserError(
-                f"its indices run from {indices.min()} to {indices.max()}, {indices.shape[-1]} per token, and it has "
-                f"{num_experts} experts."
-            )
-        if top_k not in (None, indices.shape[-1]):
-            raise UserError(f"its indices are {indices.shape[-1]} per token, and top_k is {top_k}.")
-        if "weights" in read and (
-            read["weights"].shape != read["indices"].shape or not read["weights"].is_floating_point()
-        ):
-            raise UserError(
-                f"its weights should be as many as its indices {tuple(read['indices'].shape)}; they are "
-                f"{read['weights'].dtype} {tuple(read['weights'].shape)}."
-            )
+    values = {key: by_image(tensor, num_images, settings.sequence_first) for key, tensor in read.items()}
+    if "logits" in values:
+        _check_logits(values["logits"], activation)
+        num_experts = values["logits"].shape[-1]
+    if num_experts is None:
+        raise UserError("it gives no logits, so how many experts there are is not known; say num_experts.")
+    if "indices" in values:
+        _check_indices(read, values, num_experts=num_experts, top_k=top_k)
         top_k = None
     elif top_k is None:
         raise UserError("how many experts a token has is not known; say top_k.")
     elif top_k > num_experts:
         raise UserError(f"it has {num_experts} experts, and top_k is {top_k}.")
-    return HookedLayer(
+    tokens = next(iter(values.values())).shape[1]
+    of_images = tokens == 1 and num_images > 1
+    layer = HookedLayer(
         module=module,
         router=router,
         activation=activation,
+        num_experts=num_experts,
         top_k=top_k,
-        grid=_grid(
+        grid=PatchGrid(1, 1, settings.image_size)
+        if of_images
+        else _grid(
             module,
-            tokens=gates.shape[1],
+            tokens=tokens,
             prefix=settings.num_prefix_tokens,
             image_size=settings.image_size,
             patch_size=settings.patch_size,
         ),
-        num_prefix_tokens=settings.num_prefix_tokens,
-        gates_sum_to_one=_sum_to_one(gates),
-        sequence_first=sequence_first,
+        num_prefix_tokens=0 if of_images else settings.num_prefix_tokens,
+        gates_sum_to_one=False,
+        sequence_first=settings.sequence_first,
+        reads=frozenset(read),
     )
+    # Of chosen experts alone, weights that sum to one say nothing about the router's confidence.
+    is_distribution = "logits" in read and _sum_to_one(layer._gates(values))
+    return replace(layer, gates_sum_to_one=is_distribution)
+
+
+def _check_indices(
+    read: Mapping[str, Tensor], values: Mapping[str, Tensor], *, num_experts: int, top_k: int | None
+) -> None:
+    """Raise ``UserError`` where numbers of experts, or their weights, do not fit the router."""
+    indices = values["indices"]
+    logits = values.get("logits", indices)
+    if indices.is_floating_point() or indices.shape[:2] != logits.shape[:2]:
+        beside = f" for logits {tuple(read['logits'].shape)}" if "logits" in read else ""
+        raise UserError(
+            f"its indices should be whole numbers for the same tokens as its logits; they are {indices.dtype} "
+            f"{tuple(read['indices'].shape)}{beside}."
+        )
+    if indices.min() < -1 or indices.max() >= num_experts or indices.shape[-1] > num_experts:
+        raise UserError(
+            f"its indices run from {indices.min()} to {indices.max()}, {indices.shape[-1]} per token, and it has "
+            f"{num_experts} experts."
+        )
+    if top_k not in (None, indices.shape[-1]):
+        raise UserError(f"its indices are {indices.shape[-1]} per token, and top_k is {top_k}.")
+    if "weights" in read and (
+        read["weights"].shape != read["indices"].shape or not read["weights"].is_floating_point()
+    ):
+        raise UserError(
+            f"its weights should be as many as its indices {tuple(read['indices'].shape)}; they are "
+            f"{read['weights'].dtype} {tuple(read['weights'].shape)}."
+        )
 
 
 def _gates(logits: Tensor, activation: str) -> Tensor:
@@ -311,6 +421,11 @@ def _gates(logits: Tensor, activation: str) -> Tensor:
     gates = logits.float()
     if activation != "none":
         gates = gates.softmax(-1) if activation == "softmax" else gates.sigmoid()
+    return _finite(gates)
+
+
+def _finite(gates: Tensor) -> Tensor:
+    """Return gates, or raise ``UserError`` where some are not finite."""
     if not gates.isfinite().all():
         raise UserError(
             "its gates are not finite (NaN or infinity), so no expert is the highest; are the model's parameters, and "

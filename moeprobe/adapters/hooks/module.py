@@ -7,16 +7,19 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.hooks.factory import HookSettings
 from moeprobe.adapters.hooks.layer import HookedLayer, described, part, read
+from moeprobe.adapters.hooks.use import BlockCall, ExpertBlock, find_block, listening, used_experts
+from moeprobe.adapters.hooks.watch import ChoiceAt, Force, PassEnd, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import unknown
@@ -24,7 +27,7 @@ from moeprobe.runtime.catalog import unknown
 
 @dataclass(frozen=True)
 class Pass:
-    """What some images gave: the class scores ``(B, classes)``, None where not wanted, and each layer's routing."""
+    """What some images gave: the class scores ``(B, classes)``, None where not wanted or given, and layers' routing."""
 
     scores: Tensor | None
     layers: dict[str, LayerRouting]
@@ -66,54 +69,102 @@ class HookedModule:
             self.net, self._normalized(images), names=modules, collect=self._collect, stop_after=stop_after
         )
 
-    def first_forward(
-        self, images: Tensor, modules: Sequence[str] = ()
-    ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
-        """Run images for the first time; an error of the module is the user's to correct."""
-        try:
-            return self.forward(images, modules)
-        except UserError:
-            raise
-        except Exception as error:
-            lines = str(error).strip().splitlines() or ["no more is said"]
-            raise UserError(
-                f"The model raised {type(error).__name__} on images {tuple(images.shape)}: {lines[0].rstrip('.')}."
-            ) from error
-
     def run(self, images: Tensor, layers: Mapping[str, HookedLayer], *, logits: bool = True) -> Pass:
         """Run images and route them in these layers, which come in forward order.
 
         Raises:
             UserError: a router did not run once, or gives something else than before, or there are no class scores.
         """
+        blocks = {
+            name: block for name, layer in layers.items() if layer.drops and (block := self.block_of(layer))
+        }
+        return self.run_listening(images, layers, blocks, logits=logits)[0]
+
+    def run_listening(
+        self,
+        images: Tensor,
+        layers: Mapping[str, HookedLayer],
+        blocks: Mapping[str, ExpertBlock],
+        *,
+        logits: bool = True,
+    ) -> tuple[Pass, dict[str, list[BlockCall]]]:
+        """Run images as ``run`` does; returns what the blocks of layers were called with, too."""
         modules = [layer.module for layer in layers.values()]
-        output, fired = self.forward(images, modules, stop_after=None if logits else modules[-1])
+        followed = [layer.module for layer in layers.values() if layer.follows]
+        last = list(layers.values())[-1] if layers else None
+        # A choice that comes after its router ends a pass in which no more is wanted. A pass whose experts are looked
+        # at goes on, or the random numbers of the next one would be the same.
+        stop_at = stop_after = None
+        if last is not None and not logits and not any(layer.drops for layer in layers.values()):
+            is_behind = last.follows and not last.choice[-1].inside
+            stop_at, stop_after = (last.choice[-1], None) if is_behind else (None, last.module)
+        with (
+            listening(self.net, blocks) as calls,
+            watching(self.net, Watch(stop_at=stop_at), followed) if followed else nullcontext() as watch,
+        ):
+            output, fired = self.forward(images, modules, stop_after=stop_after)
         check_fired([name for name, _ in fired], modules)
         values, routings = dict(fired), {}
         for name, layer in layers.items():
             token_local = self.settings.token_local
             with naming(layer.module):
+                choice = watch.choice(layer.choice) if watch is not None and layer.follows else None
+                if layer.follows and choice is None:
+                    raise UserError("its output was followed by a top-k before, and is not in this pass.")
                 routings[name] = layer.routing(
                     values[layer.module],
                     num_images=len(images),
-                    token_local=layer.top_k is not None if token_local is None else token_local,
+                    token_local=layer.is_local if token_local is None else token_local,
+                    choice=choice,
+                    work=self._read_use(blocks[name], calls[name], layer, len(images))
+                    if layer.drops
+                    else None,
                 )
-        return Pass(self.scores(output, len(images)) if logits else None, routings)
+        return Pass(self.scores(output, len(images)) if logits else None, routings), calls
 
-    def scores(self, output: Any, num_images: int) -> Tensor:
-        """Return the class scores ``(B, classes)`` float32 in the module's output.
+    def outputs_with(self, images: Tensor, forced: Mapping[ChoiceAt, Force]) -> list[Tensor]:
+        """Return the tensors of the module's output where calls are made to choose other experts.
+
+        Random numbers are the same in every such pass.
+        """
+        state = torch.get_rng_state()
+        torch.manual_seed(0)
+        try:
+            with watching(self.net, Watch(forced=forced), {location.module for location in forced}):
+                output, _ = self.forward(images, [])
+        finally:
+            torch.set_rng_state(state)
+        return list(tensors_of(output))
+
+    def block_of(self, layer: HookedLayer) -> ExpertBlock | None:
+        """Return the module that runs a router and its experts; None where there is no such module."""
+        return find_block(self.net, layer.module, layer.num_experts)
+
+    def _read_use(
+        self, block: ExpertBlock, calls: Sequence[BlockCall], layer: HookedLayer, num_images: int
+    ) -> Tensor | None:
+        if len(calls) != 1:
+            raise UserError(
+                f"{block.name}, which runs its experts, ran {len(calls)} times; once is expected."
+            )
+        return used_experts(self.net, block, calls[0], layer, num_images)
+
+    def scores(self, output: Any, num_images: int) -> Tensor | None:
+        """Return the class scores ``(B, classes)`` float32 in the module's output; None where it gives none.
 
         Raises:
-            UserError: there are none.
+            UserError: there are none at the place that was set.
         """
         output_key = self.settings.output
         scores = output if output_key is None else part(output, output_key)
-        if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != num_images:
-            raise UserError(
-                f"The class scores of {num_images} images should be a tensor ({num_images}, classes); the model gives "
-                f"{described(output)}. Say where they are, e.g. output: 0."
-            )
-        return scores.float()
+        if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == num_images:
+            return scores.float()
+        if output_key is None and not self.settings.classes:
+            return None
+        raise UserError(
+            f"The class scores of {num_images} images should be a tensor ({num_images}, classes); the model gives "
+            f"{described(output)}. Say where they are, e.g. output: 0."
+        )
 
     def differentiable_scores(self, images: Tensor) -> Tensor:
         """Return the class scores ``(B, classes)`` of images, with the way back to their pixels.
@@ -122,7 +173,10 @@ class HookedModule:
             UserError: there are none.
         """
         output, _ = run_forward(self.net, self._normalized(images), gradient=True)
-        return self.scores(output, len(images))
+        scores = self.scores(output, len(images))
+        if scores is None:
+            raise UserError(f"The model gives no class scores: it gives {described(output)}.")
+        return scores
 
     def features(self, images: Tensor, head: str) -> Tensor:
         """Return what the submodule ``head`` is called with, ``(B, D)`` float32.
@@ -198,10 +252,6 @@ def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:
 Collect = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 
 
-class _Stop(Exception):  # noqa: N818  (a signal, not an error)
-    """What was wanted is there; the rest of the forward is not needed."""
-
-
 @contextmanager
 def _evaluating(net: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and back every part that was not."""
@@ -233,6 +283,9 @@ def run_forward(
         stop_after: the forward ends when this one has run; None = it is run to the end.
         gradient: whether the output leads back to the images.
 
+    Raises:
+        UserError: the model raised an error of its own.
+
     Returns:
         The output, None where it was stopped; and (name, parsed output) for each run of a router, in order.
     """
@@ -243,7 +296,7 @@ def run_forward(
             assert collect is not None
             collected.append((name, collect(name, module, arguments, output)))
             if name == stop_after:
-                raise _Stop
+                raise PassEnd
 
         return listen
 
@@ -252,16 +305,11 @@ def run_forward(
         stack.enter_context(_evaluating(net))
         for name in names:
             stack.callback(net.get_submodule(name).register_forward_hook(hook(name)).remove)
-        try:
-            return net(images), collected
-        except _Stop:
-            return None, collected
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # sys.exit: the program would end as if all were done
-            raise UserError(
-                f"The model raised {type(error).__name__} on images {tuple(images.shape)}; it must not end the program."
-            ) from error
+        with running("The model", doing=f"on images {tuple(images.shape)}"):
+            try:
+                return net(images), collected
+            except PassEnd:
+                return None, collected
 
 
 def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, ...]]:
@@ -270,7 +318,7 @@ def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, .
 
     def listen(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
         calls.append(arguments)
-        raise _Stop
+        raise PassEnd
 
     handle = net.get_submodule(name).register_forward_pre_hook(listen)
     try:

@@ -1,28 +1,36 @@
 """Let routers of a foreign module repeat choices that were made elsewhere.
 
-A router whose output holds the numbers of the chosen experts and their weights (``read`` says where) has both exchanged
-on the way out; the surrounding module does the rest. Whether that rules the output is tried on a few images: its own
-choices must give what they gave, and others something else. Other routers cannot be forced.
+Where a top-k chooses from a router's output, or inside of the router, that top-k is made to return the other experts,
+with their own scores; the model's code does the rest, as it weighs its own choice. Where a router hands on the numbers
+of the chosen experts and their weights (``read`` says where), both are exchanged on the way out. Whether that rules
+the output is tried on a few images: its own choices must give what they gave, others something else, and where experts
+can be changed one by one they must process the tokens that they were forced on.
 
-Axes: B images, T tokens, N = B·T tokens in the order of the module, K choices.
+Axes: B images, T tokens, N = B·T tokens in the order of the module, E experts, K choices.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moeprobe.adapters.hooks.factory import KEYS
 from moeprobe.adapters.hooks.layer import HookedLayer, by_image, put, read
 from moeprobe.adapters.hooks.module import HookedModule, check_fired, naming
+from moeprobe.adapters.hooks.use import listening, used_experts
+from moeprobe.adapters.hooks.watch import ChoiceAt, Force, HookedChoice, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.routing.repeated import check_sizes, repeat
 
-# What repeating its own choices may change by rounding, as a share of the largest class score, in float32.
+# What repeating its own choices may change by rounding, as a share of the largest value, in float32.
 _ROUNDING = 1e-3
+# Below it a gate is written as such a logit: that of 0 would be minus infinity.
+_LEAST_GATE = 1e-30
 
 
 @contextmanager
@@ -38,21 +46,115 @@ def replaying(
         UserError: a router did not run once, the routing is of another model, or weights follow no known rule.
     """
     fired: list[str] = []
+    forced: dict[ChoiceAt, Force] = {}
 
     def hook(layer: HookedLayer, layer_routing: LayerRouting) -> Any:
         def exchange(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
             fired.append(layer.module)
             with naming(layer.module):
-                return _exchanged(hooked, layer, layer_routing, (module, arguments, output), gates=gates)
+                call = (module, arguments, output)
+                if _hands_on(hooked, layer):
+                    return _exchanged(hooked, layer, layer_routing, call, gates=gates)
+                return _with_gates(hooked, layer, layer_routing, call) if gates == "replayed" else output
 
         return exchange
 
     with ExitStack() as stack:
         for name, choice in routing.layers.items():
-            module = hooked.net.get_submodule(layers[name].module)
-            stack.callback(module.register_forward_hook(hook(layers[name], choice)).remove)
+            layer = layers[name]
+            module = hooked.net.get_submodule(layer.module)
+            stack.callback(module.register_forward_hook(hook(layer, choice)).remove)
+            if not _hands_on(hooked, layer):
+                forced |= forces(layer, choice)
+        if forced:
+            stack.enter_context(
+                watching(hooked.net, Watch(forced=forced), {location.module for location in forced})
+            )
         yield
     check_fired(fired, [layers[name].module for name in routing.layers])
+
+
+def _hands_on(hooked: HookedModule, layer: HookedLayer) -> bool:
+    """Whether a router's output says what it chose, by which weights, and of which logits."""
+    return isinstance(hooked.settings.read, Mapping) and layer.reads == set(KEYS)
+
+
+def forces(layer: HookedLayer, routing: LayerRouting) -> dict[ChoiceAt, Force]:
+    """Return what makes the calls of a layer choose as a routing says; a token without a choice in it keeps its own."""
+    top_k = routing.top_k
+    if len(layer.choice) == 1:
+        return {layer.choice[0]: partial(_forced, layer, routing, slice(0, top_k))}
+    return {
+        location: partial(_forced, layer, routing, slice(n, n + 1)) for n, location in enumerate(layer.choice)
+    }
+
+
+def _forced(layer: HookedLayer, routing: LayerRouting, part: slice, call: HookedChoice) -> Tensor:
+    """Return the experts ``(..., K)`` that a call is to choose: a part of those of a routing."""
+    top_k = routing.top_k
+    expected = layer.top_k or call.count or top_k
+    with naming(layer.module):
+        check_sizes(layer.module, routing, num_experts=call.scores.shape[-1], top_k=expected)
+        previous = call.experts[..., : part.stop - part.start]
+        selected, order = _in_order(layer, routing, previous)
+        is_chosen = selected >= 0
+        if bool((is_chosen.any(-1) != is_chosen.all(-1)).any()):
+            raise UserError(
+                f"its top-k gives each token {top_k} experts; a routing that gives some fewer cannot be repeated."
+            )
+    forced = previous.reshape(-1, previous.shape[-1]).clone()
+    forced[order] = selected[:, part].to(forced).where(is_chosen[:, part], forced[order])
+    return forced.reshape(previous.shape)
+
+
+def _in_order(layer: HookedLayer, routing: LayerRouting, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a routing's choices ``(N, K)`` and the rows ``(N,)`` of ``values`` ``(..., K)`` that they belong to."""
+    row_numbers = torch.arange(values[..., 0].numel(), device=values.device)
+    shaped = row_numbers.reshape(*values.shape[:-1], 1)
+    order = by_image(shaped, len(routing.valid), layer.sequence_first).flatten(0, 1)[:, 0]
+    selected = routing.selected.to(values.device).long().flatten(0, 1)
+    if len(selected) != len(order):
+        raise UserError(f"the routing is of {len(selected)} tokens, and the batch has {len(order)}.")
+    return selected, order
+
+
+def _with_gates(
+    hooked: HookedModule,
+    layer: HookedLayer,
+    routing: LayerRouting,
+    call: tuple[nn.Module, tuple[Any, ...], Any],
+) -> Any:
+    """Return the output of a router with the gates of a routing in it, as logits or as weights of the chosen."""
+    module, arguments, output = call
+    how = hooked.settings.read
+    values = read(module, arguments, output, how=how)
+    selected, order = _in_order(layer, routing, values["logits" if "logits" in values else "indices"])
+    gates = routing.gates.to(order.device).float().flatten(0, 1)
+    has_choice = (selected >= 0).any(-1, keepdim=True)
+    if has_choice.any() and not gates.any():
+        raise UserError("the routing has no gates; let them be recomputed.")
+    key = "logits" if layer.follows else "weights"
+    old = values[key].reshape(-1, values[key].shape[-1])
+    if layer.follows:
+        new = _logits(gates, layer.activation)
+    else:  # in the router's own order of its choices
+        experts = values["indices"].reshape(old.shape).long()[order]
+        new = gates.gather(1, experts.clamp_min(0)).masked_fill(experts < 0, 0)
+    written = old.clone()
+    written[order] = new.to(old).where(has_choice, old[order])
+    written = written.reshape(values[key].shape)
+    if how is None:
+        return written.movedim(-1, 1) if isinstance(module, nn.Conv2d) else written
+    assert isinstance(how, Mapping)
+    return put(output, how[key], written)
+
+
+def _logits(gates: Tensor, activation: str) -> Tensor:
+    """Return logits whose softmax or sigmoid are these gates."""
+    if activation == "none":
+        return gates
+    gates = gates.clamp_min(_LEAST_GATE)
+    return gates.log() if activation == "softmax" else gates.logit()
 
 
 def _exchanged(
@@ -81,9 +183,7 @@ def _exchanged(
         layer.module,
         replayed=gates == "replayed",
     )
-    # Where each token stands in the module's own order.
-    row_numbers = torch.arange(values["indices"][..., 0].numel(), device=current.gates.device)
-    order = ordered(row_numbers.reshape(*values["indices"].shape[:-1], 1))[:, 0]
+    _, order = _in_order(layer, layer_routing, values["indices"])
     for key, new in zip(("indices", "weights"), replacements, strict=True):
         restored = torch.empty_like(new)
         restored[order] = new
@@ -91,26 +191,39 @@ def _exchanged(
     return output
 
 
-def unforced(hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor) -> dict[str, str]:
-    """Return by layer why its choice cannot be forced, in words that follow the name of its router; none if it can."""
-    how = hooked.settings.read
-    if not isinstance(how, Mapping) or "weights" not in how:
-        reason = (
-            "is read by a function, which does not say where in its output a choice could be exchanged"
-            if callable(how)
-            else "cannot be made to repeat a choice unless read says where in its output the indices and weights of "
-            "the chosen experts are"
-        )
+def unforced(
+    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor, *, is_random: bool
+) -> dict[str, str]:
+    """Return by layer why its choice cannot be forced, in words that follow the name of its router; none if it can.
+
+    Args:
+        hooked: the model.
+        layers: its layers.
+        images: to be tried.
+        is_random: the model draws random numbers at evaluation.
+    """
+    if is_random:
+        reason = "is in a model that draws random numbers at evaluation, so a repeated choice shows nothing"
         return dict.fromkeys(layers, reason)
-    try:
-        reference = hooked.run(images, layers)
-    except UserError:
-        return dict.fromkeys(layers, "cannot be seen to repeat a choice, since there are no class scores")
+    reference, before = hooked.run(images, layers), outputs(hooked, images)
     return {
         name: reason
         for name, layer in layers.items()
-        if (reason := _tried(hooked, name, layer, images, reference.scores, reference.layers[name]))
+        if (
+            reason := _missing(hooked, layer)
+            or _tried(hooked, name, layer, images, before, reference.layers[name])
+        )
     }
+
+
+def _missing(hooked: HookedModule, layer: HookedLayer) -> str:
+    """Return what a router lacks for its choice to be exchanged; nothing if it can be."""
+    if layer.choice or _hands_on(hooked, layer):
+        return ""
+    return (
+        "cannot be made to repeat a choice: no top-k was seen that chooses from its output or inside of it, and read "
+        "does not say where its logits, and the indices and weights of the chosen experts, are"
+    )
 
 
 def _tried(
@@ -118,32 +231,69 @@ def _tried(
     name: str,
     layer: HookedLayer,
     images: Tensor,
-    scores: Tensor | None,
-    layer_routing: LayerRouting,
+    before: list[Tensor],
+    routing: LayerRouting,
 ) -> str:
     """Return why one layer cannot be forced; nothing if it can."""
-    assert scores is not None
-    shifted = replace(
-        layer_routing,
-        selected=((layer_routing.selected + 1) % layer_routing.num_experts).where(
-            layer_routing.selected >= 0, -1
-        ),
-    )
+    neighbor = (routing.selected + 1) % routing.num_experts
+    shifted = replace(routing, selected=neighbor.where(routing.selected >= 0, -1))
+
+    def output_of(candidate: LayerRouting) -> list[Tensor]:
+        with replaying(hooked, {name: layer}, RoutingTrace({name: candidate}), gates="recomputed"):
+            return outputs(hooked, images)
+
     try:
-        again, changed = (
-            replayed_scores(
-                hooked, {name: layer}, images, RoutingTrace({name: candidate}), gates="recomputed"
-            )
-            for candidate in (layer_routing, shifted)
-        )
+        again, changed = output_of(routing), output_of(shifted)
     except UserError as error:
         return f"cannot be made to repeat a choice ({str(error).rstrip('.')})"
-    rounding = max(_ROUNDING, 4 * hooked.precision) * float(scores.abs().max())
-    if float((again - scores).abs().max()) > rounding:
-        return "does not give the same class scores where it repeats its own choices"
-    if layer_routing.top_k < layer_routing.num_experts and torch.equal(again, changed):
-        return "gives the same class scores whatever experts its output names"
+    if _differ(hooked, before, again):
+        return "does not give the same output where it repeats its own choices"
+    carried_out = _are_carried_out(hooked, name, layer, images, shifted)
+    if carried_out is False:
+        return "is made to choose experts that do not process the tokens then"
+    # What a layer does may reach the output nowhere: then its experts alone show whether it can be forced.
+    is_narrow = routing.top_k < routing.num_experts
+    if (
+        carried_out is None
+        and is_narrow
+        and all(torch.equal(*pair) for pair in zip(again, changed, strict=True))
+    ):
+        return "gives the same output whatever experts it is made to choose"
     return ""
+
+
+def _differ(hooked: HookedModule, first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether outputs differ by more than rounding."""
+    share = max(_ROUNDING, 4 * hooked.precision)
+    return any(
+        float((value - repeated).abs().max()) > share * float(value.abs().max())
+        for value, repeated in zip(first, second, strict=True)
+    )
+
+
+def _are_carried_out(
+    hooked: HookedModule, name: str, layer: HookedLayer, images: Tensor, forced: LayerRouting
+) -> bool | None:
+    """Whether experts process the tokens that they were forced on; None where they cannot be changed one by one."""
+    block = hooked.block_of(layer) if layer.is_checked else None
+    if block is None:
+        return None
+
+    def forcing() -> AbstractContextManager[None]:
+        return replaying(hooked, {name: layer}, RoutingTrace({name: forced}), gates="recomputed")
+
+    with forcing(), listening(hooked.net, {name: block}) as calls:
+        hooked.forward(images, [])
+    # The block is run again by itself, once for each expert, and is forced each time.
+    work = used_experts(hooked.net, block, calls[name][0], layer, len(images), during=forcing)
+    assert work is not None
+    return torch.equal(work, forced.selected_mask)
+
+
+def outputs(hooked: HookedModule, images: Tensor) -> list[Tensor]:
+    """Return the floating tensors in the module's output for images."""
+    output, _ = hooked.forward(images, [])
+    return [value.float() for value in tensors_of(output) if value.is_floating_point()]
 
 
 def replayed_scores(
@@ -154,7 +304,16 @@ def replayed_scores(
     *,
     gates: str,
 ) -> Tensor:
-    """Return the class scores ``(B, classes)`` of images while layers repeat a routing of as many."""
+    """Return the class scores ``(B, classes)`` of images while layers repeat a routing of as many.
+
+    Raises:
+        UserError: the model gives none, or the routing cannot be repeated.
+    """
     with replaying(hooked, layers, routing, gates=gates):
         output, _ = hooked.forward(images, [])
-    return hooked.scores(output, len(images))
+    scores = hooked.scores(output, len(images))
+    if scores is None:
+        raise UserError(
+            "The model gives no class scores, so nothing shows what another routing would change."
+        )
+    return scores

@@ -1,0 +1,329 @@
+"""What a few images show of a foreign model: its routers, what chooses for them, and what experts do with the choice.
+
+Axes: B images, T tokens, E experts, K choices.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.hooks.detection import DetectedRouter, choices_of, detect, match_modules, observed
+from moeprobe.adapters.hooks.layer import HookedLayer, layer_names, read_layer
+from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
+from moeprobe.adapters.hooks.replay import forces
+from moeprobe.adapters.hooks.use import (
+    BlockCall,
+    ExpertBlock,
+    count_experts,
+    is_mixed,
+    scaled,
+    used_experts,
+)
+from moeprobe.adapters.hooks.watch import SeenChoice, Watch, watching
+from moeprobe.errors import UserError
+from moeprobe.routing.record import LayerRouting
+from moeprobe.runtime.seeds import generator
+
+# How the sentence begins that says so.
+RANDOM = "random at evaluation"
+# What batches may change by rounding alone, as a share of the largest value.
+_ROUNDING = 1e-3
+# Inputs of a block, as multiples of those of the images: gates that are all but equal, and gates far apart. With the
+# first of them, every choice that is ever used has a weight that shows.
+_SCALES = (0.01, 0.3, 3.0)
+
+
+def images_to_try(size: int) -> Tensor:
+    """Return a black image, a ramp from black to white, and noise: ``(3, 3, size, size)`` in [0, 1]."""
+    noise = generator(0, "try a module out").random((3, size, size), dtype="float32")
+    ramp = torch.linspace(0, 1, size).expand(3, size, size)
+    return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
+
+
+def learn(hooked: HookedModule, images: Tensor) -> dict[str, HookedLayer]:
+    """Return the layers in forward order, by what tables call them.
+
+    Raises:
+        UserError: there are no routers, they do not run exactly once, give something else than was set, or experts
+            work for other tokens than the router says.
+    """
+    settings = hooked.settings
+    routers = (
+        detect(hooked.net, lambda: hooked.forward(images, []))
+        if settings.routers is None
+        else [DetectedRouter(name) for name in match_modules(hooked.net, settings.routers)]
+    )
+    names = [item.name for item in routers]
+    with watching(hooked.net, Watch(), names) as watch:
+        _, fired = hooked.forward(images, names)
+    check_fired([name for name, _ in fired], names)
+    layers = {}
+    for name, read in fired:
+        with naming(name):
+            layers[name] = _learn_layer(hooked, watch, name, read, len(images))
+    short = {short: layers[name] for short, name in layer_names(list(layers)).items()}
+    return _with_use(hooked, short, images)
+
+
+def _learn_layer(
+    hooked: HookedModule, watch: Watch, name: str, read: Mapping[str, Tensor], num_images: int
+) -> HookedLayer:
+    """Return how a router is read, and which call chooses for it."""
+    settings = hooked.settings
+    observation = observed(watch, name)
+    by_itself = _indices_inside(watch, name, read)
+    num_experts = settings.num_experts or (by_itself.ranked.shape[-1] if by_itself else None)
+    layer = read_layer(
+        name,
+        type(hooked.net.get_submodule(name)).__name__,
+        read,
+        num_images=num_images,
+        num_experts=num_experts or count_experts(hooked.net, name),
+        activation=settings.activation or observation.activation or "softmax",
+        top_k=settings.top_k or (None if "indices" in read else observation.top_k),
+        settings=settings,
+    )
+    if "indices" in read:
+        return dataclasses.replace(layer, choice=by_itself.locations if by_itself else ())
+    assert layer.top_k is not None
+    # A function may compute logits that are no module's output: the router then chooses by itself.
+    choices = [
+        choice
+        for choice in choices_of(watch, name, layer.top_k, inside=callable(settings.read))
+        if _has_tokens(layer, choice, num_images)
+    ]
+    if not choices:
+        return layer
+    choice = choices[0]
+    if not all(_same_experts(choice, alternative, layer.top_k) for alternative in choices[1:]):
+        raise UserError(
+            f"{len(choices)} calls choose {layer.top_k} experts each from its output, and not the same ones. Take a "
+            "module that returns the choice, by routers, and say where it is, e.g. read: {logits: 0, indices: 1}."
+        )
+    by_gates = layer.count_mismatches(read, choice) == 0
+    return dataclasses.replace(layer, choice=choice.locations, by_gates=by_gates)
+
+
+def _indices_inside(watch: Watch, name: str, read: Mapping[str, Tensor]) -> SeenChoice | None:
+    """Return the choice that a router makes itself and hands on as numbers of experts; None where it is not seen."""
+    indices = read.get("indices")
+    if indices is None or indices.ndim < 2 or indices.is_floating_point():
+        return None
+    top_k = indices.shape[-1]
+    expected = indices.flatten(0, -2).long().sort(-1).values
+    for choice in choices_of(watch, name, top_k, inside=True):
+        experts = choice.experts[..., :top_k].flatten(0, -2)
+        if experts.shape == expected.shape and torch.equal(experts.sort(-1).values, expected):
+            return choice
+    return None
+
+
+def _has_tokens(layer: HookedLayer, choice: SeenChoice, num_images: int) -> bool:
+    """Whether a choice is one for each token of a layer, among all its experts."""
+    if choice.ranked.shape[-1] != layer.num_experts:
+        return False
+    try:
+        return layer.by_image(choice.experts, num_images).shape[1] == layer.num_tokens
+    except UserError:
+        return False
+
+
+def _same_experts(first: SeenChoice, second: SeenChoice, top_k: int) -> bool:
+    sets = [choice.experts[..., :top_k].flatten(0, -2).sort(-1).values for choice in (first, second)]
+    return torch.equal(*sets)
+
+
+# What the experts do with the choice.
+
+
+def _with_use(
+    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor
+) -> dict[str, HookedLayer]:
+    """Return the layers with what was found out about their experts' work; see ``use``.
+
+    Raises:
+        UserError: experts work for other tokens than the router says.
+    """
+    blocks = {name: block for name, layer in layers.items() if (block := hooked.block_of(layer))}
+    trial, calls = hooked.run_listening(images, layers, blocks)
+    with_use = {}
+    for name, layer in layers.items():
+        with naming(layer.module):
+            work = None
+            if name in blocks and len(calls[name]) == 1:
+                work = used_experts(hooked.net, blocks[name], calls[name][0], layer, len(images))
+            routing = trial.layers[name]
+            if work is None or (layer.num_tokens > 1 and is_mixed(work, routing.selected_mask)):
+                with_use[name] = _tried_by_exchange(hooked, layer, routing, images)
+            else:
+                call = calls[name][0]
+                with_use[name] = _compared(hooked, layer, blocks[name], call, work, routing)
+    return with_use
+
+
+def _compared(
+    hooked: HookedModule,
+    layer: HookedLayer,
+    block: ExpertBlock,
+    call: BlockCall,
+    work: Tensor,
+    routing: LayerRouting,
+) -> HookedLayer:
+    """Return a layer whose experts' work ``(B, T, E)`` was compared with the choice on the trial images."""
+    choice = routing.selected_mask
+    is_changeable = torch.tensor([bool(names) for names in block.parameters], device=work.device)
+    surplus = (work & ~choice & is_changeable).any(-1)
+    missing = choice & ~work & is_changeable
+    tokens = surplus.numel()
+    if surplus.any():
+        if work[..., is_changeable].all():
+            raise UserError(
+                f"every token gets a share of every expert of {block.name or 'the model'}, so there is no choice."
+            )
+        source = "its indices say" if "indices" in layer.reads else f"its {layer.top_k} highest gates say"
+        raise UserError(
+            f"experts of {block.name or 'the model'} process other tokens than {source}, {int(surplus.sum())} of "
+            f"{tokens} as tried by changing each expert. Take a module that returns the choice, and say where it is, "
+            "e.g. read: {logits: 0, indices: 1}."
+        )
+    if not missing.any():
+        return dataclasses.replace(layer, use="process the tokens that chose them", is_checked=True)
+    is_used = work.gather(-1, routing.selected.long().clamp_min(0)) & (routing.selected >= 0)
+    depth = int(is_used.sum(-1).amax())
+    is_leading = bool(is_used[..., :depth].all()) and 0 < depth < routing.top_k
+    if is_leading and layer.top_k is not None and _uses_leading(hooked, layer, block, call, depth, len(work)):
+        return dataclasses.replace(
+            layer,
+            top_k=depth,
+            is_checked=True,
+            use=f"process the first {depth} of the {layer.top_k} that each token chooses; the rest is never used",
+        )
+    share = int(missing.any(-1).sum())
+    return dataclasses.replace(
+        layer,
+        drops=True,
+        use=f"leave choices out, for {share} of {tokens} tokens tried; what they process is read on every pass",
+    )
+
+
+def _uses_leading(
+    hooked: HookedModule, layer: HookedLayer, block: ExpertBlock, call: BlockCall, depth: int, num_images: int
+) -> bool:
+    """Whether no more experts process a token where its gates are all but equal, or far apart."""
+    counts = []
+    for factor in _SCALES:
+        work = used_experts(hooked.net, block, scaled(call, factor), layer, num_images)
+        if work is None:
+            return False
+        counts.append(work.sum(-1))
+    return bool((counts[0] == depth).all()) and all(bool((count <= depth).all()) for count in counts)
+
+
+def _tried_by_exchange(
+    hooked: HookedModule, layer: HookedLayer, routing: LayerRouting, images: Tensor
+) -> HookedLayer:
+    """Return a layer of which each choice was exchanged for another, since its experts cannot be changed one by one.
+
+    Args:
+        hooked: the model.
+        layer: the layer.
+        routing: its choice for the images.
+        images: to be run.
+
+    Raises:
+        UserError: some of the choices are never used.
+    """
+    if not layer.choice or layer.top_k is None or layer.top_k >= layer.num_experts:
+        return dataclasses.replace(
+            layer, use="not checked: no experts were found that can be changed one by one"
+        )
+    before = hooked.outputs_with(images, forces(layer, routing))
+    if not before:
+        return dataclasses.replace(layer, use="not checked: no tensors were found in the model's output")
+    free = (routing.gates if routing.scores is None else routing.scores).masked_fill(
+        routing.selected_mask, -torch.inf
+    )
+    unused = []
+    for number in range(layer.top_k):
+        selected = routing.selected.clone()
+        selected[..., number] = free.argmax(-1)
+        after = hooked.outputs_with(images, forces(layer, dataclasses.replace(routing, selected=selected)))
+        if all(torch.equal(first, second) for first, second in zip(before, after, strict=True)):
+            unused.append(number)
+    if len(unused) == layer.top_k:
+        return dataclasses.replace(layer, use="not checked: nothing of the layer reaches the model's output")
+    if unused:
+        raise UserError(
+            f"choice {unused[0] + 1} of {layer.top_k} changes nothing in the model's output, so it is not used; if "
+            f"only the first {unused[0] or 1} are, say top_k: {unused[0] or 1}."
+        )
+    return dataclasses.replace(
+        layer, use="change the output with each choice (their tokens cannot be told apart)"
+    )
+
+
+# Whether images can be run in any batch.
+
+
+def batch_dependence(hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor) -> str:
+    """Return why images cannot be run in any batch; nothing if they can.
+
+    Raises:
+        UserError: an image's tokens turn up in another image: their order is not as set.
+    """
+    batch_pass, again = (hooked.run(images, layers, logits=False) for _ in range(2))
+    singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]
+    token_local = hooked.settings.token_local
+    reason = ""
+    if not _same_routing(batch_pass, [again]):
+        reason = (
+            f"{RANDOM}: two passes of the same images differ, by random numbers, so whether images depend on their "
+            "batch-mates cannot be tried"
+        )
+    elif not _same_routing(batch_pass, singly):
+        _check_order(hooked, layers, images, singly)
+        reason = "images depend on their batch-mates, as tried"
+    if token_local is None:
+        return reason
+    return "" if token_local else "images depend on their batch-mates, as set"
+
+
+def _check_order(
+    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor, singly: Sequence[Pass]
+) -> None:
+    """Raise ``UserError`` where the tokens make sense in the other order only."""
+    name, layer = next(iter(layers.items()))
+    flipped = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
+    try:
+        turned = hooked.run(images, {name: flipped}, logits=False)
+    except UserError:
+        return
+    if _same_routing(turned, singly):
+        raise UserError(
+            f"The router {layer.module} gives its tokens in another order: say "
+            f"sequence_first: {str(flipped.sequence_first).lower()}."
+        )
+
+
+def _same_routing(batch_pass: Pass, parts: Sequence[Pass]) -> bool:
+    """Whether images have the same routing together as in parts: gates up to rounding, and experts at work.
+
+    Experts may differ where the scores of two of them are equal but for rounding.
+    """
+    for name, layer in batch_pass.layers.items():
+        of_parts = [part.layers[name] for part in parts]
+        for field in ("gates", "scores"):
+            value: Tensor | None = getattr(layer, field)
+            if value is None:
+                continue
+            in_parts = torch.cat([getattr(part, field) for part in of_parts])
+            if (value - in_parts).abs().max() > _ROUNDING * value.abs().max():
+                return False
+        # Without gates of all experts, and where choices are left out, numbers alone tell passes apart.
+        if not layer.every_gate or not bool(layer.processed.all()):
+            experts = torch.cat([part.processed_mask for part in of_parts])
+            if not torch.equal(layer.processed_mask, experts):
+                return False
+    return True
