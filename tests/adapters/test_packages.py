@@ -74,9 +74,9 @@ def test_choices_are_those_that_are_dispatched(layer: Callable[[int], nn.Module]
         assert torch.equal(routing.processed_mask, served)
         assert len(served.flatten(0, 1).unique(dim=0)) > 3, "all tokens choose alike: this shows nothing"
     model.check_replay()
-    scores, routing = model.trace(images)
+    scores, trace = model.trace(images)
     assert scores is not None
-    torch.testing.assert_close(model.replay(images, routing), scores, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.replay(images, trace), scores, rtol=0, atol=1e-5)
 
 
 def test_what_is_said_of_a_gate_that_is_no_module() -> None:
