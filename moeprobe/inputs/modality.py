@@ -5,8 +5,9 @@ and ``image_id``.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:
         return REQUEST
     is_text = TEXT.token in set(tokens) or data.partition(":")[0] == TEXT.name
     return TEXT if is_text else IMAGE
+
+
+def modality_of_row(row: Mapping[Any, Any]) -> Modality:
+    """Return the modality that a row of a table speaks of; it may lack the columns that say so."""
+    return modality_of([row.get("tokens", "")], data=row.get("dataset") or "")
 
 
 def sources(count: int, modality: Modality, *, data: str, split: str) -> str:

@@ -6,7 +6,7 @@ What needs an optional program is imported with the first use of its name.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from moeprobe.errors import UserError
+from moeprobe.runtime.extras import missing_package
 
 if TYPE_CHECKING:
     from moeprobe.integrations.huggingface import HuggingfaceMonitor
@@ -52,6 +52,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        raise UserError(
-            f"{name} needs {error.name}, which is not installed: pip install 'moeprobe[{_EXTRAS[error.name]}]'."
-        ) from None
+        raise missing_package(name, error.name, _EXTRAS[error.name]) from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError, option
+from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import expanded
 
 
@@ -94,7 +95,7 @@ class TensorBoard(Sink):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        _require("tensorboard", "TensorBoard")
+        _require("tensorboard", "TensorBoard", sink=self)
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(expanded(folder))
@@ -123,7 +124,7 @@ class WeightsAndBiases(Sink):
     """
 
     def __init__(self, run: Any = None) -> None:
-        self._wandb = _require("wandb", "Weights & Biases")
+        self._wandb = _require("wandb", "Weights & Biases", sink=self)
         self._run = run
 
     def open(self) -> None:
@@ -153,7 +154,7 @@ class Mlflow(Sink):
     """
 
     def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
-        self._mlflow = _require("mlflow", "MLflow")
+        self._mlflow = _require("mlflow", "MLflow", sink=self)
         self._run_id, self._tracking_uri = run_id, tracking_uri
 
     def open(self) -> None:
@@ -180,12 +181,12 @@ def sinks_of(sinks: Sink | Sequence[Sink]) -> list[Sink]:
     return list(several)
 
 
-def _require(package: str, title: str) -> Any:
+def _require(package: str, title: str, *, sink: Sink) -> Any:
     """Return an optional package; raises ``UserError`` where it is not installed."""
     try:
         return import_module(package)
     except ImportError:
-        raise UserError(f"{title} is not installed: pip install 'moeprobe[{package}]'.") from None
+        raise missing_package(type(sink).__name__, title, package) from None
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moeprobe.inputs.modality import modality_of_row
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Evidence, Judged
 from moeprobe.results.numbers import number
@@ -53,7 +54,8 @@ def judgement(metric: str, verdict: str) -> str:
 
 def word_of(row: Mapping[Any, Any]) -> str:
     """Return how the row of a judged difference reads: its judgement or, without one, its verdict."""
-    return str(row["judgement"] or row["verdict"])
+    # The column speaks of images, whatever was sampled.
+    return str(row["judgement"] or modality_of_row(row).translate(row["verdict"]))
 
 
 def is_side(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is said of checkpoints before their numbers are believed: answers at chance, choices that arithmetic changes."""
+"""What is said of checkpoints before their numbers are believed: answers at chance, rounding, unequal routers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
@@ -97,7 +98,12 @@ def changed_share(changed: NDArray[np.integer], choices: NDArray[np.integer]) ->
     }
 
 
-def precision_sentences(sidecar: Sidecar) -> list[str]:
+def sentences_of(sidecar: Sidecar) -> list[str]:
+    """Return all that is said of the checkpoints of a run beside its numbers."""
+    return [*_precision_sentences(sidecar), *_router_sentences(sidecar)]
+
+
+def _precision_sentences(sidecar: Sidecar) -> list[str]:
     """Return for each checkpoint what share of its choices arithmetic alone changes; none of passes in float32."""
     precision = sidecar.request.precision
     subjects = sidecar.checkpoints | dict(sidecar.get("trainings", {}))
@@ -117,5 +123,36 @@ def _share(floor: Mapping[str, Any]) -> str:
         "ci_low": np.nan if floor["ci_low"] is None else floor["ci_low"],
         "ci_high": np.nan if floor["ci_high"] is None else floor["ci_high"],
         "flag": "" if floor["ci_low"] is not None else "few_images",
+        "tokens": TEXT.token if floor["inputs"] == TEXT.plural else "",
     }
     return f"{interval(row)} ({floor['changed']:,} of {floor['choices']:,})"
+
+
+# Checkpoints whose tokens have other numbers of experts.
+
+# Of a checkpoint's entry in the sidecar: ``[experts, experts per token]`` of each layer; 0 where tokens do not choose.
+ROUTERS = "routers"
+
+
+def _router_sentences(sidecar: Sidecar) -> list[str]:
+    """Return a sentence where checkpoints differ in E or K: a set of one expert is no set of two."""
+    routers = {
+        name: _describe_routers(info[ROUTERS])
+        for name, info in sidecar.checkpoints.items()
+        if info.get(ROUTERS)
+    }
+    if len({*routers.values()}) < 2:
+        return []
+    (first, of_first), *others = routers.items()
+    by_model = ", ".join([f"{first} gives a token {of_first} experts", *map(" ".join, others)])
+    return [
+        f"The routers differ: {by_model}. Numbers about sets of experts, such as matches and prices, do not mean the "
+        "same for them."
+    ]
+
+
+def _describe_routers(routers: Mapping[str, Any]) -> str:
+    """Return the numbers of experts of all layers, e.g. ``2 of 8``; each once."""
+    return " and ".join(
+        dict.fromkeys(f"{chosen or 'no choice'} of {experts}" for experts, chosen in routers.values())
+    )

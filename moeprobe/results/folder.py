@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.results import showing
-from moeprobe.results.caveats import precision_sentences
+from moeprobe.results.caveats import sentences_of as caveats_of
 from moeprobe.results.layouts.side_by_side import summary
 from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.results.stored import SumsStore, of_file, write
@@ -129,7 +129,7 @@ class Result:
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
         renamed = with_names(self)
-        sentences = [*self.leading(renamed), *precision_sentences(renamed.sidecar)]
+        sentences = [*self.leading(renamed), *caveats_of(renamed.sidecar)]
         return fragment(caption, [summary(renamed.table, renamed.comparison)], sentences=sentences)
 
 

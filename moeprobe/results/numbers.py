@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from moeprobe.inputs.modality import modality_of
+from moeprobe.inputs.modality import modality_of_row
 from moeprobe.metrics.analyses import attribution as parts
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES, SCORE
@@ -68,9 +68,8 @@ def decimals_of(row: Mapping[str, Any]) -> int:
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
     if row["flag"] == NOT_MEASURABLE:
-        units = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
-        return f"not measurable with {units.format_count(int(row['images']))}"
-    flag = carried(row) if row["flag"] == FEW_CARRIERS else row["flag"].replace("_", " ")
+        return f"not measurable with {modality_of_row(row).format_count(int(row['images']))}"
+    flag = carried(row) if row["flag"] == FEW_CARRIERS else words_of_flag(row)
     # What never has an interval does not say so each time.
     flag = f"({flag})" if flag and flag not in _BARE else ""
     low, high = ends_of(row)
@@ -82,10 +81,14 @@ def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
 
 def carried(row: Mapping[str, Any]) -> str:
     """Return that few inputs carry a table's row, and how many where a table says it."""
-    modality = modality_of([row.get("tokens", "")], data=row.get("dataset", ""))
     number = row.get("carriers")
     count_text = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
-    return modality.translate(f"carried by few images{count_text}")
+    return modality_of_row(row).translate(f"carried by few images{count_text}")
+
+
+def words_of_flag(row: Mapping[str, Any]) -> str:
+    """Return the flag of a table's row as people read it: few images, few texts, few requests."""
+    return modality_of_row(row).translate(row["flag"].replace("_", " "))
 
 
 def count(row: Mapping[str, Any], *, signed: bool = False) -> str:

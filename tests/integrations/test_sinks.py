@@ -89,5 +89,5 @@ def test_a_missing_package_is_one_sentence(
     package: str, sink: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"is not installed: pip install 'moeprobe\[{package}\]'"):
+    with pytest.raises(UserError, match=rf"is not installed: pip install .* -e '\.\[{package}\]'"):
         sink(tmp_path) if sink is TensorBoard else sink()

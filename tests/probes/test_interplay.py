@@ -1,6 +1,7 @@
 """What commands must not make of each other's tables: floors, regions, other groups, few images, other quantities."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -308,3 +309,25 @@ def test_an_overlay_of_hundreds_is_refused(trained: Trained, tmp_path: Path) -> 
     assert "at most 24 images; got 200" in refused(
         "overlay", trained["prc"], "--count", 200, "--out", tmp_path / "x"
     )
+
+
+@pytest.mark.usefixtures("unpictured")
+def test_routers_of_unequal_sizes_are_named(trained: Trained, tmp_path: Path) -> None:
+    """A flip of one expert and of a set of two are not one thing, whatever their prices."""
+    path = trained["prc"]
+    unequal, equal = (f"{path},top_k=1", path), (trained["baseline"], path)
+    words = "The routers differ: "
+    for probe, *more in (("flips", "--severities", 0.3), ("match-ratio",)):
+        said = [run(probe, *models, *more, "--limit", 3).output for models in (unequal, equal)]
+        assert [words in text for text in said] == [True, False], said
+        assert re.search(
+            r"gives a token 1 of 8 experts, \S+ 2 of 8\. Numbers about sets", " ".join(said[0].split())
+        )
+    # What a model answers has one meaning.
+    assert words not in run("eval", *unequal, "--limit", 3).output
+    out = tmp_path / "run"
+    assert words in run("match-ratio", *unequal, "--limit", 3, "--out", out).output
+    assert words in run("match-ratio", *unequal, "--limit", 3, "--out", out).output  # read from its folder
+    assert words in " ".join(report([out]).html.split())
+    compared = run("compare", *unequal, "--probe", "match-ratio", "--limit", 3)
+    assert words in compared.output, compared.output

@@ -238,7 +238,7 @@ def test_physical_ids_within_the_range_are_found_by_the_overlap(tmp_path: Path) 
     assert checked.overlap is not None and checked.overlap.renumbered == pytest.approx(0.85, abs=0.05)
     unlike = saved(tmp_path / "c.parquet", requests(4))
     again = api.check_trace(tmp_path / "a.parquet", against=unlike)
-    assert again.sound and [one.name for one in again.findings] == ["overlap by chance"]
+    assert not again.sound and [one.name for one in again.findings] == ["overlap by chance"]
 
 
 def with_draft(ids: Ids, *layers: int) -> Ids:
@@ -270,7 +270,7 @@ def test_layers_that_differ_down_to_the_last_are_no_draft_models(tmp_path: Path)
     for layers in ([3], [2, 3], [1, 2, 3], [0, 1, 2, 3]):
         checked = api.check_trace(saved(tmp_path / "t.parquet", with_draft(ids, *layers)), against=other)
         assert checked.overlap is not None and checked.overlap.foreign_layers == []
-        assert checked.sound
+        assert checked.sound == (len(layers) < 4)  # where no layer agrees, it is another model
 
 
 def test_a_layer_whose_experts_were_moved_is_no_draft_models(tmp_path: Path) -> None:

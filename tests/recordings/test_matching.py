@@ -1,6 +1,7 @@
 """Inputs that belong together by their tokens: other names, other orders, copies, a token more or less."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,33 @@ def test_other_names_and_another_order_give_the_same_numbers(tmp_path: Path) -> 
     )
     result = run("trace", "check", called, "--against", paths[0], "--match", "tokens")
     assert result.exit_code == 0 and "in 16 of 24 common inputs" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "command", ["trace analyze", "trace align", "trace drift", "trace check --against", "audit"]
+)
+def test_what_an_error_recommends_mends_it(command: str, tmp_path: Path) -> None:
+    """A command whose inputs have other names recommends an option that it has."""
+    rows = sequences(21, seed=2)
+    first = imported(tmp_path / "first.parquet", rows)
+    other = imported(tmp_path / "other.parquet", renamed(rows))
+    words, *flag = command.split(" --")
+    files = [first, *[f"--{name}" for name in flag], other]
+    said = refused(*words.split(), *files)
+    [recommended] = re.findall(r"--match \w+", said)
+    result = run(*words.split(), *files, *recommended.split())
+    assert result.exit_code == 0, result.output
+
+
+def test_an_audit_says_how_to_match_as_it_did(tmp_path: Path) -> None:
+    rows = sequences(23, seed=4)
+    first = imported(tmp_path / "first.parquet", rows)
+    other = imported(tmp_path / "other.parquet", renamed(rows))
+    audited = api.audit([first, other], match="tokens")
+    assert audited.sidecar["request"]["match"] == "tokens"
+    commands = audited.verdicts.set_index("property")["command"]
+    assert commands["recorded"] == f"moeprobe trace check {other} --against {first} --match tokens"
+    assert "--match is names or tokens" in refused("audit", first, other, "--match", "prompt")
 
 
 def test_a_token_more_on_either_side(tmp_path: Path) -> None:

@@ -148,12 +148,15 @@ def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
         result = run("trace", "mismatch", f"hf:{folder}/other", *command)
     # Of the served model a warning would be an error.
     assert same.exit_code == result.exit_code == 0, result.output
+    said = [" ".join(one.output.split()) for one in (same, result)]
+    assert ["a share of" in text or "share due to routing" in text for text in said] == [True, False]
+    assert ["two models, so no share of it is routing" in text for text in said] == [False, True]
     for name in ("model", "other"):
         recorded = run(
             "trace", "record", f"hf:{folder}/{name}", *command[:2], "--out", folder / f"again-{name}"
         )
         assert recorded.exit_code == 0, recorded.output
-    said = [
+    analyzed = [
         " ".join(
             run(
                 "trace", "analyze", command[3], folder / f"again-{name}" / name / "tokens.parquet"
@@ -161,8 +164,14 @@ def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
         )
         for name in ("model", "other")
     ]
-    assert ["No layer agrees better than by chance" in text for text in said] == [False, True]
-    assert all("within image" not in text for text in said)
+    assert ["No layer agrees better than by chance" in text for text in analyzed] == [False, True]
+    assert all("within image" not in text for text in analyzed)
+    checked = [
+        run("trace", "check", command[3], "--against", folder / f"again-{name}" / name / "tokens.parquet")
+        for name in ("model", "other")
+    ]
+    assert [one.exit_code for one in checked] == [0, 3]
+    assert "Fault, overlap by chance" in checked[1].output and "Next:" not in checked[1].output
 
 
 def test_both_are_split(tmp_path: Path) -> None:
@@ -177,7 +186,7 @@ def test_both_are_split(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "over requests" in said and "image" not in said.replace("images.parquet", "")
-    assert "where the model repeats the server's routing" in said and "of the mismatch is routing" in said
+    assert "where the model repeats the server's routing" in said and "routing accounts for" in said
     assert (folder / "r" / "figures" / "mismatch.png").read_bytes()[:4] == b"\x89PNG"
     written = pd.read_csv(folder / "r" / "table.csv").set_index("metric")["value"]
     assert np.allclose(written, table["value"][written.index])

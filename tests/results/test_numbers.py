@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from moeprobe.judging.words import word_of
 from moeprobe.results.layouts.cells import value
 from moeprobe.results.numbers import interval, number
 
@@ -49,6 +50,13 @@ def test_a_value_with_its_interval(row: tuple[float, float, float, str], signed:
 def test_a_mean_that_few_inputs_carry_says_how_many(tokens: str, dataset: str, words: str) -> None:
     row = {"value": 0.02, "ci_low": math.nan, "ci_high": math.nan, "flag": "few_carriers", "carriers": 4}
     assert interval(row | {"tokens": tokens, "dataset": dataset}) == f"0.020 ({words})"
+
+
+@pytest.mark.parametrize(("dataset", "unit"), [("text:lines.txt", "texts"), ("requests", "requests")])
+def test_too_few_of_a_unit_are_called_by_its_name(dataset: str, unit: str) -> None:
+    row = {"value": 1.5, "ci_low": math.nan, "ci_high": math.nan, "flag": "few_images", "dataset": dataset}
+    assert interval(row) == f"1.500 (few {unit})"
+    assert word_of(row | {"judgement": "", "verdict": "few images"}) == f"few {unit}"
 
 
 def test_nothing_seen_says_of_how_many() -> None:

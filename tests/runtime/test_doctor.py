@@ -26,12 +26,12 @@ def test_a_version_that_is_not_taken_is_a_finding(monkeypatch: pytest.MonkeyPatc
     torch, transformers = (metadata.version(name) for name in ("torch", "transformers"))
     assert found == {
         "torch": ("wrong", f"{torch} does not fit >=99: pip install -U 'torch>=99'"),
-        "nowhere": ("wrong", "is missing: pip install 'nowhere>=1'"),
+        "nowhere": ("wrong", "is missing: pip install -U 'nowhere>=1'"),
         "transformers": (
             "note",
-            f"{transformers} does not fit >=99: pip install -U 'moeprobe[hf]'",
+            f"{transformers} does not fit >=99: pip install -c constraints.txt -e '.[hf]'",
         ),
-        "elsewhere": ("note", "is not installed (optional): pip install 'moeprobe[hf]'"),
+        "elsewhere": ("note", "is not installed (optional): pip install -c constraints.txt -e '.[hf]'"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Mixture-of-experts language models of Hugging Face's library ``transformers`` (optional: ``moeprobe[hf]``).
+"""Mixture-of-experts language models of Hugging Face's library ``transformers`` (optional: the extra ``hf``).
 
 ``hf:LOCATION``, where LOCATION is a folder that ``save_pretrained`` wrote (weights in safetensors, with a fast
 tokenizer) or a name on the hub. Code that a model brings along is never run.

@@ -14,6 +14,7 @@ from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.device import AUTO
+from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import check_regular_files, expanded, is_folder, is_there, read_json
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 from moeprobe.runtime.torchvision_compat import import_with_operators
@@ -148,7 +149,7 @@ def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoT
     try:
         import transformers
     except ModuleNotFoundError:
-        raise UserError("'hf' needs the package transformers: pip install 'moeprobe[hf]'.") from None
+        raise missing_package("hf:", "transformers", "hf") from None
     import_with_operators("torchvision")  # which transformers imports with its first model
     folder = expanded(reference)
     local = is_folder(folder)

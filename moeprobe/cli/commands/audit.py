@@ -7,7 +7,7 @@ import typer
 
 from moeprobe.cli.front.early import check_checkpoints, check_folder, check_traces
 from moeprobe.cli.front.environment import print_json
-from moeprobe.cli.front.options import Common, CommonOptions, Data, with_common_options
+from moeprobe.cli.front.options import Common, CommonOptions, Data, Match, with_common_options
 from moeprobe.cli.front.options import names as split_names
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def audit(
     probes: Annotated[
         str | None, typer.Option(help="Probes to run, comma-separated; default: all that join an audit.")
     ] = None,
+    match: Match = "names",
     *,
     common: Common,
 ) -> None:
@@ -68,7 +69,7 @@ def audit(
         _print_plan(api.plan_audit(models, **settings), as_json=common.json)
         return
     with Bar() as bar:
-        result = api.audit(models, **settings, watcher=bar)
+        result = api.audit(models, **settings, match=match, watcher=bar)
     print_audit(result, as_json=common.json)
 
 

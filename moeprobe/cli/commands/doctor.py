@@ -11,6 +11,7 @@ import typer
 from moeprobe import __version__
 from moeprobe.cli.front.environment import print_json
 from moeprobe.errors import first_line
+from moeprobe.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -68,17 +69,15 @@ def _packages() -> list[CheckResult]:
 def _package(required: "Requirement", extra: str | None) -> CheckResult:
     """Return whether a package is there in a version that is taken, and how to get it."""
     name, level = required.name, "wrong" if extra is None else "note"
-    pip_argument = f"'{name}{required.specifier}'" if extra is None else f"'moeprobe[{extra}]'"
+    missing = "is missing" if extra is None else "is not installed (optional)"
+    command = f"pip install -U '{name}{required.specifier}'" if extra is None else install_command(extra)
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        missing = "is missing" if extra is None else "is not installed (optional)"
-        return CheckResult(level, name, f"{missing}: pip install {pip_argument}")
+        return CheckResult(level, name, f"{missing}: {command}")
     if required.specifier.contains(version, prereleases=True):
         return CheckResult("ok", name, version)
-    return CheckResult(
-        level, name, f"{version} does not fit {required.specifier}: pip install -U {pip_argument}"
-    )
+    return CheckResult(level, name, f"{version} does not fit {required.specifier}: {command}")
 
 
 def _torchvision() -> CheckResult:

@@ -14,19 +14,13 @@ from moeprobe.cli.front.options import (
     Dtype,
     Full,
     IntervalSeed,
+    Match,
     Names,
     Overwrite,
     Svg,
     command_line,
     names,
 )
-
-Match = Annotated[
-    str,
-    typer.Option(
-        help="How inputs of two files belong together: names, or tokens where the names differ and token ids are known."
-    ),
-]
 
 _Trace = Annotated[
     Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
@@ -216,6 +210,7 @@ def drift(
         ),
     ],
     layers: _Layers = None,
+    match: Match = "names",
     seed: IntervalSeed = 0,
     out: _Out = None,
     overwrite: Overwrite = False,
@@ -235,7 +230,7 @@ def drift(
     from moeprobe.cli.front.show import by_view
 
     show = partial(by_view, title="Drift of recorded routing")
-    _print(partial(api.drift, traces), "inputs", show, settings, json=json)
+    _print(partial(api.drift, traces, match=match), "inputs", show, settings, json=json)
 
 
 def mismatch(
@@ -356,7 +351,7 @@ def check_trace(
 
     Finds all-zero, unset and 255-filled captures, prompt rows of zeros, dense layers filled with zeros, missing rows,
     duplicate experts, experts out of range, identical layers, and generated tokens that all carry the same experts;
-    with --against also shifted layers or positions and renumbered experts.
+    with --against also shifted layers or positions, renumbered experts, and agreement no better than chance.
 
     Example: `moeprobe trace check traces/served.parquet --against traces/again.parquet`
     """

@@ -74,6 +74,12 @@ ShardOption = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
 Names = Annotated[str | None, typer.Option("--names", help=arg_of(Options, "names").help)]
 IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
+Match = Annotated[
+    str,
+    typer.Option(
+        help="How inputs of two files belong together: names, or tokens where the names differ and token ids are known."
+    ),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help=arg_of(Options, "dtype").help)]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]

@@ -20,7 +20,6 @@ from moeprobe.inputs.modality import Modality, modality_of, sources
 from moeprobe.results.sidecars import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
-from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import REQUEST, is_file
 from moeprobe.runtime.records import RECORD
 
@@ -117,12 +116,11 @@ def print_result(
 
 
 def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
-    """Print what arithmetic alone changes in the checkpoints, and the warnings about them."""
-    if sidecar.request.precision != FLOAT32:
-        from moeprobe.results.caveats import precision_sentences
+    """Print what is said of the checkpoints beside their numbers, and the warnings about them."""
+    from moeprobe.results.caveats import sentences_of
 
-        for sentence in precision_sentences(sidecar):
-            screen.print(sentence, soft_wrap=True)
+    for sentence in sentences_of(sidecar):
+        screen.print(sentence, soft_wrap=True)
     for name, info in sidecar.checkpoints.items():
         if "warning" in info:
             screen.print(f"Warning: {name} {info['warning']}", style="bold yellow", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Column, Table
 
 from moeprobe.cli.front.screen import console
-from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of, modality_of_row
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.results.layouts import cells
@@ -342,7 +342,7 @@ def comparison_footing(comparison: "Comparison") -> str:
 def _why(row: pd.Series) -> str:
     if row["verdict"] in ("higher", "lower"):
         return "chance is all but 1, or another one for the reference has another number of experts"
-    return str(row["verdict"])
+    return modality_of_row(row).translate(row["verdict"])
 
 
 def _location(row: pd.Series, modality: Modality) -> str:

@@ -3,7 +3,7 @@
 ::
 
     PATH/<clip>/*.png     a folder of frames is a clip; names are sorted so that frame 2 comes before frame 10
-    PATH/<clip>.mp4       a video file is a clip (optional: ``moeprobe[video]``); PATH may be one itself
+    PATH/<clip>.mp4       a video file is a clip (optional: the extra ``video``); PATH may be one itself
 """
 
 from moeprobe.errors import UserError

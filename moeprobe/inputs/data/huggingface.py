@@ -1,4 +1,4 @@
-"""Image data sets in the form of Hugging Face's library ``datasets`` (optional: ``moeprobe[huggingface]``).
+"""Image data sets in the form of Hugging Face's library ``datasets`` (optional: the extra ``huggingface``).
 
 ``huggingface:LOCATION``, where LOCATION is, in this order,
 

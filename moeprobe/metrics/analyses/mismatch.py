@@ -45,13 +45,13 @@ def _metrics() -> dict[tuple[str, str], Metric]:
         metrics[name, "routing"] = _metric(
             f"{name}_routing",
             f"{name} minus {name}_rest: the part that vanishes with the server's routing",
-            "  of routing",
+            "  due to routing",
         )
         metrics[name, "share"] = _metric(
             f"{name}_routing_share",
             f"{name}_routing divided by {name}: below 0 where the server's routing makes it worse; none where {name} "
             f"or its interval reaches {_FLOORS[name]:g} nats, which is rounding",
-            "  share of routing",
+            "  share due to routing",
             share=True,
         )
     return metrics
@@ -70,10 +70,17 @@ class Scores:
 
 
 class MismatchAnalysis(ModelAnalysis[Scores]):
-    """Mismatch of log-probabilities between server and model: the whole, its routing, and the rest."""
+    """Mismatch of log-probabilities between server and model: the whole, its routing, and the rest.
+
+    Args:
+        shares: whether a part of the mismatch can be routing: not where server and model are two models.
+    """
 
     measures = tuple(_METRICS.values())
     signature = "mismatch_tokens"
+
+    def __init__(self, *, shares: bool = True) -> None:
+        self._shares = shares
 
     def sums(self, subject: Scores) -> dict[str, Tensor]:
         """Return sums over the tokens of each request ``(B,)``."""
@@ -86,7 +93,7 @@ class MismatchAnalysis(ModelAnalysis[Scores]):
         return columns
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the means over all tokens, their difference, and its share."""
+        """Return the means over all tokens, their difference, and its share if there can be one."""
         trials = columns["mismatch_tokens"]
         count = trials.astype(np.float64)
         estimators = []
@@ -94,6 +101,7 @@ class MismatchAnalysis(ModelAnalysis[Scores]):
             model, replayed = (columns[f"{name}_{part}"].astype(np.float64) for part in ("own", "rest"))
             for part, sums in (("own", model), ("rest", replayed), ("routing", model - replayed)):
                 estimators.append(_METRICS[name, part].mean_of(sums, trials))
-            share = PartOf(model - replayed, model, count, _FLOORS[name])
-            estimators.append(_METRICS[name, "share"].raw(share, trials))
+            if self._shares:
+                share = PartOf(model - replayed, model, count, _FLOORS[name])
+                estimators.append(_METRICS[name, "share"].raw(share, trials))
         return estimators

@@ -39,6 +39,7 @@ from moeprobe.models.checkpoints.arrays import (
 )
 from moeprobe.models.checkpoints.msgpack import Cursor, File
 from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import check_regular_files, is_file, is_folder
 
 VERSION = "20220622"
@@ -315,9 +316,7 @@ def read_orbax(folder: Path) -> StoredArrays:
     try:
         import tensorstore
     except ImportError:
-        raise UserError(
-            f"{items[0]} was written by Orbax; reading it needs TensorStore: pip install 'moeprobe[orbax]'."
-        ) from None
+        raise missing_package(f"{items[0]}, a checkpoint of Orbax,", "TensorStore", "orbax") from None
     try:
         return _read(items[0], tensorstore)
     except _PROBLEMS as error:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.catalog import plugins_in
+from moeprobe.runtime.extras import missing_package
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,4 @@ def require_tensorboard() -> None:
     try:
         import tensorboard  # noqa: F401
     except ImportError:
-        raise UserError(
-            "tensorboard: true needs TensorBoard, which is not installed: pip install 'moeprobe[tensorboard]'."
-        ) from None
+        raise missing_package("tensorboard: true", "TensorBoard", "tensorboard") from None

@@ -16,6 +16,7 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import TableWork
+from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
@@ -29,6 +30,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 def drift(
     paths: str | Path | Sequence[str | Path],
     *,
+    match: str = NAMES,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -38,6 +40,7 @@ def drift(
     Args:
         paths: traces of the same inputs, in the order of the training. Its steps are the numbers in their names, where
             these grow.
+        match: as in ``analyze_trace``.
         options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
             ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
@@ -45,17 +48,20 @@ def drift(
     Raises:
         UserError: there are fewer than two, a file is damaged or no trace, or they cannot be compared.
     """
-    work = _Series([TraceFile(Path(path)) for path in several(paths)], combine(options, changes))
+    check_match(match)
+    traces = [TraceFile(Path(path)) for path in several(paths)]
+    work = _Series(traces, match=match, options=combine(options, changes))
     return work.execute(progress_of(watcher))
 
 
 class _Series(TableWork[Result]):
     """Traces of a training, each compared with the first and with the last."""
 
-    def __init__(self, traces: Sequence[TraceFile], options: Options) -> None:
-        self.traces, self.options = traces, options
+    def __init__(self, traces: Sequence[TraceFile], *, match: str, options: Options) -> None:
         if len(traces) < 2:
             raise UserError("Name at least two traces: of the first and of the last checkpoint.")
+        traces, self.matching = match_traces(traces, match)
+        self.traces, self.options = traces, options
         if any(named.has_moved for named in name_all(traces)):
             raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
         for trace in traces:
@@ -73,7 +79,7 @@ class _Series(TableWork[Result]):
         self.request = request_of([*self.since, *self.until], self.ids, options) | {
             "kind": Drift.kind, "view": {"name": Drift.name}, "analyses": list(Drift.analyses),
             "steps": self.steps, "severities": [], "aligned": True,
-        }  # fmt: skip
+        } | ({"match": match} if match != NAMES else {})  # fmt: skip
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the traces, and put the tables together."""
@@ -93,7 +99,9 @@ class _Series(TableWork[Result]):
         )
         table, comparison = summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
         notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
-        sidecar = self.make_sidecar(notes=notes, wall_seconds=self.seconds, **facts_of([*since, *until]))
+        sidecar = self.make_sidecar(
+            notes=notes + self.matching, wall_seconds=self.seconds, **facts_of([*since, *until])
+        )
         leading = partial(leading_sentences, layout=Drift.layout)
         draw = deferred("moeprobe.probes.drift.figure:draw")
         drawing = partial(draw, steps=self.steps, numbered=self.numbered)

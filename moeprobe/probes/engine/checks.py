@@ -460,6 +460,16 @@ def check_some_layer(
             )
 
 
+def routers_of(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> dict[str, list[int]]:
+    """Return by layer the number of experts, and how many a token chooses; 0 where tokens do not choose."""
+    names = chosen_layers(checkpoint.model.layer_names, layers)
+    routings = routing_of_blank_input(checkpoint, layers)
+    return {
+        name: [routing.num_experts, routing.choices_per_token]
+        for name, routing in zip(names, routings, strict=True)
+    }
+
+
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model

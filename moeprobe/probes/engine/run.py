@@ -173,7 +173,8 @@ class ProbeWork(Work[R]):
         return clean_inputs(self.spec, model, self.options.floor_images)
 
     def complete(self, result: R) -> None:
-        """Add to the sidecar what passes in another precision change by themselves."""
+        """Add to the sidecar the sizes of routers, and what passes in another precision change by themselves."""
+        self._add_routers(result)
         if self.options.precision == FLOAT32:
             return
         from moeprobe.probes.engine.models import measure_floor
@@ -188,6 +189,25 @@ class ProbeWork(Work[R]):
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
                     subjects[model.name] = {**subjects[model.name], PRECISION_FLOOR: floor}
+
+    def _add_routers(self, result: R) -> None:
+        """Add to the sidecar how many experts there are, and a token has, in each layer of several models.
+
+        Numbers about the output alone do not depend on it.
+        """
+        table = getattr(result, "table", None)
+        if len(self.models) < 2 or table is None or not (table["layer"] != "").any():
+            return
+        from moeprobe.probes.engine.checks import routers_of
+        from moeprobe.results.caveats import ROUTERS
+
+        checkpoints = Work.sidecar_of(self, result)["checkpoints"]
+        for model in self.models:
+            if model.name in checkpoints and model.model.layer_names:
+                checkpoints[model.name] = {
+                    **checkpoints[model.name],
+                    ROUTERS: routers_of(model, self.options.layers),
+                }
 
     @property
     def passes(self) -> int:

@@ -27,17 +27,18 @@ class Mismatch(Kind):
         lines = []
         for name, checkpoint_rows in table.groupby("checkpoint", sort=False):
             rows = {row["metric"]: row for row in checkpoint_rows.to_dict("records")}
-            total, replayed, routing, share = (
-                rows[f"mismatch{part}"] for part in ("", "_rest", "_routing", "_routing_share")
-            )
+            total, replayed, routing = (rows[f"mismatch{part}"] for part in ("", "_rest", "_routing"))
+            share = rows.get("mismatch_routing_share")
             sentence = (
                 f"{name}: log-probabilities differ by {interval(total)} from the server's, and by "
                 f"{interval(replayed)} where the model repeats the server's routing"
             )
-            if share["flag"] == PartOf.undefined:
+            if share is None:
+                lines.append(f"{sentence}. Server and model are two models, so no share of it is routing.")
+            elif share["flag"] == PartOf.undefined:
                 lines.append(f"{sentence}. This is rounding, so no share of it is routing.")
             else:
                 lines.append(
-                    f"{sentence}: {interval(routing)} of the mismatch is routing, a share of {interval(share)}."
+                    f"{sentence}: routing accounts for {interval(routing)} of it, a share of {interval(share)}."
                 )
         return lines

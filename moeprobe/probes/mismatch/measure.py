@@ -116,13 +116,15 @@ class _Scoring(TableWork[Result]):
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Score all sequences, and put the tables together."""
-        checkpoint, sums = self.checkpoint, self._sums(progress)
+        checkpoint = self.checkpoint
+        is_served = self._is_served()
+        sums = self._sums(progress)
         info = self.run_info(
             aligned=True,
             train_seeds={checkpoint.name: checkpoint.train_seed},
             groups={checkpoint.name: checkpoint.group},
         )
-        table, comparison = summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
+        table, comparison = summarize(sums, analyses=(MismatchAnalysis(shares=is_served),), run_info=info)
         sidecar = self.make_sidecar(
             checkpoints={checkpoint.name: dict(checkpoint.provenance)},
             colors=colors([checkpoint.name]),
@@ -137,7 +139,6 @@ class _Scoring(TableWork[Result]):
 
     def _sums(self, progress: Progress) -> SumsStore:
         accumulator, request_names = Accumulator(), self.served.names
-        self._check_model()
         progress.start(Mismatch.kind, len(request_names))
         for start in range(0, len(request_names), self.options.batch_size):
             names = request_names[start : start + self.options.batch_size]
@@ -148,15 +149,16 @@ class _Scoring(TableWork[Result]):
         clustered = accumulator.by_cluster(clusters_of([self.served.trace]))
         return of_table(image_table(clustered, checkpoint=self.checkpoint.name))
 
-    def _check_model(self) -> None:
-        """Warn if the server's experts agree with the model's by chance alone, as of another model."""
+    def _is_served(self) -> bool:
+        """Return whether the server has this model; warn if their experts agree by chance alone."""
         names = self.served.names[:_CHECKED]
         texts = batch_of([self.served.sequences[name] for name in names])
         served = self.served.routing(names, self.layers, num_tokens=texts.ids.shape[1])
         _, routing = self.checkpoint.model.trace(texts, layers=self.layers, logits=False)
         overlaps = [_overlap(routing.layers[layer], served.layers[layer]) for layer in self.layers]
         agreement, chance = np.mean(overlaps, axis=0)
-        if is_by_chance(agreement, chance):
+        is_served = not is_by_chance(agreement, chance)
+        if not is_served:
             warnings.warn(
                 RunWarning(
                     f"The server's experts agree with those of {self.checkpoint.name} hardly better than by chance "
@@ -165,6 +167,7 @@ class _Scoring(TableWork[Result]):
                 ),
                 stacklevel=2,
             )
+        return is_served
 
 
 def _overlap(routing: LayerRouting, served: LayerRouting) -> tuple[float, float]:

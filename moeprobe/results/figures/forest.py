@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.inputs.modality import ORDINARY, modality_of, modality_of_row
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import compared_first, find
 from moeprobe.results.figures import panels
@@ -145,7 +145,7 @@ def _point(axes: Axes, row: pd.Series, y: float, *, color: str, label: str) -> b
 def _word(axes: Axes, row: pd.Series, y: float, *, color: str) -> None:
     """Write the verdict next to the point, or next to 0 if there is none, on the side that has room."""
     words = {"reference": "reference collapsed", "both": "both collapsed"}
-    word = words.get(row["collapsed"], row["verdict"])
+    word = words.get(row["collapsed"]) or modality_of_row(row).translate(row["verdict"])
     at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]
     rightwards = at < sum(axes.get_xlim()) / 2
     if not math.isnan(row["sim_high"]):

@@ -12,6 +12,7 @@ from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.base import audit_entry
 from moeprobe.probes.engine.options import Options
 from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trace
+from moeprobe.recordings.matching import NAMES, check_match
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
@@ -34,18 +35,29 @@ def is_recorded(sources: Sequence[Model]) -> bool:
     return all(are_recordings)
 
 
-def check_recordings(paths: Sequence[Path], *, data: str | None) -> None:
-    """Raise ``UserError`` where data are named, which a recording has already, or one file twice."""
+def check_recordings(paths: Sequence[Path], *, data: str | None, match: str) -> None:
+    """Raise ``UserError`` where data are named, which a recording has already, or one file twice, or no such match."""
+    check_match(match)
     if data is not None:
         raise UserError(f"A recording has its own inputs; leave {option('data')} out.")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"{paths[0]} was named twice; give another recording.")
 
 
+def check_models(match: str) -> None:
+    """Raise ``UserError`` where models are to be matched otherwise than by names: they get the same inputs."""
+    check_match(match)
+    if match != NAMES:
+        raise UserError(f"{option('match')} pairs the inputs of two recordings; leave it out for models.")
+
+
 def audit_recordings(
-    paths: Sequence[Path], *, options: Options, watcher: Progress
+    paths: Sequence[Path], *, match: str, options: Options, watcher: Progress
 ) -> tuple[Result, list[Row], dict[str, str]]:
-    """Return the tables of recordings, the verdicts on their soundness, and the omissions."""
+    """Return the tables of recordings, the verdicts on their soundness, and the omissions.
+
+    ``match``: as in ``analyze_trace``.
+    """
     checked = [check_trace(path, watcher=watcher) for path in paths]
     out = None if options.out is None else options.out / RECORDED
     of_run = Options(
@@ -53,7 +65,7 @@ def audit_recordings(
         command=options.command,
     )  # fmt: skip
     try:
-        result = analyze_trace(list(paths), options=of_run, watcher=watcher)
+        result = analyze_trace(list(paths), match=match, options=of_run, watcher=watcher)
     except FinishedError as error:
         result = read_result(error.folder)
     names = list(dict.fromkeys(result.table["checkpoint"]))
@@ -61,7 +73,7 @@ def audit_recordings(
     if len(names) < len(checked):
         checked.sort(key=lambda trace: trace.sound)
     rows = [_recording_row(name, trace) for name, trace in zip(names, checked, strict=False)]
-    rows += _judge(paths, result)
+    rows += _judge(paths, result, match=match)
     left_out = {
         "crops, noise, precision, batches": _WITHOUT_MODEL,
         "accuracy": "A recording holds choices of experts, and no answers.",
@@ -100,13 +112,16 @@ def _recording_row(name: str, trace: CheckedTrace) -> Row:
     }
 
 
-def _judge(paths: Sequence[Path], result: Result) -> list[Row]:
+def _judge(paths: Sequence[Path], result: Result, *, match: str) -> list[Row]:
     """Return the verdicts on the properties that ``analyze-trace`` declares."""
     entry = audit_entry(AnalyzeTrace)
     properties = entry.properties if entry else ()
     words = " ".join(map(str, paths))
+    # The command must pair the inputs as this audit did.
+    matching = f" --match {match}" if match != NAMES and len(paths) > 1 else ""
     commands = {
-        item.name: item.command.format(models=words, first=paths[0], second=paths[-1]) for item in properties
+        item.name: item.command.format(models=words, first=paths[0], second=paths[-1]) + matching
+        for item in properties
     }
     names = list(dict.fromkeys(result.table["checkpoint"]))
     return judge_run(properties, result, run=RECORDED, classes=None, commands=commands, models=names)

@@ -21,6 +21,8 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.probes.engine.origins import choose_data, described
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
+from moeprobe.recordings.matching import NAMES
+from moeprobe.results.caveats import ROUTERS
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
@@ -29,7 +31,13 @@ from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import read_bytes, write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
-from moeprobe.studies.audit.recorded import RECORDED, audit_recordings, check_recordings, is_recorded
+from moeprobe.studies.audit.recorded import (
+    RECORDED,
+    audit_recordings,
+    check_models,
+    check_recordings,
+    is_recorded,
+)
 from moeprobe.studies.audit.result import (
     HTML,
     MARKDOWN,
@@ -55,6 +63,7 @@ def audit(
     data: str | None = None,
     minutes: float = MINUTES,
     probes: Sequence[str] | None = None,
+    match: str = NAMES,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -69,6 +78,7 @@ def audit(
         data: data set; None = the one that the checkpoints were trained on.
         minutes: how long it may take; decides how many images, and which probes, are run.
         probes: commands of the probes to run; None = all that join an audit.
+        match: of two recordings, as in ``analyze_trace``.
         options: common options; ``changes`` are applied to them by name.
         watcher: receives the progress of the work.
 
@@ -79,8 +89,9 @@ def audit(
     sources = _check_sources(models, minutes)
     work: _AuditWork
     if is_recorded(sources):
-        work = _RecordingsAudit(sources, data=data, options=options)
+        work = _RecordingsAudit(sources, data=data, match=match, options=options)
     else:
+        check_models(match)
         work = _ModelsAudit(sources, data=data, minutes=minutes, probes=probes, options=options)
     try:
         return work.execute(watcher)
@@ -203,7 +214,9 @@ class _ModelsAudit(_AuditWork):
             class_names=dataset.class_names,
         )
         sidecar = self.make_sidecar(
-            checkpoints=described(models, dataset, self.data, split=options.split),
+            checkpoints=_with_routers(
+                described(models, dataset, self.data, split=options.split), runs.values()
+            ),
             colors=colors([model.name for model in models]),
             runs=list(runs),
             folders=[step.name for step in plan.steps],
@@ -219,9 +232,10 @@ class _ModelsAudit(_AuditWork):
 class _RecordingsAudit(_AuditWork):
     """Judge recorded routing, without a model."""
 
-    def __init__(self, sources: Sequence[Model], *, data: str | None, options: Options) -> None:
+    def __init__(self, sources: Sequence[Model], *, data: str | None, match: str, options: Options) -> None:
         self.paths, self.options = [Path(str(source)) for source in sources], options
-        check_recordings(self.paths, data=data)
+        self.match = match
+        check_recordings(self.paths, data=data, match=match)
         if options.names is not None:
             raise UserError(f"Recorded routing is called by its files; leave {option('names')} out.")
         self.request = {
@@ -230,11 +244,14 @@ class _RecordingsAudit(_AuditWork):
             "seed": options.seed,
             "layers": None if options.layers is None else list(options.layers),
             **content_of(self.paths),
+            **({"match": match} if match != NAMES else {}),
         }
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
         """Check the recordings, and measure what they hold."""
-        result, rows, left_out = audit_recordings(self.paths, options=self.options, watcher=progress)
+        result, rows, left_out = audit_recordings(
+            self.paths, match=self.match, options=self.options, watcher=progress
+        )
         sidecar = self.make_sidecar(
             checkpoints=result.sidecar.checkpoints,
             colors=result.sidecar.colors,
@@ -246,6 +263,19 @@ class _RecordingsAudit(_AuditWork):
             wall_seconds=self.seconds,
         )
         return _result(rows, {RECORDED: result}, left_out, sidecar, None if folder is None else folder.path)
+
+
+def _with_routers(
+    checkpoints: Mapping[str, dict[str, Any]], runs: Iterable[Result]
+) -> dict[str, dict[str, Any]]:
+    """Return what a sidecar says of checkpoints, with the sizes of their routers as a run found them."""
+    found = {
+        name: {ROUTERS: info[ROUTERS]}
+        for run in runs
+        for name, info in run.sidecar.checkpoints.items()
+        if ROUTERS in info
+    }
+    return {name: info | found.get(name, {}) for name, info in checkpoints.items()}
 
 
 def _plan(

@@ -12,7 +12,7 @@ from moeprobe.judging.conclusions import Names
 from moeprobe.judging.headlines import sentences_of
 from moeprobe.metrics import registry
 from moeprobe.probes.registry import conclusions_of, of_kind, scales
-from moeprobe.results.caveats import precision_sentences
+from moeprobe.results.caveats import sentences_of as caveats_of
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.studies.report.reading import Run
 
@@ -151,7 +151,7 @@ def remarks_of(run: Run) -> list[str]:
         *conclusions_of(run),
         *_verdicts(run),
         *_changed_patches(run),
-        *precision_sentences(run.sidecar),
+        *caveats_of(run.sidecar),
     ]
 
 

@@ -13,7 +13,7 @@ from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.stats.proportions import score_interval
-from moeprobe.recordings.check_trace import CheckedTrace
+from moeprobe.recordings.check_trace import BY_CHANCE, CheckedTrace
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.layouts.side_by_side import summary
@@ -108,10 +108,11 @@ def sentences_of(
 
 
 def _verdict(checked: CheckedTrace, model: Row, runs: Mapping[str, Row]) -> str:
+    # Another model makes the check fail too, and is no fault of the capture.
+    if {finding.name for finding in checked.findings if finding.fault} == {BY_CHANCE}:
+        return "The server agrees with the model by chance alone: it serves another model, or other layers."
     if not checked.sound:
         return "The capture is faulty, so nothing can be said of the routing: see the findings."
-    if checked.overlap is not None and checked.overlap.is_chance:
-        return "The server agrees with the model by chance alone: it serves another model, or other layers."
     unequal = [name for name, row in runs.items() if row["value"] > 0]
     if model["value"] == 0 and not unequal:
         return "The server routes exactly as the model does, and as itself, in all that was sent."

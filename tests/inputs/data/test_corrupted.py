@@ -91,7 +91,7 @@ def test_clips_of_imagenet_p_have_the_class_of_their_folder(tmp_path: Path) -> N
 def test_a_video_without_pyav_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     write(tmp_path / "clip.mp4", encoded(0))
-    with pytest.raises(UserError, match=r"pip install 'moeprobe\[video\]'"):
+    with pytest.raises(UserError, match=r"pip install .* -e '\.\[video\]', or store"):
         Frames(split="test", location=str(tmp_path))
 
 

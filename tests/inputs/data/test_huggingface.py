@@ -113,7 +113,7 @@ def test_an_empty_and_a_damaged_folder(tmp_path: Path) -> None:
 
 def test_without_the_library_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'moeprobe\[huggingface\]'"):
+    with pytest.raises(UserError, match=r"pip install .* -e '\.\[huggingface\]'"):
         Huggingface(split="test", location="any")
 
 

@@ -119,7 +119,9 @@ def test_damage_is_named(tmp_path: Path) -> None:
 def test_without_tensorstore_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "manifest.ocdbt").touch()
     monkeypatch.setitem(sys.modules, "tensorstore", None)
-    with pytest.raises(UserError, match=r"needs TensorStore: pip install 'moeprobe\[orbax\]'\.$"):
+    with pytest.raises(
+        UserError, match=r"needs TensorStore, .*: pip install -c constraints\.txt -e '\.\[orbax\]'\.$"
+    ):
         read_vmoe(tmp_path)
     plain = making.write(tmp_path / "v", *making.content(making.nested(random_parameters())))
     assert find(plain).sizes.width == 6

@@ -12,7 +12,7 @@ from tests.models.training.tiny import trainer
 
 def test_without_the_package_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'moeprobe\[tensorboard\]'"):
+    with pytest.raises(UserError, match=r"pip install -c constraints\.txt -e '\.\[tensorboard\]'"):
         trainer(tmp_path, tensorboard=True)
     trainer(tmp_path, tensorboard=False)
 

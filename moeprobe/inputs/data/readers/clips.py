@@ -13,6 +13,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.images import EXTENSIONS, open_rgb
+from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import is_file
 
 VIDEOS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
@@ -175,7 +176,7 @@ def _pyav(path: Path) -> Any:
     try:
         import av
     except ImportError:
-        raise UserError(
-            f"{str(path)!r} is a video, and needs PyAV: pip install 'moeprobe[video]', or store its frames as images."
+        raise missing_package(
+            f"The video {str(path)!r}", "PyAV", "video", otherwise="store its frames as images"
         ) from None
     return av

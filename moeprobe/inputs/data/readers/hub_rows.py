@@ -12,6 +12,7 @@ from moeprobe.errors import UserError, first_line
 from moeprobe.inputs.data.base import Example, by_split
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import check_regular_files, expanded, is_file, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 
@@ -83,9 +84,7 @@ def library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            "'huggingface' needs the package datasets: pip install 'moeprobe[huggingface]'."
-        ) from error
+        raise missing_package("huggingface", "datasets", "huggingface") from error
     return datasets
 
 
