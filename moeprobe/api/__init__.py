@@ -17,6 +17,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moeprobe.runtime.torchvision_compat import repeat_failed_import
+
+# Whoever imports timm after any name of this module, though that name may need neither.
+repeat_failed_import()
+
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint, Model, Models
     from moeprobe.adapters.hooks import Hooks

@@ -49,6 +49,36 @@ def test_operators_are_declared_only_where_the_import_fails_for_them(
     assert (result.returncode, result.stdout) == (0, f"{name} {declared}\n"), result.stderr
 
 
+@pytest.mark.parametrize("before", ["from moeprobe.api import UserError", "from moeprobe import api"])
+@pytest.mark.parametrize(("source", "declared"), [(LOADS, False), (LACKS, True)])
+def test_an_import_after_the_api_succeeds(tmp_path: Path, before: str, source: str, declared: bool) -> None:
+    """Whoever imports torchvision, as timm does, and though nothing of moeprobe has needed torch by then."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"from torchvision import early\n{source}\nfrom torchvision import late\n"
+    )
+    (package / "early.py").write_text("import torchvision\nwhole = [torchvision]\n")
+    for name in ("late", "part"):
+        (package / f"{name}.py").write_text("")
+    (tmp_path / "users.py").write_text("import torchvision\n")
+    script = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+{before}
+assert "torch" not in sys.modules
+import users
+from importlib import resources
+from moeprobe.runtime.torchvision_compat import operators_were_declared
+whole = users.torchvision
+assert whole is sys.modules["torchvision"] and whole.early.whole == [whole]
+assert whole.early is sys.modules["torchvision.early"] and whole.late
+assert resources.files("torchvision").joinpath("late.py").is_file()
+print(operators_were_declared())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, f"{declared}\n"), ended.stderr
+
+
 def test_another_failure_is_passed_on(tmp_path: Path) -> None:
     result = imported(tmp_path, "raise RuntimeError('operator torchvision::roi does not exist')")
     assert "RuntimeError: operator torchvision::roi does not exist" in result.stderr
