@@ -8,6 +8,7 @@ from typing import Any
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.schema import shortened
+from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml, read_yaml
 
 # A section may be written as its one essential value: ``objective: prc`` is ``objective: {name: prc}``.
@@ -61,7 +62,7 @@ def find(source: str, available: Iterable[str], *, what: str, folder: str = "") 
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise UserError(f"There is no {what} file {source}.")
+            raise UserError(f"There is no {what} file {source}.{did_you_mean_path(path)}")
         return path
     available = list(available)
     for root in folders():

@@ -33,6 +33,7 @@ from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
 from moeprobe.runtime.files import is_folder
 from moeprobe.runtime.schema import ConfigSection, sentence
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # The part of a cell's name for a key; of others the last part of the key goes before the value.
 _SHORT = {"model.router": "", "model.top_k": "k", "model.capacity_factor": "c"}
@@ -101,6 +102,7 @@ def no_training(path: Path) -> UserError:
         return UserError(f"{path} is no folder of a training: it needs config.yaml and last.safetensors.")
     return UserError(
         f"There is no sweep and no folder of a training called {path}; moeprobe list sweeps names the sweeps."
+        f"{did_you_mean_path(path)}"
     )
 
 

@@ -31,6 +31,7 @@ from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import check_regular, is_file
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # What a check of the trace says as well (``capture_check``), of rows that are counted here.
 COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
@@ -198,7 +199,7 @@ def import_routed_experts(
     checkpoint = named_checkpoint(name or path.stem, data=data)
     for source in sources:
         if not is_file(source):
-            raise UserError(f"There is no file of responses {source}.")
+            raise UserError(f"There is no file of responses {source}.{did_you_mean_path(source)}")
         check_regular(source)
     if ordered_by not in (None, *ORDERS):
         raise UserError(f"{option('ordered_by')} is one of {', '.join(ORDERS)}; got {ordered_by!r}.")

@@ -17,6 +17,7 @@ from moeprobe.recordings.responses import grouped
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import is_file, open_regular
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 
 class Log:
@@ -137,7 +138,7 @@ def import_trace(
     checkpoint = named_checkpoint(name or path.stem, data=data)
     watcher = progress_of(watcher)
     if not is_file(log):
-        raise UserError(f"There is no log {log}.")
+        raise UserError(f"There is no log {log}.{did_you_mean_path(log)}")
     watcher.start(f"import {log.name}", log.stat().st_size)
     entries = Log(log, num_experts=num_experts, progress=watcher.advance)
     check = CaptureCheck()

@@ -20,6 +20,7 @@ from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import is_file
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 
 def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -115,7 +116,7 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
         UserError: the file cannot be read, two have one name, or there is none.
     """
     if not is_file(path):
-        raise UserError(f"There is no file of responses {path}.")
+        raise UserError(f"There is no file of responses {path}.{did_you_mean_path(path)}")
     sequences: dict[str, Tokens] = {}
     for where, response in responses(path, progress=lambda count: None):
         with faults_at(path, where) as location:

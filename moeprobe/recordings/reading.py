@@ -34,6 +34,7 @@ from moeprobe.recordings.format import (
     is_ordered,
 )
 from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, status
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
 CACHE = 2**26
@@ -363,7 +364,7 @@ def open_file(path: Path) -> pq.ParquetFile:
         example = min(path.rglob("*.parquet"), default=path / "clean.parquet")
         raise UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
     if status(path) is None:
-        raise UserError(f"There is no trace {path}.")
+        raise UserError(f"There is no trace {path}.{did_you_mean_path(path)}")
     check_regular(path)
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.characters import neutral
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -328,14 +328,15 @@ def find_checkpoint(source: str | Path) -> Path:
             raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
         return path / LAST
     if not is_file(path):
-        neighbors = (
-            [str(other.parent) for other in path.parent.glob(f"*/{LAST}")] if is_folder(path.parent) else []
-        )
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
-            f"{did_you_mean(str(path), neighbors)}"
+            f"{did_you_mean_path(path, _is_checkpoint)}"
         )
     return path
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return is_file(path / LAST) or (path.suffix == ".safetensors" and is_file(path))
 
 
 def shortest_ends(paths: Sequence[Path], *, least: int = 1, each: bool = False) -> list[str]:

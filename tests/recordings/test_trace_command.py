@@ -45,6 +45,15 @@ def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path
     assert set(pd.read_parquet(found["files"][1])["gates_kept"]) == {"all"}
 
 
+def test_the_next_command_names_files_as_they_were_typed(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("trace", "record", trained["prc"], "--limit", 2, "--out", "some/traces")
+    assert "Next: moeprobe trace analyze some/traces/prc/clean.parquet" in result.output
+    assert str(tmp_path) not in result.output
+
+
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "prc"
     result = run(

@@ -24,6 +24,7 @@ from moeprobe.models import config
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import DAMAGE, is_file, sha256
 from moeprobe.runtime.schema import ConfigSection, sentence
+from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # What must be known of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file.
@@ -135,7 +136,7 @@ def load(path: Path) -> FileSettings:
         UserError: it cannot be read, a key is unknown or missing, or has a value of the wrong type.
     """
     if not is_file(path):
-        raise UserError(f"There is no settings file {path}.")
+        raise UserError(f"There is no settings file {path}.{did_you_mean_path(path)}")
     try:
         return FileSettings.model_validate(config.read(path))
     except ValidationError as error:
@@ -240,7 +241,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
         UserError: it cannot be read, or does not fit the module.
     """
     if not is_file(path):
-        raise UserError(f"There is no file of weights {path}.")
+        raise UserError(f"There is no file of weights {path}.{did_you_mean_path(path)}")
     tensors = _state_dict(path)
     if tensors and all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}

@@ -17,6 +17,7 @@ from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import check_regular_files, expanded, is_folder, is_there, read_json
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
+from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # How families of the library call their numbers of layers.
@@ -155,7 +156,7 @@ def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoT
     local = is_folder(folder)
     # A name on the hub is OWNER/NAME, or NAME.
     if not local and (reference.startswith((".", "~", "/")) or reference.count("/") > 1):
-        raise UserError(f"There is no folder {quoted(reference)}.")
+        raise UserError(f"There is no folder {quoted(reference)}.{did_you_mean_path(folder)}")
     if local:
         check_regular_files(folder, "*")
         check_folder(folder)

@@ -183,7 +183,9 @@ def _yes_or_no(is_on: bool | None) -> str:
 def _print_lines(lines: list[str], folder: Path) -> None:
     """Print the import, its place, and the next step."""
     from moeprobe.cli.front.screen import console
+    from moeprobe.runtime.files import display_path
 
+    folder = display_path(folder)
     lines += [
         f"Written to {folder}/: last.safetensors, last.json",
         f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}",

@@ -29,7 +29,7 @@ from moeprobe.results.layouts.load_over_time import hot_experts_table, placement
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
 from moeprobe.results.tables import FLOORS
-from moeprobe.runtime.files import PATCHES, TOKENS
+from moeprobe.runtime.files import PATCHES, TOKENS, display_path
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult
@@ -100,6 +100,8 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
         soft_wrap=True,
     )
     print_warnings(screen, result.sidecar)
+    # As they can be typed here; the run knows them by their absolute paths.
+    files = [str(display_path(path)) for path in result.files]
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
     of_server = Path(files[0]).stem == "tokens"  # the sequences of a server's responses
     following = (

@@ -13,6 +13,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 from moeprobe.runtime.files import expanded, is_folder
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 SPLITS = ("train", "val", "test")
 # What folders, files and data sets of others call a split; the first that is there is taken.
@@ -160,5 +161,7 @@ def require_folder(location: str | None, *, name: str, layout: str) -> Path:
         raise UserError(f"{name!r} needs a folder: write {name}:PATH, where PATH holds {layout}.")
     folder = expanded(location)
     if not is_folder(folder):
-        raise UserError(f"There is no folder {location!r} for {name!r}; it should hold {layout}.")
+        raise UserError(
+            f"There is no folder {location!r} for {name!r}; it should hold {layout}.{did_you_mean_path(folder)}"
+        )
     return folder

@@ -10,6 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import check_split
 from moeprobe.inputs.data.readers.clips import Clips
 from moeprobe.runtime.files import expanded, is_file, is_folder
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 
 class Frames(Clips):
@@ -23,5 +24,7 @@ class Frames(Clips):
             )
         root = expanded(location)
         if not is_folder(root) and not is_file(root):
-            raise UserError(f"There is no folder and no video {location!r} for 'frames'.")
+            raise UserError(
+                f"There is no folder and no video {location!r} for 'frames'.{did_you_mean_path(root)}"
+            )
         self.read_clips(root)

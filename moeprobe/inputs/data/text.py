@@ -9,6 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import TextDataset, TextExample, check_split
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import expanded, is_file, read_bytes
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 _KEYS = ("text", "id", "label")
 # More than a probe gets through in a day.
@@ -30,7 +31,7 @@ class Text(TextDataset):
         if path.suffix not in (".txt", ".jsonl"):
             raise UserError(f"Texts are read from a .txt (one per line) or a .jsonl; got {location!r}.")
         if not is_file(path):
-            raise UserError(f"There is no file of texts {location!r}.")
+            raise UserError(f"There is no file of texts {location!r}.{did_you_mean_path(path)}")
         try:
             lines = (
                 read_bytes(path, limit=_LIMIT)

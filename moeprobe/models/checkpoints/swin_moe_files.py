@@ -23,6 +23,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import DAMAGE, check_regular, is_file, is_folder
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")
@@ -71,6 +72,7 @@ def find_files(source: Path) -> tuple[list[Path], Path | None]:
     if not files:
         raise UserError(
             f"There is no Swin-MoE checkpoint {str(source)!r}: neither a file of that name nor {prefix.name}.rank0."
+            f"{did_you_mean_path(source)}"
         )
     missing = sorted(set(range(max(files) + 1)) - set(files))
     if missing:

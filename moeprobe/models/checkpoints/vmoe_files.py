@@ -41,6 +41,7 @@ from moeprobe.models.checkpoints.msgpack import Cursor, File
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import check_regular_files, is_file, is_folder
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 VERSION = "20220622"
 MARK = "__msgpack_array_chunk_a87ca2__"
@@ -85,6 +86,7 @@ def read_vmoe(source: Path) -> StoredArrays:
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give the prefix P of the files P.index and P.data-00000-of-…, "
             "a flax msgpack file, or a folder that Orbax wrote."
+            f"{did_you_mean_path(source)}"
         )
     return read_flax(source)
 

@@ -28,6 +28,7 @@ from moeprobe.runtime.catalog import OBJECTIVES, did_you_mean
 from moeprobe.runtime.files import DAMAGE, display_path, is_file, sha256
 from moeprobe.runtime.schema import make_plugin
 from moeprobe.runtime.seeds import generator, torch_seed
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 
 def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> tuple[str, ...]:
@@ -235,7 +236,9 @@ def check_dense(config: UpcycleConfig) -> None:
 def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     path = Path(str(config.file))
     if not is_file(path):
-        raise UserError(f"There is no file {path} of dense weights; give another model.upcycle.file.")
+        raise UserError(
+            f"There is no file {path} of dense weights; give another model.upcycle.file.{did_you_mean_path(path)}"
+        )
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions of the format
             tensors = load_state_dict(str(path))

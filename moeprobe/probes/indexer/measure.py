@@ -41,6 +41,7 @@ from moeprobe.results.tables import image_table
 from moeprobe.runtime.files import Scratch, is_file, sha256, shortest_ends
 from moeprobe.runtime.processes import spread, usable
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 _VIEW, _ROUTER = "selected keys", "indexer"
 
@@ -86,7 +87,7 @@ class _Captures(TableWork[Result]):
         self.paths = first, second
         for path in self.paths:
             if not is_file(path):
-                raise UserError(f"There is no file of responses {path}.")
+                raise UserError(f"There is no file of responses {path}.{did_you_mean_path(path)}")
         if first.resolve() == second.resolve():
             raise UserError(f"{first} was named twice; name the responses of two captures.")
         if start is not None and start < 0:

@@ -48,6 +48,7 @@ from moeprobe.runtime.files import (
     is_there,
     shortest_ends,
 )
+from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 
 _NUMBERS = NUMBERS - {*WHOLE, "train_seed", "top_k", "seed"}
@@ -205,7 +206,9 @@ def _read_sidecar(path: Path) -> Sidecar:
         out = path.parents[2]
         raise UserError(f"{path} is packed into {out}; report {out}, or compare {path}.")
     if not is_folder(path):
-        raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
+        raise UserError(
+            f"There is no folder {path}; name the output folder of a finished run.{did_you_mean_path(path)}"
+        )
     if not is_there(sidecar) and not is_there(path / SHARD):
         if is_file(path / REQUEST):
             raise UserError(f"The run in {path} is not finished; give its command again to resume it.")

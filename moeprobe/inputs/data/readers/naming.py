@@ -11,6 +11,7 @@ from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import DATA, unknown
 from moeprobe.runtime.files import expanded, is_file, is_folder, status
+from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # Data sets that need no files of the user's.
 _BUILT_IN = ("checkerboard", "digits", "shapes")
@@ -77,7 +78,7 @@ class Files(ImageDataset):
         self._paths = [Path(path) for path in paths]
         for path in self._paths:
             if not is_file(path):
-                raise UserError(f"There is no image file {path}.")
+                raise UserError(f"There is no image file {path}.{did_you_mean_path(path)}")
         self.image_ids = [str(path) for path in self._paths]
         self.class_names = None
 
