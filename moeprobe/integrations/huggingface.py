@@ -8,11 +8,13 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from moeprobe.errors import RunWarning, UserError
+from moeprobe.integrations.arguments import check_settings, checked
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
 
 
+@checked
 class HuggingfaceMonitor(TrainerCallback):
     """Makes a ``RoutingMonitor`` of the model that is trained, and calls it after each step.
 
@@ -25,6 +27,7 @@ class HuggingfaceMonitor(TrainerCallback):
     """
 
     def __init__(self, data: Data, *, tokenizer: Any = None, **settings: Any) -> None:
+        check_settings(HuggingfaceMonitor, settings, monitor=RoutingMonitor)
         self._data, self._tokenizer, self._settings = data, tokenizer, settings
         self.monitor: RoutingMonitor | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from moeprobe.integrations.arguments import check_settings, checked
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
@@ -13,6 +14,7 @@ except ModuleNotFoundError:  # the same under its earlier name, which can be ins
     from pytorch_lightning import Callback
 
 
+@checked
 class LightningMonitor(Callback):
     """Makes a ``RoutingMonitor`` of a part of the module that is trained, and calls it after each step.
 
@@ -29,6 +31,7 @@ class LightningMonitor(Callback):
     def __init__(
         self, model: Callable[[Any], Any], data: Data, *, sinks: Sink | Sequence[Sink] = (), **settings: Any
     ) -> None:
+        check_settings(LightningMonitor, settings, monitor=RoutingMonitor)
         self._model, self._data, self._settings = model, data, settings
         self._sinks = sinks_of(sinks)
         self._state: dict[str, Any] = {}

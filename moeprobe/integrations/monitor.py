@@ -25,6 +25,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.integrations import measure
+from moeprobe.integrations.arguments import checked
 from moeprobe.integrations.probe_set import Data, make_probe_set
 from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
 from moeprobe.integrations.undisturbed import ProbedModel
@@ -47,6 +48,7 @@ _INPUTS, _FIRST, _LAST = "inputs", "first/", "last/"
 Normalization = tuple[Sequence[float], Sequence[float]]
 
 
+@checked
 class RoutingMonitor:
     """Measures the routing of a model on a fixed probe set, every so many steps of its training.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError, option
+from moeprobe.integrations.arguments import checked
 from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import expanded
 
@@ -52,6 +53,7 @@ class Sink(ABC):
         """Finish writing, when the training has ended."""
 
 
+@checked
 class JsonLines(Sink):
     """A file with a line per record: all that was measured, with intervals and layer by layer.
 
@@ -84,6 +86,7 @@ class JsonLines(Sink):
             file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
 
 
+@checked
 class TensorBoard(Sink):
     """Event files of TensorBoard (extra ``tensorboard``).
 
@@ -111,6 +114,7 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
+@checked
 class WeightsAndBiases(Sink):
     """A run of Weights & Biases (extra ``wandb``), online or offline as the run is.
 
@@ -142,6 +146,7 @@ class WeightsAndBiases(Sink):
         self._run.log({**record.values, "routing/step": record.step})
 
 
+@checked
 class Mlflow(Sink):
     """A run of MLflow (extra ``mlflow``), on a server or in a store of files.
 

@@ -238,6 +238,12 @@ class Probe(Kind, ABC, Generic[R]):
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where common options do not suit, before anything is loaded."""
 
+    def check_models(self, models: Sequence[Any]) -> None:
+        """Raise ``UserError`` where there are too few models, before any is loaded."""
+
+    def check_data(self, kind: type, data: str) -> None:
+        """Raise ``UserError`` where a data set of this class, named ``data``, does not suit, before it is opened."""
+
     def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "ProbeWork[R]":
         """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
         return resolve(self.work)(self, models, data, options)

@@ -19,6 +19,18 @@ def several(value: Any) -> list[Any]:
     return [value] if single else list(value)
 
 
+def check_two(values: Sequence[Any], what: str) -> None:
+    """Raise ``UserError`` unless there are at least two; ``what`` they are, e.g. "models to align"."""
+    if len(values) < 2:
+        raise UserError(f"Name at least two {what}.")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise ``UserError`` unless the value of an option is a finite number above 0."""
+    if not 0 < value < float("inf"):
+        raise UserError(f"{option(name)} takes a number above 0; got {value:g}.")
+
+
 def read(name: str, annotation: Any, value: Any, *, flag: str | None = None) -> Any:
     """Return a value as its annotation asks for it; of an annotation that is not known here, as it is.
 
@@ -190,14 +202,17 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
     return cast("F", wrapper)
 
 
-def checked_class(cls: type[T]) -> type[T]:
-    """Refuse keywords that the constructor of a class does not take, and missing ones; values it checks itself."""
+def checked_class(cls: type[T], *, package: str = "api") -> type[T]:
+    """Refuse keywords that the constructor of a class does not take, and missing ones; values it checks itself.
+
+    ``package`` is where users import it from.
+    """
     construct = cls.__init__
     signature = signature_of(cls)
 
     @functools.wraps(construct)
     def wrapper(self: T, /, *positional: Any, **named: Any) -> None:
-        _bound(f"api.{cls.__name__}", signature, positional, named)
+        _bound(f"{package}.{cls.__name__}", signature, positional, named)
         construct(self, *positional, **named)
 
     cls.__init__ = wrapper  # type: ignore[method-assign, assignment]

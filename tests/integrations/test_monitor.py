@@ -17,7 +17,15 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.inputs.images import Framing
-from moeprobe.integrations import JsonLines, RoutingMonitor, RoutingRecord, Sink
+from moeprobe.integrations import (
+    JsonLines,
+    Mlflow,
+    RoutingMonitor,
+    RoutingRecord,
+    Sink,
+    TensorBoard,
+    WeightsAndBiases,
+)
 from moeprobe.integrations.undisturbed import ProbedModel, undisturbed
 from tests.integrations.trainings import STEPS, equal, train, vmoe
 
@@ -335,6 +343,7 @@ def test_a_monitor_that_takes_too_long_says_so_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"evry": 9}, r"integrations\.RoutingMonitor has no argument 'evry'\. Did you mean 'every'\?"),
         ({"every": 0}, "every takes a positive whole number; got 0"),
         ({"limit": 2.5}, "limit takes a positive whole number; got 2.5"),
         (
@@ -360,6 +369,20 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
     arguments: dict[str, Any] = {"model": vmoe(), "data": "digits", "limit": 4} | changes
     with pytest.raises(UserError, match=sentence):
         RoutingMonitor(arguments.pop("model"), arguments.pop("data"), **arguments)
+
+
+@pytest.mark.parametrize("sink", [JsonLines, TensorBoard, WeightsAndBiases, Mlflow])
+def test_a_sink_refuses_what_it_does_not_take(sink: Any) -> None:
+    with pytest.raises(UserError, match=rf"integrations\.{sink.__name__} has no argument 'nothing'"):
+        sink(nothing=1)
+
+
+def test_a_callback_refuses_settings_before_the_training() -> None:
+    pytest.importorskip("transformers")
+    from moeprobe.integrations import HuggingfaceMonitor
+
+    with pytest.raises(UserError, match=r"integrations\.HuggingfaceMonitor has no argument 'sink'"):
+        HuggingfaceMonitor(["a text"], sink=())
 
 
 def test_divided_parameters_are_refused() -> None:

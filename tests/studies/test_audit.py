@@ -125,7 +125,18 @@ def test_what_takes_too_long_is_not_even_timed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("moeprobe.probes.experts.measure.ExpertsMeasurement.plan", timing)
     plan = api.plan_audit(MODEL, probes=("confidence", "experts", "align"), **FEW)
     assert [step.name for step in plan.steps] == ["confidence"]
-    assert "--minutes" in plan.left_out["experts"] and "two trainings" in plan.left_out["align"]
+    assert "--minutes" in plan.left_out["experts"] and "two models" in plan.left_out["align"]
+
+
+def test_what_is_left_out_calls_models_as_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is a sentence about a model, which has no router that could be left out otherwise."""
+
+    def cannot(name: str, *_: Any) -> None:
+        raise UserError(f"{name} cannot replay a routing.")
+
+    monkeypatch.setattr("moeprobe.probes.experts.measure.check_replayable", cannot)
+    plan = api.plan_audit(MODEL, probes=("confidence", "experts"), names="mine", **FEW)
+    assert plan.left_out["experts"] == "mine cannot replay a routing."
 
 
 def test_a_plan_says_what_would_run_and_fits_the_time() -> None:

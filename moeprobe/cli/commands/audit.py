@@ -9,6 +9,7 @@ from moeprobe.cli.front.early import check_checkpoints, check_folder, check_trac
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Data, Match, with_common_options
 from moeprobe.cli.front.options import names as split_names
+from moeprobe.runtime.arguments import check_positive
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,6 +49,7 @@ def audit(
 
     Example: `moeprobe audit checkpoints/demo-baseline checkpoints/demo-prc --minutes 2 --out reports/audit`
     """
+    check_positive("minutes", minutes)
     are_recordings = all(model.endswith(".parquet") for model in models)
     if are_recordings:
         check_traces([Path(model) for model in models])

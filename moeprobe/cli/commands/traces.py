@@ -21,6 +21,9 @@ from moeprobe.cli.front.options import (
     command_line,
     names,
 )
+from moeprobe.probes.align import TO_ALIGN
+from moeprobe.probes.drift import STEPS
+from moeprobe.runtime.arguments import check_two
 
 _Trace = Annotated[
     Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
@@ -149,6 +152,7 @@ def align(
 
     Example: `moeprobe trace align traces/demo-baseline/clean.parquet traces/demo-prc/clean.parquet`
     """
+    check_two(traces, TO_ALIGN)
     check_traces(traces)
     settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api
@@ -224,6 +228,7 @@ def drift(
     Example: `moeprobe trace drift traces/step-0/clean.parquet traces/step-100/clean.parquet
     traces/step-200/clean.parquet`
     """
+    check_two(traces, STEPS)
     check_traces(traces)
     settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
     from moeprobe import api

@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
 from moeprobe.inputs.images import Framing, Sample, sample
-from moeprobe.inputs.views.base import SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, SeverityView
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Affine(SeverityView):
 
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
     unit: ClassVar[str] = "affine: share of the full random map"
+    amounts: ClassVar[Amounts] = Amounts(0, 1, "The severity of an affine map")
 
     def __post_init__(self) -> None:
         if not self.scale >= 1:
@@ -43,7 +44,7 @@ class Affine(SeverityView):
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Sample]:
         """Return ``image`` moved by each share of one random affine map."""
-        check_severities(severities, low=0, high=1, what="The severity of an affine map")
+        self.check(severities)
         draw = rng.uniform(-1, 1, size=5)
         clean = framing.to_source(image)
         return [

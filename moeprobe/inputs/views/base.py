@@ -9,6 +9,7 @@ Where in the chain it acts: pixels are in [0, 1], *before* the model's normaliza
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -32,6 +33,23 @@ def check_severities(severities: Sequence[float], *, low: float, high: float, wh
             raise UserError(f"{what} must be {bounds}; got {severity}.")
 
 
+@dataclass(frozen=True)
+class Amounts:
+    """What severities may be: from ``low`` to ``high``; ``name`` is what a sentence calls one."""
+
+    low: float
+    high: float
+    name: str
+
+    def check(self, severities: Sequence[float]) -> None:
+        """Raise ``UserError`` unless every severity is one of these amounts."""
+        check_severities(severities, low=self.low, high=self.high, what=self.name)
+
+
+# Ten times the range of what it is added to: of that nothing is left but noise, clipped to both ends.
+STANDARD_DEVIATION = Amounts(0, 10, "A standard deviation")
+
+
 class View:
     """A family of perturbations; a frozen dataclass whose fields are its parameters.
 
@@ -52,10 +70,17 @@ class SeverityView(View, ABC, Generic[Source, Frame, Made]):
     Attributes:
         severities: the default steps of a sweep, starting at the severity that changes nothing.
         unit: what a severity is measured in.
+        amounts: what a severity may be; None = any number, or what ``check`` says.
     """
 
     severities: ClassVar[tuple[float, ...]]
     unit: ClassVar[str]
+    amounts: ClassVar[Amounts | None] = None
+
+    def check(self, severities: Sequence[float]) -> None:
+        """Raise ``UserError`` where a severity is out of range; runs call it before any model is loaded."""
+        if self.amounts is not None:
+            self.amounts.check(severities)
 
     @abstractmethod
     def perturb(

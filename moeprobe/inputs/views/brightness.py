@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.base import SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, SeverityView
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,13 @@ class Brightness(SeverityView):
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     unit: ClassVar[str] = "change of brightness, in units of the [0, 1] pixel range"
+    amounts: ClassVar[Amounts] = Amounts(0, 1, "A change of brightness")
 
     def perturb(
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Sample]:
         """Return ``image`` with each change of its brightness."""
-        check_severities(severities, low=0, high=1, what="A change of brightness")
+        self.check(severities)
         sign = 1.0 if rng.random() < 0.5 else -1.0
         clean = framing.clean(image)
         return [Sample((clean.pixels + sign * change).clamp(0, 1), clean.to_source) for change in severities]

@@ -11,7 +11,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import MOVING, NAMES
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.base import SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, SeverityView
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.seeds import generator
 
@@ -38,6 +38,7 @@ class Corruption(SeverityView):
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
     unit: ClassVar[str] = "severity of ImageNet-C"
+    amounts: ClassVar[Amounts] = Amounts(0, _STRONGEST, "The severity of a corruption")
 
     def __post_init__(self) -> None:
         if self.kind not in NAMES:
@@ -47,6 +48,13 @@ class Corruption(SeverityView):
                 f"The corruption {self.kind!r} moves nothing, so it needs no control; use moves=false with "
                 f"{', '.join(MOVING)}."
             )
+
+    def check(self, severities: Sequence[float]) -> None:
+        """Raise ``UserError`` unless every severity is a whole number from 0 to 5."""
+        super().check(severities)
+        for severity in severities:
+            if severity != int(severity):
+                raise UserError(f"The severity of a corruption must be a whole number; got {severity}.")
 
     def perturb(
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
@@ -58,10 +66,7 @@ class Corruption(SeverityView):
         """
         import torch
 
-        check_severities(severities, low=0, high=_STRONGEST, what="The severity of a corruption")
-        for severity in severities:
-            if severity != int(severity):
-                raise UserError(f"The severity of a corruption must be a whole number; got {severity}.")
+        self.check(severities)
         clean, seed = framing.clean(image), int(rng.integers(2**63))
         pixels, function = clean.pixels.numpy(), self._function()
 

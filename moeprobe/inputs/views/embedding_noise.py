@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from moeprobe.inputs.texts import TextFraming, TextSample
-from moeprobe.inputs.views.base import check_severities
+from moeprobe.inputs.views.base import STANDARD_DEVIATION, Amounts
 from moeprobe.inputs.views.text import TextView
 
 
@@ -22,6 +22,7 @@ class EmbeddingNoise(TextView):
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
     unit: ClassVar[str] = "noise σ, in units of the embeddings' root mean square"
+    amounts: ClassVar[Amounts] = STANDARD_DEVIATION
 
     def perturb(
         self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
@@ -29,7 +30,7 @@ class EmbeddingNoise(TextView):
         """Return ``source`` with each amount of noise."""
         import torch
 
-        check_severities(severities, low=0, high=float("inf"), what="A standard deviation")
+        self.check(severities)
         clean = framing.clean(source)
         noise = torch.from_numpy(rng.standard_normal((len(clean.ids), framing.width), dtype=np.float32))
         noise[torch.from_numpy(clean.special)] = 0

@@ -1,7 +1,7 @@
 """Blur."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import ndimage
 
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.base import SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, SeverityView
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,13 @@ class GaussianBlur(SeverityView):
     random: ClassVar[bool] = False
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
     unit: ClassVar[str] = "blur σ, in pixels of the model's input"
+    amounts: ClassVar[Amounts] = Amounts(0, float("inf"), "The sigma of a blur")
 
     def perturb(
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Sample]:
         """Return ``image`` blurred by each amount; nothing is drawn."""
-        check_severities(severities, low=0, high=framing.size, what="The sigma of a blur")
+        replace(self.amounts, high=framing.size).check(severities)
         clean = framing.clean(image)
         return [Sample(_blur(clean.pixels, sigma), clean.to_source) for sigma in severities]
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from moeprobe.inputs.images import Framing, Sample
-from moeprobe.inputs.views.base import SeverityView, check_severities
+from moeprobe.inputs.views.base import STANDARD_DEVIATION, Amounts, SeverityView
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class GaussianNoise(SeverityView):
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
     unit: ClassVar[str] = "noise σ, in units of the [0, 1] pixel range"
+    amounts: ClassVar[Amounts] = STANDARD_DEVIATION
 
     def perturb(
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
@@ -31,7 +32,7 @@ class GaussianNoise(SeverityView):
         """Return ``image`` with each amount of noise."""
         import torch
 
-        check_severities(severities, low=0, high=float("inf"), what="A standard deviation")
+        self.check(severities)
         clean = framing.clean(image)
         unit = torch.from_numpy(rng.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))
         noisy = [(severity * unit).add_(clean.pixels) for severity in severities]

@@ -24,7 +24,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
 from moeprobe.inputs.images import FILL, Framing, Sample, render, to_tensor
-from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, PairView, SeverityView
 from moeprobe.inputs.views.crops import ASPECT, Range, check_ranges, draw_crop
 from moeprobe.runtime.catalog import unknown
 
@@ -155,10 +155,11 @@ class Randaugment(PairView, SeverityView):
 
     severities: ClassVar[tuple[float, ...]] = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0)
     unit: ClassVar[str] = "RandAugment magnitude"
+    amounts: ClassVar[Amounts] = Amounts(0, MAX_MAGNITUDE, "RandAugment's magnitude")
 
     def __post_init__(self) -> None:
         check_ranges(aspect=self.aspect, area=self.area)
-        check_severities([self.magnitude], low=0, high=MAX_MAGNITUDE, what="RandAugment's magnitude")
+        self.check([self.magnitude])
         if self.num_layers < 0:
             raise UserError(f"num_layers cannot be negative; got {self.num_layers}.")
         if not self.operations:
@@ -177,7 +178,7 @@ class Randaugment(PairView, SeverityView):
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Sample]:
         """Return the clean view of ``image`` with the same operations at each magnitude."""
-        check_severities(severities, low=0, high=MAX_MAGNITUDE, what="RandAugment's magnitude")
+        self.check(severities)
         steps = self._draw(rng)
         base = framing.to_source(image)
         return [_augment(image, base, steps, magnitude, framing.size) for magnitude in severities]

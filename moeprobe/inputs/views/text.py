@@ -8,7 +8,7 @@ import numpy as np
 
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.inputs.texts import Piece, TextFraming, TextSample, write
-from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
+from moeprobe.inputs.views.base import Amounts, PairView, SeverityView
 
 
 class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFraming, TextSample]):
@@ -22,6 +22,7 @@ class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFra
 
     modality: ClassVar[Modality] = TEXT
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+    amounts: ClassVar[Amounts] = Amounts(0, 1, "A share of words")
     pair_share: ClassVar[float] = 0.1
 
     def pair(
@@ -53,7 +54,7 @@ class WordView(TextView, ABC):
         A word is changed once its own random number is below the severity, and then always in the same way: the
         changes of a weak severity are a subset of the changes of a stronger one.
         """
-        check_severities(severities, low=0, high=1, what="A share of words")
+        self.check(severities)
         words = self.words(source)
         threshold = rng.random(len(words))
         rewritten = [self.rewrite(source[start:end], rng) for start, end in words]

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from moeprobe.inputs.texts import TextFraming, TextSample
-from moeprobe.inputs.views.base import check_severities
+from moeprobe.inputs.views.base import Amounts
 from moeprobe.inputs.views.text import TextView
 
 
@@ -20,12 +20,13 @@ class TokenDropout(TextView):
     """
 
     unit: ClassVar[str] = "token_dropout: share of tokens left out"
+    amounts: ClassVar[Amounts] = Amounts(0, 1, "A share of tokens")
 
     def perturb(
         self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
     ) -> list[TextSample]:
         """Return ``source`` without a share of its tokens."""
-        check_severities(severities, low=0, high=1, what="A share of tokens")
+        self.check(severities)
         clean = framing.clean(source)
         threshold = rng.random(len(clean.ids))
         last = np.where(clean.special, -1.0, threshold).argmax()

@@ -1,15 +1,20 @@
 """The declaration of ``align``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.probes.base import Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
+from moeprobe.runtime.arguments import check_two
 
 if TYPE_CHECKING:
     from moeprobe.probes.engine.options import Options
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
+
+
+# Of recordings at least two are needed.
+TO_ALIGN = "traces to align"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,10 @@ class Align(Probe["Result"]):
         """Raise ``UserError`` where the null by class is wanted."""
         if options.class_null:
             raise UserError(f"Experts are aligned over all classes; leave {option('class_null')} out.")
+
+    def check_models(self, models: Sequence[Any]) -> None:
+        """Raise ``UserError`` where there is nothing to align with."""
+        check_two(models, "models to align")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""

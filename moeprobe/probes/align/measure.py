@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import alignment
@@ -75,8 +74,6 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
         self, probe: Align, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        if len(models) < 2:
-            raise UserError("Name at least two trainings, whose experts are to be aligned.")
         check_choices(
             models, "its experts have no tokens of their own to be aligned by", layers=options.layers
         )

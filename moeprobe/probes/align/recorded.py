@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Unpack
 
 from moeprobe.errors import UserError
-from moeprobe.probes.align import Align
+from moeprobe.probes.align import TO_ALIGN, Align
 from moeprobe.probes.align.measure import AlignedTrainings, RecordedTraining, align_trainings
 from moeprobe.probes.analyze_trace.describe import facts_of, request_of
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -16,7 +16,7 @@ from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import NAMES as CHOSEN
 from moeprobe.results.sidecars import choose_names
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import check_two, several
 from moeprobe.runtime.progress import Progress, progress_of
 
 
@@ -57,8 +57,7 @@ class _RecordedAlignment(TableWork[Result]):
     def __init__(self, paths: Sequence[Path], *, probe: Align, match: str, options: Options) -> None:
         self.probe, self.options = probe, options
         check_match(match)
-        if len(paths) < 2:
-            raise UserError("Name at least two traces, whose experts are to be aligned.")
+        check_two(paths, TO_ALIGN)
         matched, self.matching = match_traces([TraceFile(path) for path in paths], match)
         traces = name_all(matched)
         for trace_view in traces:

@@ -2,6 +2,9 @@
 
 from moeprobe.probes.base import AGREEMENT, Kind, Layout
 
+# At least two are needed.
+STEPS = "traces: of the first and of the last checkpoint"
+
 
 class Drift(Kind):
     """Recorded routing of a training's checkpoints, each against the first and against the last."""

@@ -10,7 +10,7 @@ from moeprobe.judging.summarize import summarize
 from moeprobe.probes.analyze_trace.describe import facts_of, notes_of, request_of
 from moeprobe.probes.analyze_trace.measure import Measuring
 from moeprobe.probes.base import deferred
-from moeprobe.probes.drift import Drift
+from moeprobe.probes.drift import STEPS, Drift
 from moeprobe.probes.drift.sentences import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
@@ -21,7 +21,7 @@ from moeprobe.recordings.pairs import NamedTrace, check_tokens, common_ids, comm
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import concat
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import check_two, several
 from moeprobe.runtime.files import shortest_ends
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -58,8 +58,7 @@ class _Series(TableWork[Result]):
     """Traces of a training, each compared with the first and with the last."""
 
     def __init__(self, traces: Sequence[TraceFile], *, match: str, options: Options) -> None:
-        if len(traces) < 2:
-            raise UserError("Name at least two traces: of the first and of the last checkpoint.")
+        check_two(traces, STEPS)
         traces, self.matching = match_traces(traces, match)
         self.traces, self.options = traces, options
         if any(named.has_moved for named in name_all(traces)):

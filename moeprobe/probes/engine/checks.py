@@ -52,6 +52,7 @@ def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, 
     Raises:
         UserError: something named does not exist or does not fit.
     """
+    probe.check_models(sources)
     subjects = [subject for subject in map(_subject, sources) if subject is not None]
     _check_routing(probe, subjects)
     names = distinct_names([(subject.name, subject.provenance) for subject in subjects])
@@ -69,12 +70,15 @@ def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, 
         # Of a model that must be loaded first nothing is known, so that of all together little is.
         if data is not None:
             naming.check_data(data, split=options.split)
+            probe.check_data(naming.resolve_name(data)[0], data)
         return
     if getattr(probe, "tokens", None) is not None:
         return  # sequences that take the place of data
     data = data_of(origins, data, files=getattr(probe, "files", ()))
     naming.check_data(data, split=options.split)
-    modality = naming.resolve_name(data)[0].modality
+    kind = naming.resolve_name(data)[0]
+    probe.check_data(kind, data)
+    modality = kind.modality
     check_modality(probe, origins, modality, data, view, view_name)
     steps_of(probe, view, view_name)
     check_layers(
@@ -268,6 +272,7 @@ def steps_of(probe: Probe[Any], view: PairView | SeverityView | None, view_name:
         raise UserError(f"The view {view_name!r} has no severity; {instead}.")
     steps = view.severities if severities is None else tuple(severities)
     _check_severities(steps)
+    view.check(steps)
     return steps
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import CLIP
 from moeprobe.probes.base import Layout, Panel, Probe
 
@@ -39,6 +40,13 @@ class FrameFlips(Probe["Result"]):
     compares = False
     sampled = CLIP
     option_help: ClassVar[Mapping[str, str]] = {"limit": "Here: clips, not frames."}
+
+    def check_data(self, kind: type, data: str) -> None:
+        """Raise ``UserError`` unless the data are frames of clips."""
+        from moeprobe.inputs.data.readers.clips import Clips  # not for the help of the command
+
+        if not issubclass(kind, Clips):
+            raise UserError(f"{data} holds no clips; use {option('data', 'frames:PATH')} or imagenet_p:PATH.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what the lines of the table are."""

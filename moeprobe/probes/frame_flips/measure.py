@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.clips import Clips
 from moeprobe.metrics.base import LayerAnalysis, OutputPair, trial_lists
@@ -71,10 +71,8 @@ class FramesMeasurement(Measurement[Result]):
         """
         spec = super().make_spec()
         frames = spec.dataset
-        if not isinstance(frames, Clips):
-            raise UserError(
-                f"{self.data} holds no clips; use {option('data', 'frames:PATH')} or imagenet_p:PATH."
-            )
+        self.probe.check_data(type(frames), self.data)
+        assert isinstance(frames, Clips)
         short = [name for name, clip in zip(frames.clip_names, frames.clips, strict=True) if len(clip) < 2]
         if short:
             raise UserError(f"The clip {short[0]!r} has a single frame, so nothing follows it; remove it.")

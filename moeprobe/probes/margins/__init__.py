@@ -92,8 +92,13 @@ class Margins(Probe["Result"]):
         """Raise ``UserError`` where a field is out of range."""
         if not 2 <= self.draws <= 1000:
             raise UserError(f"{option('draws')} takes a whole number from 2 to 1,000; got {self.draws}.")
-        if not 0 < self.small < float("inf"):
-            raise UserError(f"{option('small')} takes a standard deviation above 0; got {self.small:g}.")
+        from moeprobe.inputs.views.base import STANDARD_DEVIATION  # not for the help of the command
+
+        if not 0 < self.small <= STANDARD_DEVIATION.high:
+            raise UserError(
+                f"{option('small')} takes a standard deviation above 0, up to {STANDARD_DEVIATION.high:g}; got "
+                f"{self.small:g}."
+            )
         if self.transfer_severity is not None and self.transfer is None:
             raise UserError(
                 f"{option('transfer_severity')} belongs to {option('transfer')}: name the view, or leave it out."

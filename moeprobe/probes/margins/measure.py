@@ -166,6 +166,7 @@ def _open_transfer(probe: Margins, spec: RunSpec) -> Transfer | None:
         raise UserError(f"{name} is the noise of the run itself; name another view by {option('transfer')}.")
     strongest = view.severities[-1]
     severity = strongest if probe.transfer_severity is None else probe.transfer_severity
+    view.check([severity])
     return Transfer(name, view, severity)
 
 

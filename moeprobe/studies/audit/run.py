@@ -26,8 +26,9 @@ from moeprobe.results.caveats import ROUTERS
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
+from moeprobe.results.sidecars import NAMES as NAMES_CHOSEN
 from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar, read_sidecar
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_positive, checked, several
 from moeprobe.runtime.files import read_bytes, write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
@@ -121,7 +122,7 @@ def plan_audit(
     if is_recorded(sources):
         raise UserError(f"Recorded routing needs no forward passes; leave {option('dry_run')} out.")
     loaded = load_models(sources, options)
-    return make_plan(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
+    return _plan_of(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
 
 
 @checked
@@ -149,8 +150,7 @@ def _check_sources(models: Models, minutes: float) -> list[Model]:
     sources: list[Model] = several(models)
     if not 1 <= len(sources) <= _MOST_MODELS:
         raise UserError(f"An audit is of one model, or of two; got {len(sources)}. Use compare for more.")
-    if not 0 < minutes < float("inf"):
-        raise UserError(f"{option('minutes')} takes a number above 0; got {minutes:g}.")
+    check_positive("minutes", minutes)
     return sources
 
 
@@ -293,10 +293,17 @@ def _plan(
         earlier = read_plan(folder.path, modality=modality, minutes=minutes)
         if earlier is not None:
             return earlier
-    plan = make_plan(models, data=data, minutes=minutes, options=options, probes=probes)
+    plan = _plan_of(models, data=data, minutes=minutes, options=options, probes=probes)
     if folder is not None:
         write_plan(folder.path, plan)
     return plan
+
+
+def _plan_of(models: Sequence[Checkpoint], *, options: Options, **settings: Any) -> AuditPlan:
+    """Return a new plan, whose sentences call the models as the user does."""
+    names = choose_names(options.names, [model.name for model in models]).get(NAMES_CHOSEN, {})
+    renamed = [dataclasses.replace(model, name=names.get(model.name, model.name)) for model in models]
+    return make_plan(renamed, options=dataclasses.replace(options, names=None), **settings)
 
 
 def _run(
