@@ -59,9 +59,7 @@ def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) 
 
 def damaged(path: Path) -> UserError:
     """Return the error of a file that cannot be read."""
-    return UserError(
-        f"{path} cannot be read: it is no trace, or truncated or damaged; copy or record it again."
-    )
+    return UserError(f"{path} cannot be read: it is not a trace, or is damaged; copy or record it again.")
 
 
 def metadata(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -115,7 +115,7 @@ class Findings:
             (self.zeros, "tokens are zero in every layer, which no router chooses: not captured, and no valid tokens"),
             (self.unset, "tokens are -1 (or 255, the fill of uint8) in every layer: known as rows from the prefix "
              "cache, or padding, and no valid tokens"),
-            (self.before, "tokens before the first row that was asked for (start) are no valid tokens"),
+            (self.before, "tokens before the first requested row (start) are left out"),
             (self.ends_together, "sequences have fewer rows than tokens less one, and their last row is taken as the "
              "last but one token's, as this server only leaves out leading rows; --start says how many"),
             (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "

@@ -158,6 +158,11 @@ class Sidecar(dict[str, Any]):
         return list(self.get("notes", []))
 
     @property
+    def ignored(self) -> list[str]:
+        """What was there and is in no number, each with its count."""
+        return list(self.get("ignored", []))
+
+    @property
     def traces(self) -> list[dict[str, Any]]:
         """The trace files of recorded routing."""
         return list(self.get("traces", []))
@@ -227,6 +232,7 @@ class _SidecarSchema(_Part):
     checkpoints: dict[str, _CheckpointSchema] = {}
     skipped_images: list[str] = []
     notes: list[str] = []
+    ignored: list[str] = []
     versions: dict[str, str] = {}
     severity_unit: str | None = None
     command: str = ""
@@ -236,8 +242,8 @@ class _SidecarSchema(_Part):
 _KEYS = (
     "request", "severity_unit", "floor_dtype", "command", "checkpoints", "colours",
     "traces", "runs", "verdicts", "fail_if_worse", "fail_unless_no_worse_than", "failures", "states", "frames", "files",
-    "skipped_images", "notes", "images_per_second", "wall_seconds", "batch_size", "workers", "device", "shards",
-    "names",
+    "skipped_images", "notes", "ignored", "images_per_second", "wall_seconds", "batch_size", "workers", "device",
+    "shards", "names",
 )  # fmt: skip
 
 

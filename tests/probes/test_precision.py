@@ -142,7 +142,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = run(*command)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
-    assert "int8, tokens that choose other experts where one part is rounded: " in said
+    assert "int8, tokens that change experts when one part is rounded: " in said
     assert "whole int8" in said and (out / "figures" / "precision.png").exists()
     assert "is finished" in run(*command).output
     about = json.loads((out / "table.json").read_text())

@@ -134,8 +134,9 @@ def test_what_one_side_lacks_is_left_out_and_counted(differing: NDArray[np.bool_
     )
     assert value(result.table, "pairs_differ") == pytest.approx(differing[:, : TOKENS - 3].mean())
     assert (rows(result.table, "choice_differs")["trials"] == REQUESTS * (TOKENS - 3)).all()
-    left = f"beginning of two sequences: {3 * REQUESTS:,} of one recorded, 0 of other recorded"
-    assert any(left in note for note in result.sidecar["notes"]), result.sidecar["notes"]
+    assert result.sidecar["ignored"] == [f"{3 * REQUESTS:,} extra tokens of one"]
+    printed = run("trace", "analyze", tmp_path / "one.parquet", tmp_path / "other.parquet").output
+    assert f"; {3 * REQUESTS:,} extra tokens of one were ignored." in " ".join(printed.split())
 
 
 def test_tokens_after_the_first_other_token_are_left_out(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_tokens_after_the_first_other_token_are_left_out(tmp_path: Path) -> None
         paths.append(api.import_trace(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet").path)
     result = api.analyze_trace(paths)
     assert rows(result.table, "choice_differs")[["value", "trials"]].to_numpy().tolist() == [[1 / 3, 3]]
-    assert any("sequences: 2 of a recorded, 2 of b recorded" in note for note in result.sidecar["notes"])
+    assert result.sidecar["ignored"] == ["2 extra tokens of a and 2 extra tokens of b"]
 
 
 def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from moeprobe.recordings.import_experts import ImportedExperts, import_routed_ex
 from moeprobe.recordings.import_log import import_trace
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
 from moeprobe.recordings.reading import TraceFile
+from tests.commands import run
 from tests.recordings import dumps, serving
 from tests.recordings.dumps import TOKENS
 from tests.recordings.serving import GENERATED, PROMPT, ROWS, routing, with_dense
@@ -49,6 +50,9 @@ def test_outputs_of_tensorrt_llm(tmp_path: Path) -> None:
     path, _ = serving.write(tmp_path, dumps.tensorrt_llm(ids))
     found = imported(tmp_path, path)
     assert found.readers == ["tensorrt_llm"] and found.tokens == ROWS and not found.missing
+    config = path.parent / "config.json"
+    printed = run("trace", "import", path, tmp_path / "again.parquet", "--model-config", config).output
+    assert "read as tensorrt_llm (also vLLM's class LLM)." in " ".join(printed.split())
     same_as_server(tmp_path, dumps.as_vllm(ids, "r"))
     short = dumps.tensorrt_llm(ids[:-3])
     short["outputs"].append({"index": 1, "token_ids": [], "routed_experts": None})

@@ -75,7 +75,9 @@ def test_other_names_and_another_order_give_the_same_numbers(tmp_path: Path) -> 
         by_tokens.sidecar.notes
     )
     result = run("trace", "check", called, "--against", paths[0], "--match", "tokens")
-    assert result.exit_code == 0 and "in 16 of 24 common inputs" in " ".join(result.output.split())
+    assert result.exit_code == 0 and "in the first 16 of 24 common inputs, enough to see a shift" in " ".join(
+        result.output.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_rows_that_were_not_captured_are_no_valid_tokens(sent: str, tmp_path: Pa
     ids = routing()
     if sent == "start":
         found = imported(tmp_path, serving.sglang(with_dense(ids), start=4))
-        words = "4 tokens before the first row that was asked for (start)"
+        words = "4 tokens before the first requested row (start)"
     else:
         cached = ids.copy()
         cached[:4] = -1

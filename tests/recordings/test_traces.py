@@ -302,7 +302,7 @@ def test_logs_that_do_not_fit(tmp_path: Path) -> None:
     )
     found = api.analyze_trace([longer, api.import_trace(shorter, tmp_path / "s.parquet").path])
     assert set(found.table[found.table["metric"] == "choice_differs"]["trials"]) == {0, 1}
-    assert any("2 of l recorded, 0 of s recorded" in note for note in found.sidecar["notes"])
+    assert found.sidecar["ignored"] == ["2 extra tokens of l"]
 
 
 def test_views_of_several_kinds_have_a_column_each(model: Checkpoint, traces: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_truncated_and_foreign_checkpoints(trained: Trained, tmp_path: Path) -> 
     content = (trained["prc"] / "last.safetensors").read_bytes()
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(content[: len(content) // 2])
-    assert "truncated or no safetensors" in refused("eval", cut)
+    assert "not a safetensors file, or is truncated" in refused("eval", cut)
     foreign = tmp_path / "foreign.safetensors"
     import torch
     from safetensors.torch import save_file
@@ -57,7 +57,7 @@ def test_views_that_do_not_fit(trained: Trained) -> None:
     assert "moeprobe match-ratio --view random_crop" in refused(
         "sweep", trained["prc"], "--view", "random_crop"
     )
-    assert "must be at least 0" in refused("noise-sweep", trained["prc"], "--sigmas", "0,-0.1")
+    assert "must be between 0 and 10" in refused("noise-sweep", trained["prc"], "--sigmas", "0,-0.1")
     assert "takes numbers" in refused("noise-sweep", trained["prc"], "--sigmas", "0,lots")
     assert "named twice" in refused("noise-sweep", trained["prc"], "--sigmas", "0.1,0.1")
 

@@ -97,8 +97,8 @@ def _moved(stub: Stub, answer: Answer) -> Answer:
 def test_a_server_that_differs_from_its_model_and_not_from_itself(model: Path, tmp_path: Path) -> None:
     with running(Stub(model, spoil=_moved)) as stub:
         result = check(stub, tmp_path / "out")
-    assert result.sentences[0].startswith("The server routes otherwise than the model")
-    assert "equal to itself in all runs" in result.sentences[0]
+    assert result.sentences[0].startswith("The server does not route like the model")
+    assert "Its own repeated runs agree exactly." in result.sentences[0]
     assert result.sentences[0].endswith(
         "The prompts were random tokens: your own texts may give other shares."
     )
@@ -147,7 +147,7 @@ def test_a_server_that_differs_between_its_runs(model: Path, tmp_path: Path) -> 
 
     with running(Stub(model, spoil=spoil)) as stub:
         result = check(stub, tmp_path / "out")
-    assert "no more than its own runs may differ. It differs from itself between runs." in result.sentences[0]
+    assert "no more than its own runs may differ. Its own repeated runs differ." in result.sentences[0]
 
 
 def test_another_model_is_named(model: Path, tmp_path: Path) -> None:

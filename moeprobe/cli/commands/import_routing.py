@@ -8,6 +8,7 @@ import typer
 
 from moeprobe.cli.front.environment import print_json
 from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import READERS
 
 if TYPE_CHECKING:
     from moeprobe.recordings.import_experts import ImportedExperts
@@ -170,12 +171,18 @@ def _content_of_responses(imported: "ImportedExperts") -> dict[str, object]:
     return content
 
 
+def _dialect(name: str) -> str:
+    """Return the name of a reader, and what else it reads."""
+    also = READERS.get(name).also
+    return f"{name} (also {also})" if also else name
+
+
 def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
     layers = imported.layers
     what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"
     lines = [
         f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
-        f"{what}, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
+        f"{what}, {imported.nbytes:,} bytes; read as {', '.join(map(_dialect, imported.readers))}.",
         *imported.missing,
         *(finding.line for finding in imported.findings),
     ]

@@ -29,9 +29,7 @@ def server(
     requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 400,
     batches: Annotated[
         str,
-        typer.Option(
-            help="Requests on their way at the same time, comma-separated: a run for each; with 1 always two runs."
-        ),
+        typer.Option(help="Concurrent requests, comma-separated: a run for each; with 1 always two runs."),
     ] = "1,8,32",
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each request.")] = 32,
     timeout: Annotated[

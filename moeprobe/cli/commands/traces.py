@@ -36,6 +36,7 @@ _OutWithFigures = Annotated[
 
 if TYPE_CHECKING:
     from moeprobe.cli.front.show import Printed
+    from moeprobe.recordings.check_trace import Overlap
     from moeprobe.results.folder import Result
 
 
@@ -382,8 +383,8 @@ def check_trace(
         if checked.overlap is not None and checked.sound:
             overlap = checked.overlap
             screen.print(
-                f"Overlap of the choices in {overlap.inputs} of {overlap.common} common inputs: {overlap.here:.3f} "
-                f"(chance {overlap.chance:.3f}); no shift of layers or positions makes it clearly larger.",
+                f"Overlap of the choices in {_inputs_of(overlap)}: {overlap.here:.3f} (chance "
+                f"{overlap.chance:.3f}); no shift of layers or positions makes it clearly larger.",
                 soft_wrap=True,
             )
         if checked.load_only:
@@ -398,3 +399,10 @@ def check_trace(
             screen.print(f"Next: moeprobe audit {recordings}", soft_wrap=True)
     if not checked.sound:
         raise typer.Exit(FAILED)
+
+
+def _inputs_of(overlap: "Overlap") -> str:
+    """Return which of the common inputs were looked at."""
+    if overlap.inputs == overlap.common:
+        return f"all {overlap.common:,} common inputs"
+    return f"the first {overlap.inputs} of {overlap.common:,} common inputs, enough to see a shift"

@@ -180,6 +180,7 @@ def footing(result: "Result") -> str:
     parts += _layers_apart(table)
     parts += random_routers(table)
     parts += [f"not measured: {note}" for note in result.sidecar.notes]
+    parts += [f"{what} were ignored" for what in result.sidecar.ignored]
     if request.trained_capacity:
         for name, checkpoint in request.checkpoints.items():
             group = f", {checkpoint['group_images']} image(s) per group"

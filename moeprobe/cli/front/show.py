@@ -121,7 +121,7 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
     screen.print(*_changed_patches(result, request.view_name))
     inputs = result.overlays[0].modality.plural.capitalize()
     screen.print(
-        f"{inputs} of {request['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
+        f"{inputs} of {request['data']}. Pictures only. For numbers with intervals: moeprobe sweep.",
         style="dim",
         soft_wrap=True,
     )

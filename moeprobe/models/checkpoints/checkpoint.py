@@ -79,7 +79,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the description of a file.
 
     Raises:
-        UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
+        UserError: the file is truncated, is not a safetensors file, or was not written by moeprobe.
     """
     file_header = header.read_header(path)
     return _tensors(path, file_header), file_header.description
@@ -100,7 +100,7 @@ def _tensors(path: Path, file_header: Header) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file_header.shapes}
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
+        raise UserError(f"{path} is not a safetensors file, or is truncated ({error}).") from None
 
 
 def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, CheckpointInfo]:

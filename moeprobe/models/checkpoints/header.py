@@ -209,7 +209,7 @@ def read_header(path: Path) -> Header:
     """Return what the header of a file says; no tensor is read.
 
     Raises:
-        UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
+        UserError: the file is truncated, is not a safetensors file, or was not written by moeprobe.
     """
     try:
         with safe_open(path, framework="np") as file:
@@ -220,7 +220,7 @@ def read_header(path: Path) -> Header:
     except RecursionError:
         raise UserError(f"{path} has a description that is nested too deeply.") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
+        raise UserError(f"{path} is not a safetensors file, or is truncated ({error}).") from None
     except KeyError:
         raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.") from None
     if not isinstance(description, dict):

@@ -123,14 +123,10 @@ def notes_of(
     traces: Sequence[NamedTrace],
     layers: Sequence[str],
     ids: Sequence[str],
-    left_out: Mapping[str, tuple[int, int]],
     *,
     expert_map: ExpertMap | None = None,
 ) -> list[str]:
-    """Return sentences on numbers that are missing or partial.
-
-    ``left_out``: by trace, tokens of the first one and of it after the common beginning.
-    """
+    """Return sentences on numbers that are missing or partial."""
     notes = [
         f"{len(trace_view.trace.ids) - len(ids):,} of the {len(trace_view.trace.ids):,} inputs of "
         f"{trace_view.label}, which not all "
@@ -182,16 +178,32 @@ def notes_of(
             f"{', '.join(by_id)} in numbers on all layers together: there the token's id alone decides, so equal "
             "tokens agree by construction"
         )
-    for label, (of_first, of_other) in left_out.items():
-        if of_first or of_other:
-            notes.append(
-                f"tokens after the common beginning of two sequences: {of_first:,} of {traces[0].label}, "
-                f"{of_other:,} of {label}"
-            )
     long = [layer for layer in layers if not weights_fit(most_tokens(traces, layer, ids))]
     if long and len(traces) > 1:
         notes.append(f"the weights in {', '.join(long)}, as inputs have more than {LONGEST} tokens")
     return notes
+
+
+def ignored_tokens(traces: Sequence[NamedTrace], left_out: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return of which traces tokens were ignored, and how many: of two sequences their common beginning is compared.
+
+    ``left_out``: by the label of a trace, tokens of the first one and of it after the common beginning.
+    """
+    names = [trace_view.name for trace_view in traces]
+    short = {
+        trace_view.label: trace_view.name if names.count(trace_view.name) == 1 else trace_view.label
+        for trace_view in traces
+    }
+    first = traces[0].label
+    phrases = []
+    for label, counts in left_out.items():
+        extra = [
+            f"{count:,} extra tokens of {short[name]}"
+            for name, count in zip((first, label), counts, strict=True)
+            if count
+        ]
+        phrases += [" and ".join(extra)] if extra else []
+    return phrases
 
 
 def weights_fit(longest: int) -> bool:

@@ -16,7 +16,14 @@ from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis, trial_lists
 from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.analyze_trace.describe import facts_of, most_tokens, notes_of, request_of, weights_fit
+from moeprobe.probes.analyze_trace.describe import (
+    facts_of,
+    ignored_tokens,
+    most_tokens,
+    notes_of,
+    request_of,
+    weights_fit,
+)
 from moeprobe.probes.analyze_trace.layout import leading_sentences_of
 from moeprobe.probes.analyze_trace.sums import Across, load_of, sums_of_mapped
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
@@ -142,9 +149,13 @@ class _TraceAnalysis(TableWork[Result]):
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
         table, comparison = summarize(sums, analyses=analyses, run_info=info)
-        notes = notes_of(traces, layers, ids, measuring.left_out, expert_map=self.expert_map)
+        notes = notes_of(traces, layers, ids, expert_map=self.expert_map)
         sidecar = self.make_sidecar(
-            notes=notes + self.matching, wall_seconds=self.seconds, **self.names, **facts_of(traces)
+            notes=notes + self.matching,
+            ignored=ignored_tokens(traces, measuring.left_out),
+            wall_seconds=self.seconds,
+            **self.names,
+            **facts_of(traces),
         )
         return Result(table, comparison, sums, sidecar, _draw, leading_sentences_of)
 

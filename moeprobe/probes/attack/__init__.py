@@ -138,8 +138,8 @@ class Attack(Attributed):
             )
         if (self.expert is None) == (self.on == ONE_EXPERT) or (self.expert or 0) < 0:
             raise UserError(
-                f"{option('on', ONE_EXPERT)} needs the number of an expert, from 0, and nothing else does: "
-                f"use them together, as in {option('expert', 0)}."
+                f"{option('on', ONE_EXPERT)} needs {option('expert')} (a number from 0), and no other "
+                f"{option('on')} takes it."
             )
         if self.direction == "random":
             self._check_random()

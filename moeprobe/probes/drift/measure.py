@@ -7,7 +7,7 @@ from typing import Unpack
 
 from moeprobe.errors import UserError
 from moeprobe.judging.summarize import summarize
-from moeprobe.probes.analyze_trace.describe import facts_of, notes_of, request_of
+from moeprobe.probes.analyze_trace.describe import facts_of, ignored_tokens, notes_of, request_of
 from moeprobe.probes.analyze_trace.measure import Measuring
 from moeprobe.probes.base import deferred
 from moeprobe.probes.drift import STEPS, Drift
@@ -97,9 +97,17 @@ class _Series(TableWork[Result]):
             groups={name: provenance.get("group") or ""},
         )
         table, comparison = summarize(sums, analyses=make_analyses(Drift.analyses), run_info=info)
-        notes = notes_of(since, layers, ids, measured[0].left_out | measured[1].left_out)
+        notes = notes_of(since, layers, ids)
+        ignored = [
+            phrase
+            for series, measuring in zip((since, until), measured, strict=True)
+            for phrase in ignored_tokens(series, measuring.left_out)
+        ]
         sidecar = self.make_sidecar(
-            notes=notes + self.matching, wall_seconds=self.seconds, **facts_of([*since, *until])
+            notes=notes + self.matching,
+            ignored=list(dict.fromkeys(ignored)),
+            wall_seconds=self.seconds,
+            **facts_of([*since, *until]),
         )
         leading = partial(leading_sentences, layout=Drift.layout)
         draw = deferred("moeprobe.probes.drift.figure:draw")

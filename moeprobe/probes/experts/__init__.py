@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts(Probe["Result"]):
-    """Which experts can a layer do without, and which do the same?
+    """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
     random, or relabeled. The rise of the loss is measured for each. Of moeprobe's own models, the outputs of all

@@ -14,7 +14,7 @@ from moeprobe.results.numbers import decimals_of, no_intervals, number
 from moeprobe.results.palette import colors
 
 # Metrics of a panel from top to bottom, by what follows their common name.
-_PARTS = {"": "all of it", "_routing": "of routing", "_rest": "the rest"}
+_PARTS = {"": "all of it", "_routing": "due to routing", "_rest": "the rest"}
 _TITLES = {"mismatch": "mean absolute difference", "mismatch_k3": "k3 divergence"}
 # So many requests are points of an ordinary size; of more, small and pale ones, as pixels in an SVG too.
 _FEW, _MANY = 100, 2000

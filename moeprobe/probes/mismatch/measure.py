@@ -99,7 +99,7 @@ class _Scoring(TableWork[Result]):
         self.served = _Served(tokens, TraceFile(routing), match=match, limit=options.limit)
         self.checkpoint = checkpoint = as_checkpoint(model, device=options.device, dtype=options.dtype)
         if not isinstance(checkpoint.model, Rerouted):
-            raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
+            raise UserError(f"{checkpoint.name} is not a language model that can repeat a server's routing.")
         self.model = checkpoint.model
         check_layers({checkpoint.name: checkpoint.model.layer_names}, options.layers)
         self.layers = chosen_layers(checkpoint.model.layer_names, options.layers)

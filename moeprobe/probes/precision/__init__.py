@@ -109,9 +109,7 @@ class Precision(Probe["Result"]):
             single = means[name].drop(WHOLE, errors="ignore").sort_values(ascending=False, kind="stable")
             parts = ", ".join(f"{part} {_share(value)}" for part, value in single.items())
             together = f"; all of it {_share(means[name][WHOLE])}" if WHOLE in means[name] else ""
-            lines.append(
-                f"{name}, tokens that choose other experts where one part is rounded: {parts}{together}."
-            )
+            lines.append(f"{name}, tokens that change experts when one part is rounded: {parts}{together}.")
         return lines
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
@@ -122,7 +120,7 @@ class Precision(Probe["Result"]):
 
 
 def by_part(table: "DataFrame") -> "DataFrame":
-    """Return the rows about tokens that choose otherwise, with ``part`` and ``format``."""
+    """Return the rows about tokens that change experts, with ``part`` and ``format``."""
     from moeprobe.results.layouts.by_view import flips
 
     rows = flips(table)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,13 @@ class Capture:
 
 
 class Reader(ABC):
-    """One way in which servers send routed experts."""
+    """One way in which servers send routed experts.
+
+    Attributes:
+        also: what else sends them so; the name of the reader says what did first.
+    """
+
+    also: ClassVar[str] = ""
 
     @abstractmethod
     def reads(self, response: Mapping[str, Any]) -> bool:

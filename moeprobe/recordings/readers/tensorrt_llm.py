@@ -11,6 +11,8 @@ from moeprobe.recordings.readers.vllm import nested
 class TensorrtLlm(Reader):
     """TensorRT-LLM: nested lists in ``outputs[i].routed_experts`` of a request's outputs, written as JSON."""
 
+    also = "vLLM's class LLM"
+
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether outputs have the key."""
         return any(KEY in output for output in listed(response, "outputs"))

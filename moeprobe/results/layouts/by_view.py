@@ -17,7 +17,7 @@ _OUTPUT_OF_CORRUPTIONS = ("accuracy", "prediction_agreement", "corruption_error"
 
 
 def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
-    """Return the rows about ordinary tokens that choose otherwise: 1 minus a match, by default the leading one."""
+    """Return the shares of ordinary tokens that change experts: 1 minus a match, by default the leading one."""
     rows = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("")]
     if rows.empty:
         return rows
@@ -27,16 +27,16 @@ def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
 
 
 def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
-    """Return the table: shares of tokens that choose otherwise, κ of the first layer, then the output."""
+    """Return the table: shares of tokens that change experts, κ of the first layer, then the output."""
     rows = flips(table)
     layers = list(dict.fromkeys(rows["layer"]))
     selected = first_and_last(layers)
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
     kappas = kappas[kappas["metric"] == leading_kappa(table)]
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]
-    columns = {f"{layer}: choose otherwise": _by_line(rows, layer) for layer in selected}
+    columns = {f"{layer}: first expert differs": _by_line(rows, layer) for layer in selected}
     if sets := set_match_of(table):
-        columns |= {f"{layer}: have another set": _by_line(flips(table, sets), layer) for layer in selected}
+        columns |= {f"{layer}: set differs": _by_line(flips(table, sets), layer) for layer in selected}
     columns |= {f"{layer}: κ": _by_line(kappas, layer) for layer in selected[:1]}
     columns |= {find(name).metric.label: _by_line(table[table["metric"] == name], "") for name in outputs}
     several = table["checkpoint"].nunique() > 1

@@ -39,6 +39,8 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
     notes = run.sidecar.notes
     if notes:
         lines.append(("not measured", _text(notes)))
+    if run.sidecar.ignored:
+        lines.append(("ignored", _text(run.sidecar.ignored)))
     skipped = run.sidecar.skipped_images
     if skipped:
         lines.append(("skipped as unreadable", f"{len(skipped)}: {_text(skipped)}"))

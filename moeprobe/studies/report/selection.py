@@ -180,7 +180,7 @@ def _changed_patches(patches: pd.DataFrame, modality: Modality) -> list[Table]:
         )
     columns = [modality.name if name == "image_id" else name for name in keys]
     note = (
-        f"Single {modality.plural}, to be looked at: without interval, and no conclusion about a checkpoint."
+        f"Pictures of single {modality.plural} only: without interval, and no conclusion about a checkpoint."
     )
     title = f"{modality.tokens.capitalize()} that changed their experts"
     return [Table(title, [*columns, "changed", "of"], rows, note)]

@@ -243,7 +243,7 @@ def ask_all(
         client: the server.
         dialect: how it is asked.
         max_tokens: to generate.
-        at_once: requests that are on their way at the same time.
+        at_once: concurrent requests.
         progress: hears of every answer.
 
     Raises:

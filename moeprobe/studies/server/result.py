@@ -100,7 +100,7 @@ def sentences_of(
             for row in in_float32
         ),
         *(
-            f"From its first run, in the run {name}, {interval(row)} of them differ."
+            f"{_called(name)} against the first run: {interval(row)} of them differ."
             for name, row in runs.items()
         ),
         _power(model),
@@ -119,10 +119,16 @@ def _verdict(checked: CheckedTrace, model: Row, runs: Mapping[str, Row]) -> str:
     if model["ci_low"] != model["ci_low"]:
         return f"There are too few requests for a verdict: {model['images']} of at least {MIN_IMAGES}."
     floor = max((row["ci_high"] for row in runs.values()), default=0.0)
-    itself = "differs from itself between runs" if unequal else "is equal to itself in all runs"
+    itself = f"Its own repeated runs {'differ' if unequal else 'agree exactly'}."
     if model["ci_low"] > (floor if unequal else 0):
-        return f"The server routes otherwise than the model: more than its own runs differ. It {itself}."
-    return f"The server differs from the model no more than its own runs may differ. It {itself}."
+        beyond = ", and differs from it more than its own runs differ" if unequal else ""
+        return f"The server does not route like the model{beyond}. {itself}"
+    return f"The server differs from the model no more than its own runs may differ. {itself}"
+
+
+def _called(name: str) -> str:
+    """Return the name of a run at the beginning of a sentence: ``batch-8`` -> ``Batch 8``."""
+    return name.replace("-", " ").capitalize() if name.startswith("batch-") else "The repeated run"
 
 
 def _power(model: Row) -> str:

@@ -59,7 +59,7 @@ def check_server(
         model: folder of the model that is served, with its tokenizer and ``config.json``.
         texts: prompts, a .txt with one per line or a .jsonl; None = random tokens.
         requests: how many are sent in each run.
-        batches: how many requests are on their way at the same time, a run for each; of 1 there are two.
+        batches: how many requests are concurrent, a run for each; of 1 there are two.
         max_tokens: tokens that are generated for each request, greedily.
         timeout: seconds to wait for an answer; a request is sent three times.
         options: only ``out``, which is needed, ``overwrite``, ``seed``, ``batch_size``, ``device``, ``dtype``,
