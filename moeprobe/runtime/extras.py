@@ -40,9 +40,11 @@ def install_command(extra: str) -> str:
     folder, editable = _folder()
     if folder is None:
         return " ".join(["pip install", *map(_quoted, requirements_of(extra))])
-    shown = display_path(folder)
-    constraints = ["-c", shlex.quote(str(shown / _CONSTRAINTS))] if is_file(folder / _CONSTRAINTS) else []
-    return " ".join(["pip install", *constraints, *["-e"] * editable, _quoted(f"{shown}[{extra}]")])
+    place_name = display_path(folder)
+    constraints = (
+        ["-c", shlex.quote(str(place_name / _CONSTRAINTS))] if is_file(folder / _CONSTRAINTS) else []
+    )
+    return " ".join(["pip install", *constraints, *["-e"] * editable, _quoted(f"{place_name}[{extra}]")])
 
 
 def requirements_of(extra: str) -> list[str]:
@@ -50,12 +52,12 @@ def requirements_of(extra: str) -> list[str]:
     from packaging.requirements import Requirement
 
     try:
-        stated = [Requirement(text) for text in metadata.requires(_NAME) or ()]
+        requirements = [Requirement(text) for text in metadata.requires(_NAME) or ()]
     except metadata.PackageNotFoundError:
         return [extra]
     return [
         f"{requirement.name}{requirement.specifier}"
-        for requirement in stated
+        for requirement in requirements
         if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
     ]
 

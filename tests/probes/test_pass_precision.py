@@ -19,7 +19,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models, measure_floor
 from moeprobe.probes.engine.options import Options
-from moeprobe.results.caveats import PRECISION_FLOOR, changed_share, precision_sentences
+from moeprobe.results.caveats import PRECISION_FLOOR, changed_share, sentences_of
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import FLOORS
@@ -160,11 +160,11 @@ def test_sentences_say_the_share_its_interval_and_of_how_many() -> None:
             "checkpoints": {"a": {PRECISION_FLOOR: floor}, "b": {PRECISION_FLOOR: few}, "c": {}},
         }
     )
-    first, second = precision_sentences(sidecar)
+    first, second = sentences_of(sidecar)
     assert first.startswith("a: bfloat16 alone changes 0.007 [0.005, 0.011] (30 of 4,000) of the choices, ")
     assert first.endswith("compared with float32 on 40 images.")
     assert "b: bfloat16 alone changes 0.00750 (few images) (3 of 400) of the choices" in second
-    assert precision_sentences(Sidecar({"request": {"kind": "sweep"}, "checkpoints": {"a": {}}})) == []
+    assert sentences_of(Sidecar({"request": {"kind": "sweep"}, "checkpoints": {"a": {}}})) == []
 
 
 @pytest.fixture(scope="module")

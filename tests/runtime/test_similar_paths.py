@@ -31,6 +31,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("dta/other.csv", "a path in 'data'"),
         ("elsewhere/demo-prc", None),
         ("data/served.jsonl/more", None),
+        ("x" * 5000, None),
+        ("data\0/served", "'data/served.jsonl'"),
     ],
 )
 def test_each_part_that_does_not_exist_is_replaced(typed: str, meant: str | None) -> None:

@@ -269,13 +269,13 @@ def _with_routers(
     checkpoints: Mapping[str, dict[str, Any]], runs: Iterable[Result]
 ) -> dict[str, dict[str, Any]]:
     """Return what a sidecar says of checkpoints, with the sizes of their routers as a run found them."""
-    found = {
+    sizes = {
         name: {ROUTERS: info[ROUTERS]}
         for run in runs
         for name, info in run.sidecar.checkpoints.items()
         if ROUTERS in info
     }
-    return {name: info | found.get(name, {}) for name, info in checkpoints.items()}
+    return {name: info | sizes.get(name, {}) for name, info in checkpoints.items()}
 
 
 def _plan(
