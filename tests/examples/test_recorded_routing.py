@@ -52,4 +52,4 @@ def test_every_command_of_the_page(
     layer = moved[moved["layer"] == "blocks.3"].set_index("view")["value"]
     near, far = (layer[f"step-{step}/clean against the first"] for step in (100, 200))
     assert 1 > near > far > 0
-    assert "Overlap of the choices in 1 of 1 common inputs: 1.000" in said[5], said[5]
+    assert "Overlap of the choices in the common input: 1.000" in said[5], said[5]

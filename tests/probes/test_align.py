@@ -332,7 +332,7 @@ def test_other_numbers_of_experts() -> None:
 
 
 def test_what_cannot_be_aligned_is_refused() -> None:
-    with pytest.raises(UserError, match="at least two trainings"):
+    with pytest.raises(UserError, match="at least two models"):
         api.align([checkpoint("a")], data="digits")
     with pytest.raises(UserError, match="every expert gets a share of every token"):
         api.align([checkpoint("a"), checkpoint("b", adapter=Softened)], data="digits")

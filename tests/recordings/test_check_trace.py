@@ -308,7 +308,7 @@ def test_the_command_returns_a_status(tmp_path: Path) -> None:
     result = run("trace", "check", good, "--against", good)
     assert result.exit_code == 0
     assert "6 inputs, 4 layers (layers.0 to layers.3)." in result.output
-    assert "Overlap of the choices in 6 of 6 common inputs: 1.000" in result.output
+    assert "Overlap of the choices in all 6 common inputs: 1.000" in result.output
     assert "No fault of capture is known that looks like this." in result.output
     result = run("trace", "check", bad)
     assert (

@@ -71,7 +71,7 @@ def test_rows_that_a_server_was_asked_to_leave_out_are_the_first(tmp_path: Path)
         np.testing.assert_array_equal(block.experts[0, 3:], np.sort(rows_of(choice)[:, 0]))
     # Said by hand it is the same; and what does not fit is refused.
     said, same = imported(path, start=3)
-    assert len(said.missing) == 1 and "before the first row" in said.missing[0]
+    assert len(said.missing) == 1 and "before the first requested row" in said.missing[0]
     np.testing.assert_array_equal(
         same.read("layers.3", same.ids).experts, trace.read("layers.3", trace.ids).experts
     )

@@ -404,5 +404,5 @@ def check_trace(
 def _inputs_of(overlap: "Overlap") -> str:
     """Return which of the common inputs were looked at."""
     if overlap.inputs == overlap.common:
-        return f"all {overlap.common:,} common inputs"
+        return "the common input" if overlap.common == 1 else f"all {overlap.common:,} common inputs"
     return f"the first {overlap.inputs} of {overlap.common:,} common inputs, enough to see a shift"
