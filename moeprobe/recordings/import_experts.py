@@ -29,7 +29,7 @@ from moeprobe.recordings.validate_capture import Routed, decode_choices, improba
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import check_regular, is_file
+from moeprobe.runtime.files import absolute, check_regular, is_file, shortest_ends
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -37,6 +37,8 @@ from moeprobe.runtime.similar_paths import did_you_mean_path
 COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
 
 
+# What counts of a whole file are called, where it is the only one.
+_WHOLE_FILE = "all"
 # What a sample may be: the unit of intervals.
 CLUSTERS = ("request", "prompt")
 
@@ -47,6 +49,8 @@ class Findings:
 
     nulls: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
+    # Windows of counts without any choice.
+    uncounted: list[str] = field(default_factory=list)
     zero_requests: int = 0
     unset_requests: int = 0
     prompts_zero: int = 0
@@ -60,6 +64,7 @@ class Findings:
     lower: int = 0
     unscored: int = 0
     ends_together: int = 0
+    mtp_lines: int = 0
     nonzero: bool = False
     # Choices of which no token is known.
     counted_choices: int = 0
@@ -103,6 +108,8 @@ class Findings:
                 f"{files}: the routed experts of all {len(self.nulls):,} sequences are null, which is known of aborted "
                 "requests and of servers that do not return them; start the server so that it does."
             )
+        if self.uncounted:
+            raise UserError(f"{files}: all counts are 0, so nothing was captured.")
         raise UserError(f"{files}: there are no tokens with routed experts.")
 
     def sentences(self) -> list[str]:
@@ -110,6 +117,7 @@ class Findings:
         notes = [
             (len(self.nulls), "sequences have null for routed experts (aborted, or not captured) and are left out"),
             (len(self.without), "sequences have no token with an expert (all zero, all -1, no rows) and are left out"),
+            (len(self.uncounted), "steps or files have no choices at all and are left out"),
             (self.prompts_zero, "sequences are zero for every token of the prompt: known as prompt rows zero, of "
              "servers that capture generated tokens only"),
             (self.zeros, "tokens are zero in every layer, which no router chooses: not captured, and no valid tokens"),
@@ -139,6 +147,7 @@ class ImportedExperts:
     without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
     ``counted``: choices of which no token is known: of such files there is the load alone.
     ``dependent``: requests that are no samples by themselves, as they belong to another one's.
+    ``mtp_lines``: lines of layers of multi-token prediction, which are left out.
     """
 
     path: Path
@@ -153,6 +162,7 @@ class ImportedExperts:
     unordered: list[str]
     counted: int
     dependent: int
+    mtp_lines: int
 
 
 @checked
@@ -197,6 +207,8 @@ def import_routed_experts(
     if not sources:
         raise UserError("Name at least one file of responses.")
     checkpoint = named_checkpoint(name or path.stem, data=data)
+    if len({absolute(source) for source in sources}) < len(sources):
+        raise UserError("A file of responses is named twice; name each once.")
     for source in sources:
         if not is_file(source):
             raise UserError(f"There is no file of responses {source}.{did_you_mean_path(source)}")
@@ -227,7 +239,11 @@ def import_routed_experts(
             check.add(rows)
             file.write([rows])
         reading.findings.check(", ".join(map(str, sources)), shape)
-        left_out = [*reading.findings.nulls, *reading.findings.without]
+        left_out = [
+            *reading.findings.nulls,
+            *reading.findings.uncounted,
+            *reading.findings.without,
+        ]
         missing = reading.findings.sentences()
         info = metadata(
             checkpoint=checkpoint,
@@ -253,6 +269,7 @@ def import_routed_experts(
         unordered=[] if is_known else shape.names,
         counted=reading.findings.counted_choices,
         dependent=len(reading.clusters),
+        mtp_lines=reading.findings.mtp_lines,
     )
 
 
@@ -281,6 +298,11 @@ class _Reading:
         self.used: set[str] = set()
         self._ordered_by, self._rows = ordered_by, False
         self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
+        # Names of files, where there are several: what tells their counts apart.
+        ends = shortest_ends([absolute(source) for source in sources], each=True)
+        self._labels = {
+            source: end if len(sources) > 1 else "" for source, end in zip(sources, ends, strict=True)
+        }
         self._base: dict[str, Any] = {
             "num_experts": shape.num_experts,
             "top_k": shape.top_k,
@@ -297,24 +319,35 @@ class _Reading:
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
         self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
+        for source, where, response in self._responses():
+            with faults_at(source, where) as location:
+                yield from self._of_response(response, location, self._labels[source])
+
+    def _responses(self) -> Iterator[tuple[Path, str, Any]]:
+        """Yield the responses of all files, as the reader of the first line of each gathers them.
+
+        Files that are one recording come last, each with its kind.
+        """
+        joined: dict[str, list[tuple[Path, Iterator[tuple[str, Any]]]]] = {}
         for source in self._sources:
-            for where, response in self._responses(source):
-                with faults_at(source, where) as location:
-                    yield from self._of_response(response, location)
+            lines = responses(source, progress=self.watcher.advance)
+            if (first := next(lines, None)) is None:
+                continue
+            lines = chain([first], lines)
+            try:
+                name = self._reader_of(first[1])
+            except Fault:  # what is wrong is said where the line is read
+                yield from ((source, where, response) for where, response in lines)
+                continue
+            if self._readers[name].joins_files:
+                joined.setdefault(name, []).append((source, lines))
+                continue
+            for where, response in self._readers[name].gathered(lines, source):
+                yield source, where, response
+        for name, files in joined.items():
+            yield from self._readers[name].joined(files)
 
-    def _responses(self, source: Path) -> Iterator[tuple[str, Any]]:
-        """Return the responses of a file, as the reader of its first line gathers them."""
-        lines = responses(source, progress=self.watcher.advance)
-        first = next(lines, None)
-        if first is None:
-            return lines
-        lines = chain([first], lines)
-        try:
-            return self._readers[self._reader_of(first[1])].gathered(lines, source)
-        except Fault:  # what is wrong is said where the line is read
-            return lines
-
-    def _of_response(self, response: Any, location: str) -> Iterator[tuple[Row, int]]:
+    def _of_response(self, response: Any, location: str, label: str) -> Iterator[tuple[Row, int]]:
         if not isinstance(response, dict):
             raise Fault("a response is due, a JSON object")
         dialect = self._reader_of(response)
@@ -327,7 +360,8 @@ class _Reading:
         if not self._by_prompt:
             self._first_of_prompt = {}
         for number, capture in enumerate(captures):
-            name = capture.name or (name_of if len(captures) == 1 else f"{name_of}/{number}")
+            self.findings.mtp_lines += capture.left_out
+            name = _name_of(capture, label) or (name_of if len(captures) == 1 else f"{name_of}/{number}")
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
@@ -338,7 +372,7 @@ class _Reading:
                 yield from self._of_counts(name, capture.counts, dialect)
                 continue
             if capture.ids is None:
-                self.findings.nulls.append(name)
+                (self.findings.nulls if capture.window is None else self.findings.uncounted).append(name)
                 continue
             self.used.add(dialect)
             self.findings.unscored += capture.unscored
@@ -452,6 +486,13 @@ class _Reading:
                 "import these files separately"
             )
         self.layer_fields, self._rows = shared, True
+
+
+def _name_of(capture: Capture, label: str) -> str | None:
+    """Return what a capture calls itself, counts with the ``label`` of their file; None where it has no name."""
+    if capture.window is None:
+        return capture.name
+    return "/".join(filter(None, [label, capture.window])) or _WHOLE_FILE
 
 
 def _of_tokens(

@@ -11,6 +11,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck, not_empty
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.file_kinds import HEAD, check_log
 from moeprobe.recordings.format import is_ordered, metadata, writing
 from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
 from moeprobe.recordings.responses import grouped
@@ -58,6 +59,7 @@ class Log:
         lines_read: set[tuple[str, str]] = set()
         try:
             with open_regular(self.path) as file:
+                check_log(self.path, file.peek(HEAD)[:HEAD])
                 for number, line in enumerate(file, start=1):
                     if not line.strip():
                         continue

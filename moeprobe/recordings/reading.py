@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings import checks
+from moeprobe.recordings.file_kinds import HEAD, check_trace_kind
 from moeprobe.recordings.format import (
     COLUMNS,
     FORMAT,
@@ -33,7 +34,7 @@ from moeprobe.recordings.format import (
     as_set,
     is_ordered,
 )
-from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, status
+from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, open_regular, status
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
@@ -373,6 +374,8 @@ def open_file(path: Path) -> pq.ParquetFile:
             raise UserError(
                 f"{path} is a log; make a trace of it: moeprobe trace import {path} DST."
             ) from None
+        with open_regular(path) as file:
+            check_trace_kind(path, file.peek(HEAD)[:HEAD])
         raise checks.damaged(path) from error
 
 

@@ -1,26 +1,28 @@
 """Files of responses: JSON lines, one response each; a JSON document of one or a list of them; or a file of torch.
 
-A CSV of ``layer,expert``, a line per choice, is counted a block at a time: how often each expert was chosen. A file
-that ``torch.save`` wrote holds plain containers, tensors and NumPy arrays alone: nothing in it is run.
+A CSV of choices or counts, and an importance matrix in GGUF, become a table of counts (``count_table``). A file that
+``torch.save`` wrote holds plain containers, tensors and NumPy arrays alone: nothing in it is run.
 """
 
 import pickle
 import re
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
+from moeprobe.recordings.count_csv import read_csv
+from moeprobe.recordings.count_table import TABLE, CountTable
 from moeprobe.recordings.event_stream import is_event_stream, responses_of_events
+from moeprobe.recordings.file_kinds import HEAD, check_kind, kind_of
 from moeprobe.recordings.format import COLUMNS, batch, lists
+from moeprobe.recordings.gguf_file import read_imatrix
 from moeprobe.recordings.log_rows import Fault, Row, as_array
 from moeprobe.recordings.long_text import parse_without, read_line
 from moeprobe.runtime.characters import is_unicode
@@ -181,67 +183,10 @@ def _lists(name: str, values: list[NDArray[Any] | None]) -> pa.Array:
     return column.take(pa.array(indices, pa.int64(), mask=~present))
 
 
-CSV_COLUMNS = ("layer", "expert")
-_HEADER = re.compile(rb'\A(?:\xef\xbb\xbf)?[ \t]*"?layer"?[ \t]*,[ \t]*"?expert"?[ \t]*\r?\n')
-_PAIR = re.compile(rb"\A[ \t]*\d{1,9}[ \t]*,[ \t]*\d{1,9}[ \t]*\r?(\n|\Z)")
-# What a column of 16 bits holds.
-_MOST_NUMBER = 2**15
-
-
-def is_csv(beginning: bytes) -> bool:
-    """Whether a file that begins so is such a CSV, with its header or without."""
-    return bool(_HEADER.match(beginning) or _PAIR.match(beginning))
-
-
-def expert_counts(
-    path: Path, file: BinaryIO, beginning: bytes, *, progress: Callable[[int], None]
-) -> dict[str, Any]:
-    """Return the pairs that occur, and how often: arrays ``layer``, ``expert`` and ``count``.
-
-    Args:
-        path: of the file, for errors.
-        file: open at its beginning.
-        beginning: its first bytes.
-        progress: called with the bytes read since the last call.
-
-    Raises:
-        UserError: a line holds anything but two whole numbers.
-    """
-    counts: Counter[int] = Counter()
-    try:
-        reader = pa.csv.open_csv(
-            file,
-            read_options=pa.csv.ReadOptions(
-                column_names=list(CSV_COLUMNS),
-                skip_rows=1 if _HEADER.match(beginning) else 0,
-                use_threads=False,
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(CSV_COLUMNS, pa.int32()), null_values=[], strings_can_be_null=False
-            ),
-        )
-        for block in reader:
-            layer, expert = (block[name].to_numpy().astype(np.int64) for name in CSV_COLUMNS)
-            if ((layer < 0) | (expert < 0) | (layer >= _MOST_NUMBER) | (expert >= _MOST_NUMBER)).any():
-                raise UserError(f"{path} holds a layer or an expert beyond 0 to {_MOST_NUMBER - 1:,}.")
-            pairs, times = np.unique(layer * _MOST_NUMBER + expert, return_counts=True)
-            counts.update(dict(zip(pairs.tolist(), times.tolist(), strict=True)))
-            progress(block.nbytes)
-    except (pa.ArrowException, ValueError) as error:
-        problem = " ".join(str(error).split())[:160]
-        raise UserError(
-            f"{path} is no CSV of layer,expert with two whole numbers in each line ({problem})."
-        ) from None
-    keys = np.array(sorted(counts), np.int64)
-    return {
-        "layer": keys // _MOST_NUMBER,
-        "expert": keys % _MOST_NUMBER,
-        "count": np.array([counts[int(key)] for key in keys], np.int64),
-    }
-
-
 # The first bytes of pickles, which torch.save does not write any more.
 _PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# Under which a response holds a bare list of lists, which names nothing itself.
+COUNTS_KEY = "counts"
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
 MOST_BYTES = 2**29
 
@@ -275,12 +220,14 @@ def responses(
                     "load it (verl: DataProto.load_from_disk) and save its tensors: "
                     "torch.save(dict(data.batch.items()), path)."
                 )
-            if is_packed(file.peek(4)):
+            beginning = file.peek(HEAD)[:HEAD]
+            check_kind(path, beginning)
+            if is_packed(beginning):
                 yield "the file", GatheredResponse(unpacked(path))
                 progress(path.stat().st_size)
                 return
-            if is_csv(beginning := file.peek(64)[:64]):
-                yield "the file", GatheredResponse(expert_counts(path, file, beginning, progress=progress))
+            if (kind := kind_of(beginning)) in ("csv", "gguf"):
+                yield "the file", GatheredResponse({TABLE: _counts(path, file, kind, progress)})
                 return
             if is_event_stream(beginning):
                 yield from _of_events(path, file.read(MOST_BYTES + 1))
@@ -298,6 +245,8 @@ def responses(
                         raise
                     line += file.read(most_bytes + 1)
                     where, content = "the document", _parsed(path, "the document", line, long, most_bytes)
+                if isinstance(content, list) and content and isinstance(content[0], list):
+                    content = {COUNTS_KEY: content}
                 several = isinstance(content, list)
                 for position, response in enumerate(content if several else [content], start=1):
                     yield f"{where}, response {position}" if several else where, response
@@ -306,6 +255,18 @@ def responses(
                 line, content, response = b"", None, None
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _counts(path: Path, file: BinaryIO, kind: str, progress: Callable[[int], None]) -> CountTable:
+    """Return the counts in a CSV or a GGUF file."""
+    try:
+        if kind == "csv":
+            return read_csv(file, progress=progress)
+        table = read_imatrix(file)
+    except Fault as fault:
+        raise UserError(f"{path}: {fault}.") from None
+    progress(path.stat().st_size)
+    return table
 
 
 def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:

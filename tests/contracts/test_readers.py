@@ -12,9 +12,10 @@ from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Reader
 from moeprobe.recordings.responses import responses
+from moeprobe.recordings.rows import counts_of
 from moeprobe.recordings.validate_capture import decode_choices
 from moeprobe.runtime.catalog import READERS
-from tests.recordings import dumps, serving
+from tests.recordings import counting, dumps, serving
 from tests.recordings.serving import ENCODINGS, Ids, Response, routing
 
 KINDS: dict[str, type[Reader]] = {name: READERS.get(name) for name in READERS.built_in()}
@@ -45,11 +46,30 @@ def _sent(encode: Callable[[Ids], Response], path: Path, ids: Ids) -> Response:
     return encode(ids)
 
 
+def _of_layers(ids: Ids) -> dict[str, list[int]]:
+    return {
+        f"layers.{layer}": row
+        for layer, row in zip(counting.SPARSE, counting.counts(ids).tolist(), strict=True)
+    }
+
+
 # By reader: responses, or files of one, that it reads and no other does.
 EXAMPLES: dict[str, list[Callable[[Path, Ids], Response | Path]]] = {
     "atlas": [lambda path, ids: dumps.atlas(ids, np.random.default_rng(1).random(ids.shape))],
+    "counts": [
+        lambda path, ids: counting.by_count(path, counting.counts(ids)),
+        lambda path, ids: counting.lmdeploy(path, counting.counts(ids)),
+        lambda path, ids: counting.nested(path, counting.counts(ids).tolist(), indent=2),
+        lambda path, ids: counting.nested(path, _of_layers(ids)),
+        lambda path, ids: counting.nested(path, {"step": 3, "layers": _of_layers(ids)}),
+        lambda path, ids: counting.lines(
+            path, [{"layer": layer, "counts": row} for layer, row in _of_layers(ids).items()]
+        ),
+    ],
+    "imatrix": [lambda path, ids: counting.imatrix(path, counting.counts(ids))],
     "llama_cpp": [_pairs_of_layers],
     "megatron": [_megatron],
+    "megatron_counts": [lambda path, ids: counting.tokens_per_expert(path, {100: counting.counts(ids)})],
     "sglang_counts": [_counts],
     "sglang_recorder": [dumps.recorder],
     "slime": [dumps.slime],
@@ -73,8 +93,11 @@ def examples(name: str, number: int, folder: Path) -> Iterator[Mapping[str, Any]
     if not isinstance(example, Path):
         yield example
         return
-    lines = responses(example, progress=lambda size: None)
-    yield from (response for _, response in KINDS[name]().gathered(lines, example))
+    lines, reader = responses(example, progress=lambda size: None), KINDS[name]()
+    if reader.joins_files:
+        yield from (response for _, _, response in reader.joined([(example, lines)]))
+        return
+    yield from (response for _, response in reader.gathered(lines, example))
 
 
 def test_every_reader_has_an_example() -> None:
@@ -120,7 +143,9 @@ def test_a_layer_more_than_the_model_has_is_a_fault(name: str, number: int, tmp_
             if capture.ids is not None:
                 with pytest.raises(Fault):
                     decode_choices(capture, smaller)
-            assert capture.counts is None or len(capture.counts) not in (4, 3)
+            if capture.counts is not None:
+                with pytest.raises(Fault):
+                    counts_of(capture.counts, smaller)
 
 
 @EVERY

@@ -179,7 +179,7 @@ def test_what_no_router_chose_is_refused(tmp_path: Path) -> None:
     path.write_text("layer,expert\n" + "".join(f"{layer},3\n{layer},3\n{layer},2\n" for layer in SPARSE))
     assert "more than one of 2 for each token" in refusal()
     path.write_text("layer,expert\n1,3\n1,x\n")
-    assert "is no CSV of layer,expert" in refusal()
+    assert "'x' names no expert" in refusal()
     path.write_text("layer,expert\n1,3\n1,70000\n")
     assert "beyond 0 to 32,767" in refusal()
     csv(path, ids)

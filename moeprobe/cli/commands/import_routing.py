@@ -186,6 +186,8 @@ def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
         *imported.missing,
         *(finding.line for finding in imported.findings),
     ]
+    if imported.mtp_lines:
+        lines.append(f"{imported.mtp_lines:,} lines of layers of multi-token prediction (MTP) are left out.")
     if imported.dependent:
         samples = imported.requests - imported.dependent
         lines.append(

@@ -82,6 +82,9 @@ class Capture:
             L all hidden layers, or those with experts.
         unscored: whether logits are there, and nothing says how they became gates.
         ends_together: whether missing rows are leading ones, because the server leaves out no others.
+        window: of counts, what was counted together in its file, e.g. "step3"; empty where that is the whole file.
+            None = ``name`` says all.
+        left_out: lines of layers of multi-token prediction that were left out of the file.
     """
 
     ids: NDArray[Any] | None
@@ -95,6 +98,8 @@ class Capture:
     counts: NDArray[np.int64] | None = None
     unscored: bool = False
     ends_together: bool = False
+    window: str | None = None
+    left_out: int = 0
 
 
 class Reader(ABC):
@@ -102,9 +107,11 @@ class Reader(ABC):
 
     Attributes:
         also: what else sends them so; the name of the reader says what did first.
+        joins_files: whether several files are one recording, e.g. of several ranks, that ``joined`` puts together.
     """
 
     also: ClassVar[str] = ""
+    joins_files: ClassVar[bool] = False
 
     @abstractmethod
     def reads(self, response: Mapping[str, Any]) -> bool:
@@ -129,6 +136,21 @@ class Reader(ABC):
             UserError: lines do not go together.
         """
         return lines
+
+    def joined(
+        self, files: Sequence[tuple[Path, Iterator[tuple[str, Any]]]]
+    ) -> Iterator[tuple[Path, str, Any]]:
+        """Yield responses of several files, with the file and the place where they stand, if it ``joins_files``.
+
+        Args:
+            files: each with its lines.
+
+        Raises:
+            UserError: lines or files do not go together.
+        """
+        for path, lines in files:
+            for where, response in self.gathered(lines, path):
+                yield path, where, response
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
         """Return the sequences of a gathered response by their names; none where tokens are of no known sequence.
@@ -195,6 +217,18 @@ def stated(counts: Any, *, several: bool = False) -> Stated:
 def count(value: Any) -> int | None:
     """Return a number of tokens; None for any other value."""
     return value if type(value) is int and 0 <= value <= _MOST else None
+
+
+def whole_number(fields: Mapping[str, Any], name: str) -> int:
+    """Return a number of a line, from 0 up.
+
+    Raises:
+        Fault: it is none.
+    """
+    value = count(fields.get(name))
+    if value is None:
+        raise Fault(f"{name} takes a whole number from 0 up; got {str(fields.get(name))[:40]}")
+    return value
 
 
 def start_of(fields: Mapping[str, Any], name: str) -> int:

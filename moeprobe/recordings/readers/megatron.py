@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Capture, Reader, Weights, count
+from moeprobe.recordings.readers.base import Capture, Reader, Weights, whole_number
 from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked
 from moeprobe.runtime.files import is_file, open_regular
 
@@ -134,23 +134,24 @@ class Megatron(Reader):
     def gathered(self, lines: Iterator[tuple[str, Any]], path: Path) -> Iterator[tuple[str, Any]]:
         """Yield the lines of each pass through the model, without multi-token prediction."""
         names: dict[str, int] = {}
-        began, records = "", dict[str, dict[int, Any]]()
+        began, records, mtp = "", dict[str, dict[int, Any]](), 0
         for where, line in lines:
             with faults_at(path, where):
                 if not isinstance(line, dict) or not line.keys() >= _KEYS:
                     raise Fault(f"this is no line of a router trace, with {', '.join(sorted(_KEYS))}")
-                step, rank, layer = (_number(line, name) for name in ("step", "rank", "layer"))
+                step, rank, layer = (whole_number(line, name) for name in ("step", "rank", "layer"))
             if line.get("block", "decoder") != "decoder":
+                mtp += 1
                 continue
             of_pass = f"rank{rank}/step{step}"
             if records and (of_pass not in records or layer in records[of_pass]):
-                yield began, _pass(records, names, path)
-                records = {}
+                yield began, _pass(records, names, path, mtp)
+                records, mtp = {}, 0
             if not records:
                 began, records = where, {of_pass: {}}
             records[of_pass][layer] = line
         if records:
-            yield began, _pass(records, names, path)
+            yield began, _pass(records, names, path, mtp)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of a pass."""
@@ -163,7 +164,7 @@ class Megatron(Reader):
         logits = (
             None
             if "logit_offset" not in layers[0]
-            else RankLogits(response["folder"], _number(layers[0], "rank"))
+            else RankLogits(response["folder"], whole_number(layers[0], "rank"))
         )
 
         def weights(index: int, experts: NDArray[np.int16]) -> Weights:
@@ -179,24 +180,26 @@ class Megatron(Reader):
                 name=response["name"],
                 weights=None if logits is None or unscored else weights,
                 unscored=unscored,
+                left_out=response["mtp_lines"],
             )
         ]
 
 
-def _pass(records: dict[str, dict[int, Any]], names: dict[str, int], path: Path) -> GatheredResponse:
-    """Return the lines of a pass as one response; passes of one step are numbered."""
+def _pass(
+    records: dict[str, dict[int, Any]], names: dict[str, int], path: Path, mtp: int
+) -> GatheredResponse:
+    """Return the lines of a pass as one response; passes of one step are numbered, ``mtp`` lines were left out."""
     [(name, layers)] = records.items()
     number = names.get(name, 0)
     names[name] = number + 1
     pass_name = f"{name}/{number}" if number else name
-    return GatheredResponse(
-        name=pass_name, folder=path.parent, passes=[layers[layer] for layer in sorted(layers)]
-    )
+    passes = [layers[layer] for layer in sorted(layers)]
+    return GatheredResponse(name=pass_name, folder=path.parent, passes=passes, mtp_lines=mtp)
 
 
 def _sparse(lines: list[Mapping[str, Any]], shape: MoeShape) -> list[Mapping[str, Any]]:
     """Return the lines of the layers with experts; these are numbered among all layers, or among themselves."""
-    numbers = tuple(_number(line, "layer") for line in lines)
+    numbers = tuple(whole_number(line, "layer") for line in lines)
     if numbers not in (shape.sparse, tuple(range(len(shape.sparse)))):
         raise Fault(
             f"it has layers {', '.join(map(str, numbers[:8]))}, and the model has experts in "
@@ -219,10 +222,3 @@ def _indices(line: Mapping[str, Any], shape: MoeShape) -> NDArray[Any]:
             "top_indices takes for each of num_tokens tokens a list of experts, all of the same length"
         )
     return ids
-
-
-def _number(line: Mapping[str, Any], name: str) -> int:
-    value = count(line.get(name))
-    if value is None:
-        raise Fault(f"{name} takes a whole number from 0 up; got {str(line.get(name))[:40]}")
-    return value
