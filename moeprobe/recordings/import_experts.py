@@ -319,14 +319,14 @@ class _Reading:
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
         self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
-        for source, where, response in self._responses():
+        for source, where, response, label in self._responses():
             with faults_at(source, where) as location:
-                yield from self._of_response(response, location, self._labels[source])
+                yield from self._of_response(response, location, label)
 
-    def _responses(self) -> Iterator[tuple[Path, str, Any]]:
-        """Yield the responses of all files, as the reader of the first line of each gathers them.
+    def _responses(self) -> Iterator[tuple[Path, str, Any, str]]:
+        """Yield the responses of all files, as the reader of the first line of each gathers them, with their label.
 
-        Files that are one recording come last, each with its kind.
+        Files that are one recording come last, together.
         """
         joined: dict[str, list[tuple[Path, Iterator[tuple[str, Any]]]]] = {}
         for source in self._sources:
@@ -337,15 +337,21 @@ class _Reading:
             try:
                 name = self._reader_of(first[1])
             except Fault:  # what is wrong is said where the line is read
-                yield from ((source, where, response) for where, response in lines)
+                yield from ((source, where, response, "") for where, response in lines)
                 continue
             if self._readers[name].joins_files:
                 joined.setdefault(name, []).append((source, lines))
                 continue
             for where, response in self._readers[name].gathered(lines, source):
-                yield source, where, response
+                yield source, where, response, self._labels[source]
         for name, files in joined.items():
-            yield from self._readers[name].joined(files)
+            for source, where, response in self._readers[name].joined(files):
+                yield (
+                    source,
+                    where,
+                    response,
+                    "" if len(files) == len(self._sources) else self._labels[source],
+                )
 
     def _of_response(self, response: Any, location: str, label: str) -> Iterator[tuple[Row, int]]:
         if not isinstance(response, dict):

@@ -346,6 +346,26 @@ def test_counts_without_tokens_are_enough(tmp_path: Path) -> None:
     assert "too few for 8 windows" in refused("trace", "balance", trace)
 
 
+def test_one_input_has_a_load_and_no_course(tmp_path: Path) -> None:
+    """Counts of a whole file: how even ranks are, against experts in any other order."""
+    ids = serving.routing(rows=64)
+    trace = imported(tmp_path, stat(tmp_path / "stat.pt", ids, steps=1)).path
+    out = tmp_path / "r"
+    result = run("trace", "balance", trace, "--ranks", "4", "--out", out)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert "It is one input, so nothing says whether the same experts stay hot" in printed
+    assert "hot experts over time and a greedy placement, which take two inputs" in printed
+    assert (out / "figures" / "balance.png").exists()
+    table = pd.read_csv(out / "table.csv").fillna({"null": "", "layer": ""})
+    assert set(table["view"].dropna()) == {"consecutive"} and table["severity"].isna().all()
+    for place, layer in enumerate(("layers.1", "layers.2", "layers.3", "layers.4")):
+        loads = np.bincount(ids[:, place].ravel(), minlength=8).reshape(4, 2).sum(1)
+        row = value(table, "rank_imbalance", layer=layer, view="consecutive")
+        assert np.isclose(row["value"], loads.max() / loads.mean()) and np.isnan(row["ci_low"])
+    assert "use --ranks to see how even its load is" in " ".join(refused("trace", "balance", trace).split())
+
+
 # Refusals.
 
 

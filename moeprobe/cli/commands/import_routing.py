@@ -178,10 +178,13 @@ def _dialect(name: str) -> str:
 
 
 def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
+    from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
+
     layers = imported.layers
     what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"
+    inputs = "windows of counts" if imported.counted else "requests"
     lines = [
-        f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
+        f"{imported.requests:,} {inputs}, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
         f"{what}, {imported.nbytes:,} bytes; read as {', '.join(map(_dialect, imported.readers))}.",
         *imported.missing,
         *(finding.line for finding in imported.findings),
@@ -197,6 +200,10 @@ def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
         lines.append(
             "Which token made a choice is not in the file: there is the load of the experts alone, and no match."
         )
+        if imported.requests < MIN_IMAGES:
+            lines.append(
+                f"Values will have no intervals: they need at least {MIN_IMAGES} windows, such as steps counted apart."
+            )
     elif imported.unordered:
         lines.append(
             "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "

@@ -28,26 +28,37 @@ _OVERLAPS = {
 def draw(result: Result) -> dict[str, Figure]:
     """Return the figure of a run: a panel of hot experts and, of ranks, one of layers and one of windows."""
     table = result.table
-    placed = placements(rows_of(table, RANK_IMBALANCE.name))
-    figure, axes = panels.panels(1, 3 if placed else 1, width=4.6, sharey=False)
-    overlaps = rows_of(table, HOT_OVERLAP.name)
-    layers = panels.layers(overlaps)
-    lines = {label: rows_of(table, name) for name, label in _OVERLAPS.items()}
-    _draw_lines(axes[0, 0], lines, layers, COLORS)
-    axes[0, 0].set_ylim(-0.02, 1.02)
-    axes[0, 0].set_ylabel("overlap of hot experts")
+    imbalances, overlaps = rows_of(table, RANK_IMBALANCE.name), rows_of(table, HOT_OVERLAP.name)
+    placed = placements(imbalances)
+    by_window = table["severity"].notna().any()
+    # Of a single window there is neither an overlap nor a course.
+    number = (not overlaps.empty) + bool(placed) + bool(placed and by_window)
+    figure, axes = panels.panels(1, number, width=4.6, sharey=False)
+    remaining = list(axes[0])
+    layers = panels.layers(imbalances[imbalances["layer"] != ""] if overlaps.empty else overlaps)
+    if not overlaps.empty:
+        lines = {label: rows_of(table, name) for name, label in _OVERLAPS.items()}
+        panel = remaining.pop(0)
+        _draw_lines(panel, lines, layers, COLORS)
+        panel.set_ylim(-0.02, 1.02)
+        panel.set_ylabel("overlap of hot experts")
     if placed:
         lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
         lines[_RELABELED] = rows_of(table, OF_RANKS.relabeled.name, view=placed[0])
         lines = {label: rows[rows["layer"] != ""] for label, rows in lines.items()}
-        _draw_lines(axes[0, 1], lines, layers, COLORS[len(_OVERLAPS) :])
-        _draw_windows(axes[0, 2], table, COLORS[len(_OVERLAPS)], COLORS[len(_OVERLAPS) + len(placed)])
-        for panel in axes[0, 1:]:
+        _draw_lines(remaining[0], lines, layers, COLORS[len(_OVERLAPS) :])
+        if by_window:
+            _draw_windows(remaining[1], table, COLORS[len(_OVERLAPS)], COLORS[len(_OVERLAPS) + len(placed)])
+        for panel in remaining:
             panel.axhline(1, color="#999999", linewidth=0.8)
             panel.set_ylabel("busiest rank / mean")
     title = "Hot experts and the load of ranks over time" if placed else "Hot experts over time"
+    if overlaps.empty:
+        title = "The load of ranks"
     notes = ["Bars of relabeled experts hold 95 % of the relabelings"] if placed else []
-    return {"balance": panels.finish(figure, overlaps, title=title, notes=notes)}
+    return {
+        "balance": panels.finish(figure, imbalances if overlaps.empty else overlaps, title=title, notes=notes)
+    }
 
 
 def _draw_lines(

@@ -104,6 +104,11 @@ class _Requests:
         """The first sample of the second half."""
         return len(self.names) // 2
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one sample alone: no time passes, and no half is left to judge a placement by."""
+        return len(self.names) == 1
+
 
 class _Load(TableWork[Result]):
     """A trace whose load is looked at by window and rank."""
@@ -147,10 +152,17 @@ class _Load(TableWork[Result]):
         names = list(dict.fromkeys(self.clusters.get(name, name) for name in self.trace.ids))
         if windows < 2:
             raise UserError(f"{option('windows')} takes a whole number from 2 up; got {windows}.")
+        if len(names) == 1:
+            if self.placement is None:
+                raise UserError(
+                    f"{self.trace.path} has one input, so nothing follows on hot experts over time; use "
+                    f"{option('ranks')} to see how even its load is."
+                )
+            windows = 1
         if len(names) < windows:
             raise UserError(
-                f"{self.trace.path} has {len(names)} independent requests, too few for {windows} windows; record more"
-                + (f", or use {option('windows', len(names))} or fewer." if len(names) > 1 else ".")
+                f"{self.trace.path} has {len(names)} independent requests, too few for {windows} windows; record "
+                f"more, or use {option('windows', len(names))} or fewer."
             )
         # More samples than are resampled would have no interval of the overlaps, which follow from no influence.
         size = -(-len(names) // LARGEST)
@@ -180,7 +192,9 @@ class _Load(TableWork[Result]):
         return Result(table, comparison, sums, sidecar, drawing, leading)
 
     def _notes(self) -> list[str]:
-        """Return a sentence on requests that are no samples by themselves."""
+        """Return a sentence on requests that are no samples by themselves, or on there being only one."""
+        if self.requests.is_single:
+            return ["hot experts over time and a greedy placement, which take two inputs at least"]
         alone, samples = len(self.requests.row_of), len(self.requests.names)
         if alone == samples:
             return []
@@ -189,11 +203,15 @@ class _Load(TableWork[Result]):
             "are one sample"
         ]
 
-    def _choices(self, progress: Progress) -> dict[str, NDArray[np.int32]]:
+    def _choices(self, progress: Progress) -> dict[str, NDArray[np.integer[Any]]]:
         """Return how often each sample chose each expert ``(n, E)``, by layer."""
         trace, row_of = self.trace, self.requests.row_of
+        # A request has far fewer choices than an int32 holds; counts of days of serving do not fit.
         counts = {
-            layer: np.zeros((len(self.requests.names), trace.layers[layer].num_experts), np.int32)
+            layer: np.zeros(
+                (len(self.requests.names), trace.layers[layer].num_experts),
+                np.int64 if trace.layers[layer].load_only else np.int32,
+            )
             for layer in self.layers
         }
         widest = max(
@@ -209,17 +227,17 @@ class _Load(TableWork[Result]):
             progress.advance(len(block))
         return counts
 
-    def _sums(self, choices: Mapping[str, NDArray[np.int32]]) -> SumsStore:
+    def _sums(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> SumsStore:
         """Return the sums of all cells; of many requests they are kept in files."""
         parts = (
             of_table(image_table(accumulator, checkpoint=self.name)) for accumulator in self._cells(choices)
         )
         return concat_parts(parts, in_files=sum(counts.size for counts in choices.values()) > _COUNTS)
 
-    def _cells(self, choices: Mapping[str, NDArray[np.int32]]) -> Iterator[Accumulator]:
+    def _cells(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> Iterator[Accumulator]:
         """Yield the hot experts of each layer, then the ranks of each layer and of all, under each placement."""
         every = slice(0, len(self.requests.names))
-        for layer, counts in choices.items():
+        for layer, counts in choices.items() if not self.requests.is_single else ():
             subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
             yield self._cell(layer, _VIEW, every, HotExperts().sums(subject))
         if self.placement is None:
@@ -234,27 +252,37 @@ class _Load(TableWork[Result]):
                 yield self._cell(layer, judged.name, rows, self._rank_sums([loaded], rows))
             columns = self._rank_sums(list(of_layers.values()), rows)
             yield self._cell("", judged.name, rows, columns)
-            for window in judged.windows[0] if judged.start == 0 else ():
+            for window in judged.windows[0] if self._by_window(judged) else ():
                 inside = self.requests.window == window
                 of_window = {key: column[inside] for key, column in columns.items()}
                 yield self._cell("", judged.name, inside, of_window, window + 1.0)
 
-    def _judged(self, choices: Mapping[str, NDArray[np.int32]]) -> list[JudgedPlacement]:
-        """Return the given placement, the same on the second half, and the greedy one of the first half there."""
+    def _judged(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> list[JudgedPlacement]:
+        """Return the given placement, the same on the second half, and the greedy one of the first half there.
+
+        Of a single sample there are no halves.
+        """
         assert self.placement is not None
         half, window = self.requests.half, self.requests.window
+        whole = JudgedPlacement(self.placement.name, self.placement, 0, window)
+        if self.requests.is_single:
+            return [whole]
         first = {layer: counts[:half].sum(0).astype(np.float64) for layer, counts in choices.items()}
         balanced = greedy(first, self.placement.num_ranks)
         return [
-            JudgedPlacement(self.placement.name, self.placement, 0, window),
+            whole,
             *(
                 JudgedPlacement(f"{placement.name}{SECOND_HALF}", placement, half, window[half:])
                 for placement in (self.placement, balanced)
             ),
         ]
 
+    def _by_window(self, judged: JudgedPlacement) -> bool:
+        """Whether each window has numbers of its own: of the given placement, where there are several."""
+        return judged.start == 0 and not self.requests.is_single
+
     def _relabeled(
-        self, choices: Mapping[str, NDArray[np.int32]], info: summaries.About
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], info: summaries.About
     ) -> Iterator[dict[str, Any]]:
         """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
         if self.placement is None:
@@ -262,7 +290,7 @@ class _Load(TableWork[Result]):
         placements = self._judged(choices)
         busiest = relabeled_loads(choices, placements)
         for judged in placements:
-            rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=judged.start == 0)
+            rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=self._by_window(judged))
             for row in rows:
                 severity = np.nan if row.window is None else float(row.window)
                 cell = self._cell_of(row.layer, judged.name, severity)
@@ -317,7 +345,7 @@ class _Load(TableWork[Result]):
         return RankLoad().sums(RankLoads(**stacked, window=self._window(rows)))
 
 
-def _ranks(counts: NDArray[np.int32], share: Array) -> dict[str, Any]:
+def _ranks(counts: NDArray[np.integer[Any]], share: Array) -> dict[str, Any]:
     """Return the loads of the ranks ``(n, N)``, and the choices ``(n,)``."""
     return {"loads": counts @ share, "choices": counts.sum(1, dtype=np.int64)}
 

@@ -6,6 +6,7 @@ Axes: n requests, E experts, W windows, L layers, N ranks, D relabelings.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class RelabeledRow:
 
 
 def relabeled_loads(
-    choices: Mapping[str, NDArray[np.int32]], judged: Sequence[JudgedPlacement]
+    choices: Mapping[str, NDArray[np.integer[Any]]], judged: Sequence[JudgedPlacement]
 ) -> dict[str, Array]:
     """Return the busiest ranks' loads ``(1 + D, L, 1 + W)`` for each judged placement, by its name.
 
@@ -69,7 +70,7 @@ def relabeled_loads(
     """
     draws: dict[str, list[list[Array]]] = {placement.name: [] for placement in judged}
 
-    def add(counts_of: Mapping[str, NDArray[np.int32]]) -> None:
+    def add(counts_of: Mapping[str, NDArray[np.integer[Any]]]) -> None:
         for placement in judged:
             _, starts = placement.windows
             draws[placement.name].append(
@@ -92,7 +93,11 @@ def relabeled_loads(
 
 
 def relabeled_rows(
-    choices: Mapping[str, NDArray[np.int32]], judged: JudgedPlacement, busiest: Array, *, by_window: bool
+    choices: Mapping[str, NDArray[np.integer[Any]]],
+    judged: JudgedPlacement,
+    busiest: Array,
+    *,
+    by_window: bool,
 ) -> Iterator[RelabeledRow]:
     """Yield the numbers of a judged placement: of each layer, then of all, then of all in each window.
 

@@ -86,7 +86,7 @@ def _ranks(table: pd.DataFrame) -> list[str]:
     rows = rows_of(table, RANK_IMBALANCE.name, layer="")
     if rows.empty:
         return []
-    first, second, best = (rows[rows["view"] == view].iloc[0] for view in placements(rows))
+    first, *halves = (rows[rows["view"] == view].iloc[0] for view in placements(rows))
     of_first = table[table["view"] == first["view"]]
     conclusions = [
         f"With the {first['view']} placement the busiest rank has {interval(first)} times the mean load, over all "
@@ -97,7 +97,10 @@ def _ranks(table: pd.DataFrame) -> list[str]:
         conclusions.append(
             f"Within windows it has {interval(within.iloc[0])} times the mean: {_against(of_first, OF_WINDOWS)}."
         )
-    conclusions.append(_meaning(_number(of_first, OF_RANKS.p.name)))
+    if halves:
+        conclusions.append(_meaning(_number(of_first, OF_RANKS.p.name)))
+    else:
+        conclusions.append("It is one input, so nothing says whether the same experts stay hot.")
     of_layers = rows_of(of_first, RANK_IMBALANCE.name)
     of_layers = of_layers[of_layers["layer"] != ""]
     if len(of_layers) > 1:
@@ -107,10 +110,12 @@ def _ranks(table: pd.DataFrame) -> list[str]:
         conclusions.append(
             f"Most uneven is {worst['layer']}: rank {rank} has {interval(worst)} times the mean."
         )
-    conclusions.append(
-        f"A greedy placement, made on the first half of the requests, comes to {interval(best)} on the second half. "
-        f"The {first['view']} one has {interval(second)} there."
-    )
+    if halves:
+        second, best = halves
+        conclusions.append(
+            f"A greedy placement, made on the first half of the requests, comes to {interval(best)} on the second "
+            f"half. The {first['view']} one has {interval(second)} there."
+        )
     return conclusions
 
 

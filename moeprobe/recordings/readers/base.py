@@ -231,6 +231,16 @@ def whole_number(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def check_all_sparse(layers: Sequence[int], shape: MoeShape) -> None:
+    """Raise ``Fault`` unless these are the layers with experts, numbered among all layers or among themselves."""
+    if tuple(layers) not in (shape.sparse, tuple(range(len(shape.sparse)))):
+        raise Fault(
+            f"it has layers {', '.join(map(str, layers[:8]))}, and the model has experts in "
+            f"{', '.join(map(str, shape.sparse[:8]))}; a rank of a pipeline has a part of the layers only, which "
+            "is not read"
+        )
+
+
 def start_of(fields: Mapping[str, Any], name: str) -> int:
     """Return where the rows begin, 0 where it is not said."""
     value = fields.get(name)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Capture, Reader, Weights, whole_number
+from moeprobe.recordings.readers.base import Capture, Reader, Weights, check_all_sparse, whole_number
 from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked
 from moeprobe.runtime.files import is_file, open_regular
 
@@ -157,7 +157,8 @@ class Megatron(Reader):
         """Return the routing of a pass."""
         if not isinstance(response, GatheredResponse):
             raise Fault("a line of a router trace stands among others")
-        layers = _sparse(response["passes"], shape)
+        layers = response["passes"]
+        check_all_sparse([whole_number(line, "layer") for line in layers], shape)
         ids = [_indices(line, shape) for line in layers]
         if len({len(indices) for indices in ids}) > 1:
             raise Fault("layers of a step have different numbers of tokens")
@@ -195,18 +196,6 @@ def _pass(
     pass_name = f"{name}/{number}" if number else name
     passes = [layers[layer] for layer in sorted(layers)]
     return GatheredResponse(name=pass_name, folder=path.parent, passes=passes, mtp_lines=mtp)
-
-
-def _sparse(lines: list[Mapping[str, Any]], shape: MoeShape) -> list[Mapping[str, Any]]:
-    """Return the lines of the layers with experts; these are numbered among all layers, or among themselves."""
-    numbers = tuple(whole_number(line, "layer") for line in lines)
-    if numbers not in (shape.sparse, tuple(range(len(shape.sparse)))):
-        raise Fault(
-            f"it has layers {', '.join(map(str, numbers[:8]))}, and the model has experts in "
-            f"{', '.join(map(str, shape.sparse[:8]))}; a rank of a pipeline has a part of the layers only, which "
-            "is not read"
-        )
-    return lines
 
 
 def _indices(line: Mapping[str, Any], shape: MoeShape) -> NDArray[Any]:

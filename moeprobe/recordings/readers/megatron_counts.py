@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.count_table import CountTable, TableBuilder, added, captures_of, whole_numbers
 from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Capture, Reader, whole_number
+from moeprobe.recordings.readers.base import Capture, Reader, check_all_sparse, whole_number
 from moeprobe.recordings.responses import GatheredResponse
 
 _KEYS = {"iter", "layer", "tpe"}
@@ -68,7 +68,9 @@ class MegatronCounts(Reader):
                 f"tpe counts {width} experts in each of {len(tables)} files, and the model has {shape.num_experts}; "
                 "with expert parallelism, give one file for each rank that holds other experts"
             )
-        return captures_of(added(tables, shifts), shape, left_out=response[_MTP])
+        table = added(tables, shifts)
+        check_all_sparse(np.unique(table.layer).tolist(), shape)
+        return captures_of(table, shape, left_out=response[_MTP])
 
 
 def _read_rank(path: Path, lines: Iterator[tuple[str, Any]]) -> tuple[CountTable, int, int]:

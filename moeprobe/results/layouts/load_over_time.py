@@ -37,13 +37,16 @@ _RANKS = {
 _LEVELS = (f"{HOT_OVERLAP.name}{CHANCE}",)
 
 
-def hot_experts_table(table: pd.DataFrame) -> Table:
-    """Return the table of hot experts.
+def hot_experts_table(table: pd.DataFrame) -> Table | None:
+    """Return the table of hot experts; None where there is a single window.
 
     Args:
         table: values over all windows.
     """
-    view = table[table["metric"] == HOT_OVERLAP.name]["view"].iloc[0]
+    overlaps = table[table["metric"] == HOT_OVERLAP.name]
+    if overlaps.empty:
+        return None
+    view = overlaps["view"].iloc[0]
     columns = {label: (metric, view) for label, metric in _HOT.items()}
     note = "next load: share of the choices that go to the experts that were hot in the window before."
     return _table(table, columns, caption="Overlap of hot experts, from window to window", note=note)
@@ -57,13 +60,16 @@ def placements(table: pd.DataFrame) -> list[str]:
 def placements_table(table: pd.DataFrame) -> Table | None:
     """Return the table of ranks, all layers together last; None where no placement was measured.
 
+    Numbers within windows are left out where there is a single window.
+
     Args:
         table: values over all windows.
     """
     names = placements(table)
     if not names:
         return None
-    columns = {label or names[0]: (metric, names[0]) for label, metric in _RANKS.items()}
+    present = set(table["metric"])
+    columns = {label or names[0]: (metric, names[0]) for label, metric in _RANKS.items() if metric in present}
     columns |= {name: (RANK_IMBALANCE.name, name) for name in names[1:]}
     note = (
         "1 = even. Of all layers: busiest ranks added up over means added up. ratio: to the mean where experts are "
