@@ -212,7 +212,7 @@ def _of_role(response: Mapping[str, Any], names: Sequence[str]) -> Any:
     return values[0] if len(values) == 1 and isinstance(values[0], int | str) else None
 
 
-def _is_about(name: str) -> bool:
+def _is_about(name: object) -> bool:
     """Whether a key says of what window the layers beside it are."""
     return plain(name) in STEPS or plain(name) in RANKS
 
@@ -227,8 +227,8 @@ def _rank_of(response: Mapping[str, Any]) -> str:
     return "" if rank is None else str(rank)
 
 
-def _number(name: Any, what: str, number_of: Callable[[str], int | None]) -> int:
-    number = number_of(str(name))
+def _number(name: Any, what: str, number_of: Callable[[object], int | None]) -> int:
+    number = number_of(name)
     if number is None:
         raise Fault(f"{quoted(str(name)[:40])} names no {what}; {what}s are numbers from 0 up")
     return number

@@ -21,24 +21,24 @@ _LAYER = re.compile(
 _EXPERT = re.compile(r"\s*(?:(?:experts?|exp|e)[._ -]?)?(\d{1,9})(?:\.0)?\s*\Z", re.IGNORECASE)
 
 
-def plain(name: str) -> str:
-    """Return a column's or a key's name as the lists above have it: ``Layer ID`` is ``layer_id``."""
-    return re.sub(r"[\s.-]+", "_", name.strip().lower())
+def plain(name: object) -> str:
+    """Return a column's or a key's name as the lists above have it: "Layer ID" is "layer_id"."""
+    return re.sub(r"[\s.-]+", "_", str(name).strip().lower())
 
 
-def layer_number(name: str) -> int | None:
-    """Return the number in ``3``, ``layer_3``, ``model.layers.3.mlp`` or ``blk.3``; None for other names."""
-    match = _LAYER.match(name)
+def layer_number(name: object) -> int | None:
+    """Return the number in "3", "layer_3", "model.layers.3.mlp" or "blk.3"; None for other names."""
+    match = _LAYER.match(str(name))
     return None if match is None else int(match[1])
 
 
-def expert_number(name: str) -> int | None:
-    """Return the number in ``5``, ``expert_5`` or ``e5``; None for other names."""
-    match = _EXPERT.match(name)
+def expert_number(name: object) -> int | None:
+    """Return the number in "5", "expert_5" or "e5"; None for other names."""
+    match = _EXPERT.match(str(name))
     return None if match is None else int(match[1])
 
 
 def step_name(column: str, value: object) -> str:
-    """Return how the window of a step is called, e.g. ``step3``; a step that is a text keeps it."""
+    """Return how the window of a step is called, e.g. "step3"; a step that is a text keeps it."""
     text = str(value)
     return f"{column}{text}" if re.fullmatch(r"-?\d+(\.\d+)?", text) else text

@@ -83,8 +83,8 @@ def check_trace_kind(path: Path, beginning: bytes) -> None:
     kind = kind_of(beginning) or ""
     if kind in _IMPORTED:
         raise UserError(
-            f"{path} is {_IMPORTED[kind]}, and no trace; make one: moeprobe trace import {path} DST.parquet "
-            "--model-config config.json."
+            f"{path} is {_IMPORTED[kind]}, and no trace; make one: moeprobe trace import {path} DST.parquet with "
+            f"{option('model_config', 'config.json')}."
         )
     if kind in _OTHERS:
         raise UserError(f"{path} is {_OTHERS[kind]}, and no trace.")

@@ -44,18 +44,18 @@ class _Header:
 
     def take(self, size: int) -> bytes:
         """Return the next bytes."""
-        content = self.file.read(size) if size <= self.left() else b""
+        content = self.file.read(size) if size <= self.bytes_left() else b""
         if len(content) != size:
             raise Fault("this GGUF file ends within its header: it is truncated or damaged")
         return content
 
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """Return how many bytes follow."""
         return self.size - self.file.tell()
 
     def skip(self, size: int) -> None:
         """Pass over bytes."""
-        if size > self.left():
+        if size > self.bytes_left():
             raise Fault("this GGUF file ends within its header: it is truncated or damaged")
         self.file.seek(size, os.SEEK_CUR)
 
@@ -126,7 +126,7 @@ def read_imatrix(file: BinaryIO) -> CountTable:
             alignment = int(value or 0)
     if alignment < 1:
         raise Fault("this GGUF file has general.alignment 0: it is damaged")
-    places: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
+    locations: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
     for _ in range(tensors):
         name = header.text() or ""
         axes = header.number("I")
@@ -139,17 +139,17 @@ def read_imatrix(file: BinaryIO) -> CountTable:
         if (match := _COUNTS.fullmatch(name)) is not None:
             if kind != _FLOAT32 or not 1 <= size <= _MOST_EXPERTS:
                 raise Fault(f"{name} takes up to {_MOST_EXPERTS:,} numbers in float32")
-            places[int(match[1])][match[2]] = (offset, size)
-    if not places:
+            locations[int(match[1])][match[2]] = (offset, size)
+    if not locations:
         raise Fault("this importance matrix has no counts of experts: it is of a model without any")
     start = -(-file.tell() // alignment) * alignment
-    return _table(header, places, start)
+    return _table(header, locations, start)
 
 
-def _table(header: _Header, places: dict[int, dict[str, tuple[int, int]]], start: int) -> CountTable:
+def _table(header: _Header, locations: dict[int, dict[str, tuple[int, int]]], start: int) -> CountTable:
     builder = TableBuilder(adds=False)
     window = builder.window()
-    for layer, tensors in sorted(places.items()):
+    for layer, tensors in sorted(locations.items()):
         counts = {name: _floats(header, start + offset, size) for name, (offset, size) in tensors.items()}
         (first, values), *others = counts.items()
         if len(values) == 1:

@@ -7,7 +7,6 @@ all responses, and named.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,18 @@ from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
+from moeprobe.recordings.gathering import gather
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens, faults_at
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
 from moeprobe.recordings.readers.base import Capture, Reader, Stated
-from moeprobe.recordings.responses import GatheredResponse, grouped, identity, responses
+from moeprobe.recordings.responses import GatheredResponse, grouped, identity
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
 from moeprobe.recordings.validate_capture import Routed, decode_choices, improbable
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import absolute, check_regular, is_file, shortest_ends
+from moeprobe.runtime.files import absolute, check_regular, is_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -298,11 +298,6 @@ class _Reading:
         self.used: set[str] = set()
         self._ordered_by, self._rows = ordered_by, False
         self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
-        # Names of files, where there are several: what tells their counts apart.
-        ends = shortest_ends([absolute(source) for source in sources], each=True)
-        self._labels = {
-            source: end if len(sources) > 1 else "" for source, end in zip(sources, ends, strict=True)
-        }
         self._base: dict[str, Any] = {
             "num_experts": shape.num_experts,
             "top_k": shape.top_k,
@@ -319,39 +314,14 @@ class _Reading:
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
         self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
-        for source, where, response, label in self._responses():
+        responses = gather(
+            self._sources,
+            lambda response: self._readers[self._reader_of(response)],
+            progress=self.watcher.advance,
+        )
+        for source, where, response, label in responses:
             with faults_at(source, where) as location:
                 yield from self._of_response(response, location, label)
-
-    def _responses(self) -> Iterator[tuple[Path, str, Any, str]]:
-        """Yield the responses of all files, as the reader of the first line of each gathers them, with their label.
-
-        Files that are one recording come last, together.
-        """
-        joined: dict[str, list[tuple[Path, Iterator[tuple[str, Any]]]]] = {}
-        for source in self._sources:
-            lines = responses(source, progress=self.watcher.advance)
-            if (first := next(lines, None)) is None:
-                continue
-            lines = chain([first], lines)
-            try:
-                name = self._reader_of(first[1])
-            except Fault:  # what is wrong is said where the line is read
-                yield from ((source, where, response, "") for where, response in lines)
-                continue
-            if self._readers[name].joins_files:
-                joined.setdefault(name, []).append((source, lines))
-                continue
-            for where, response in self._readers[name].gathered(lines, source):
-                yield source, where, response, self._labels[source]
-        for name, files in joined.items():
-            for source, where, response in self._readers[name].joined(files):
-                yield (
-                    source,
-                    where,
-                    response,
-                    "" if len(files) == len(self._sources) else self._labels[source],
-                )
 
     def _of_response(self, response: Any, location: str, label: str) -> Iterator[tuple[Row, int]]:
         if not isinstance(response, dict):

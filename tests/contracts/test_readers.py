@@ -56,7 +56,7 @@ def _of_layers(ids: Ids) -> dict[str, list[int]]:
 # By reader: responses, or files of one, that it reads and no other does.
 EXAMPLES: dict[str, list[Callable[[Path, Ids], Response | Path]]] = {
     "atlas": [lambda path, ids: dumps.atlas(ids, np.random.default_rng(1).random(ids.shape))],
-    "counts": [
+    "expert_counts": [
         lambda path, ids: counting.by_count(path, counting.counts(ids)),
         lambda path, ids: counting.lmdeploy(path, counting.counts(ids)),
         lambda path, ids: counting.nested(path, counting.counts(ids).tolist(), indent=2),

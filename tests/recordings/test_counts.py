@@ -103,6 +103,9 @@ ONE_INPUT: dict[str, Callable[[Path, np.ndarray], Path]] = {
     "list in a line": lambda path, rows: counting.nested(path, rows.tolist()),
     "list with dense layers": lambda path, rows: counting.nested(path, [[0] * EXPERTS, *rows.tolist()]),
     "torch of LMDeploy": counting.lmdeploy,
+    "torch by number": lambda path, rows: _saved(
+        path, {"expert_counts": {layer: torch.from_numpy(row) for layer, row in zip(counting.SPARSE, rows, strict=True)}}
+    ),
     "logical_count of KTransformers": lambda path, rows: _saved(path, {"logical_count": torch.from_numpy(rows)}),
     "layers by number": lambda path, rows: counting.nested(path, by_layer(rows)),
     "layers below a key": lambda path, rows: counting.nested(

@@ -20,8 +20,8 @@ def import_routing(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Responses of a server or what a trainer saved (JSON lines, JSON or torch), with --model-config; or a "
-            "routing log, one JSON object per MoE layer of one request.",
+            help="Responses of a server, what a trainer saved, or counts per expert (JSON lines, JSON, torch, CSV or "
+            "GGUF), with --model-config; or a routing log, one JSON object per MoE layer of one request.",
         ),
     ],
     trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
@@ -70,9 +70,10 @@ def import_routing(
     """Make a routing trace from an inference server's responses with routed experts, or from a routing log.
 
     vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM, MoE Atlas and llama.cpp
-    are recognized by their keys. Captures that no router can have produced are refused; missing data are counted and
-    named. A line of a log is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`:
-    the experts that each token chose. More is in docs/guide/recorded-routing.md.
+    are recognized by their keys, and counts per expert by their columns or keys. Captures that no router can have
+    produced are refused; missing data are counted and named. A line of a log is
+    `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`: the experts that each token
+    chose. More is in docs/guide/recorded-routing.md.
 
     Example: `moeprobe trace import responses.jsonl traces/served.parquet --model-config config.json`
     """

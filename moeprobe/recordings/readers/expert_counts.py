@@ -14,7 +14,7 @@ from moeprobe.recordings.responses import GatheredResponse
 FORM = "counts"
 
 
-class Counts(Reader):
+class ExpertCounts(Reader):
     """Counts of layers and experts: CSV (SGLang, EPLB), JSON (LMDeploy, DLBlas, tt-metal) or torch (LMDeploy).
 
     Load only. Each step, or each line or list entry of JSON, is an input; without these, a rank or a file is one.
