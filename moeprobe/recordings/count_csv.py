@@ -189,12 +189,8 @@ def _windows(block: pa.RecordBatch, builder: TableBuilder, roles: Mapping[str, i
             else (names[pair // len(texts)][0], texts[pair % len(texts)])
             for pair in pairs.tolist()
         ]
-    # In the order in which they come, not in that of their texts.
-    first = np.unique(codes, return_index=True)[1]
-    numbers = np.zeros(len(names), np.int64)
-    for code in np.argsort(first):
-        numbers[code] = builder.window(*names[code])
-    return numbers[codes]
+    # Dictionaries keep the order in which texts come first, so windows follow the order of the file.
+    return np.array([builder.window(*name) for name in names], np.int64)[codes]
 
 
 def _numbers(column: pa.StringArray, what: str, number_of: Callable[[str], int | None]) -> NDArray[np.int64]:

@@ -33,16 +33,16 @@ def gather(
         lines = responses(source, progress=progress)
         if (first := next(lines, None)) is None:
             continue
-        lines = chain([first], lines)
+        gathered: Iterator[tuple[str, Any]] = chain([first], lines)
         try:
             reader = reader_of(first[1])
         except Fault:  # what is wrong is said where the line is read
-            gathered = lines
+            pass
         else:
             if reader.joins_files:
-                joined.setdefault(reader, []).append((source, label, lines))
+                joined.setdefault(reader, []).append((source, label, gathered))
                 continue
-            gathered = reader.gathered(lines, source)
+            gathered = reader.gathered(gathered, source)
         for where, response in gathered:
             yield source, where, response, label
     for reader, files in joined.items():
