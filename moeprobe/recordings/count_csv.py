@@ -127,18 +127,18 @@ def _roles(columns: Sequence[str]) -> dict[str, int]:
     for role, names in _ROLES.items():
         indices = [index for index, name in enumerate(columns) if plain(name) in names]
         if len(indices) > 1:
-            listed = " and ".join(columns[index].strip() for index in indices)
-            raise Fault(f"its columns {listed} may each be the {role}; keep one")
+            joined = " and ".join(columns[index].strip() for index in indices)
+            raise Fault(f"its columns {joined} may each be the {role}; keep one")
         if indices:
             roles[role] = indices[0]
-    shown = ", ".join(name.strip() for name in columns[:8])
+    listed = ", ".join(name.strip() for name in columns[:8])
     if "layer" not in roles:
-        raise Fault(f"this CSV has no column of layers ({shown}); {_HELP}")
+        raise Fault(f"this CSV has no column of layers ({listed}); {_HELP}")
     if "count" in roles and "expert" not in roles:
-        raise Fault(f"this CSV has no column of experts ({shown}); {_HELP}")
+        raise Fault(f"this CSV has no column of experts ({listed}); {_HELP}")
     if "expert" in roles and "count" not in roles and len(columns) > len(roles):
         raise Fault(
-            f"this CSV has no column of counts ({shown}); {_HELP}, or keep layer and expert alone for a line per choice"
+            f"this CSV has no column of counts ({listed}); {_HELP}, or keep layer and expert alone, a line per choice"
         )
     return roles
 

@@ -124,20 +124,20 @@ class _Reading:
         layer = _number(_of_role(record, LAYERS), "layer", layer_number)
         counts = _counts_of_record(record)
         expert = _of_role(record, EXPERTS)
-        place = None if expert is None else _number(expert, "expert", expert_number)
+        expert_index = None if expert is None else _number(expert, "expert", expert_number)
         step, rank = _step_of(record), _rank_of(record)
         if step:
             window = self._builder.window(step, rank)
         else:
-            window, present = self._passes.get(rank, (-1, {(layer, place)}))
-            if (layer, place) in present:
+            window, present = self._passes.get(rank, (-1, {(layer, expert_index)}))
+            if (layer, expert_index) in present:
                 window, present = self._next_window("", rank), set()
                 self._passes[rank] = window, present
-            present.add((layer, place))
-        if place is None:
+            present.add((layer, expert_index))
+        if expert_index is None:
             self._add_row(window, layer, counts)
         else:
-            self._builder.add(window, layer, np.array([place]), _array([counts], dims=1))
+            self._builder.add(window, layer, np.array([expert_index]), _array([counts], dims=1))
 
     def _add_row(self, window: int, layer: int, counts: Any) -> None:
         """Add the counts of a layer's experts, a list or by their names."""

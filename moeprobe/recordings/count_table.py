@@ -182,18 +182,18 @@ def captures_of(table: CountTable, shape: MoeShape, *, left_out: int = 0) -> lis
     Raises:
         Fault: the table does not fit the model.
     """
-    if (most := int(table.expert.max())) >= shape.num_experts:
+    if (highest := int(table.expert.max())) >= shape.num_experts:
         raise Fault(
-            f"expert {most} is none of the {shape.num_experts} experts of the model: known as physical ids of "
+            f"expert {highest} is none of the {shape.num_experts} experts of the model: known as physical ids of "
             "replicated experts, or another model's config.json"
         )
     rows = shape.num_layers
     if _numbers_sparse(table, shape):
         rows = len(shape.sparse)
-    elif (most := int(table.layer.max())) >= rows:
-        cause = shape.mtp_cause(most + 1)
+    elif (highest := int(table.layer.max())) >= rows:
+        cause = shape.mtp_cause(highest + 1)
         raise Fault(
-            f"layer {most} is none of the {rows} layers of the model" + (f": {cause}" if cause else "")
+            f"layer {highest} is none of the {rows} layers of the model" + (f": {cause}" if cause else "")
         )
     if len(table.windows) * rows * shape.num_experts > _MOST_CELLS:
         raise Fault(

@@ -151,14 +151,14 @@ def _table(header: _Header, locations: dict[int, dict[str, tuple[int, int]]], st
     window = builder.window()
     for layer, tensors in sorted(locations.items()):
         counts = {name: _floats(header, start + offset, size) for name, (offset, size) in tensors.items()}
-        (first, values), *others = counts.items()
+        (first, values), *further_counts = counts.items()
         if len(values) == 1:
             raise Fault(
                 f"{first} of layer {layer} has one count for all experts: the matrix was converted from an older "
                 "imatrix.dat; record it again with llama-imatrix"
             )
-        for name, other in others:
-            if not np.array_equal(values, other):
+        for name, further_values in further_counts:
+            if not np.array_equal(values, further_values):
                 raise Fault(
                     f"{first} and {name} of layer {layer} have different counts: they are not of one run"
                 )

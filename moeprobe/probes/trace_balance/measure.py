@@ -264,13 +264,13 @@ class _Load(TableWork[Result]):
         """
         assert self.placement is not None
         half, window = self.requests.half, self.requests.window
-        whole = JudgedPlacement(self.placement.name, self.placement, 0, window)
+        all_requests = JudgedPlacement(self.placement.name, self.placement, 0, window)
         if self.requests.is_single:
-            return [whole]
+            return [all_requests]
         first = {layer: counts[:half].sum(0).astype(np.float64) for layer, counts in choices.items()}
         balanced = greedy(first, self.placement.num_ranks)
         return [
-            whole,
+            all_requests,
             *(
                 JudgedPlacement(f"{placement.name}{SECOND_HALF}", placement, half, window[half:])
                 for placement in (self.placement, balanced)

@@ -41,12 +41,12 @@ class MegatronCounts(Reader):
         order = sorted(range(len(files)), key=lambda index: _rank_of(files[index][0], index))
         tables = [ranks[index][0] for index in order]
         paths = [files[index][0] for index in order]
-        for path, table, other in zip(paths[1:], tables[1:], paths, strict=False):
+        for path, table, previous in zip(paths[1:], tables[1:], paths, strict=False):
             if odd := table.layers_of_windows() ^ tables[0].layers_of_windows():
                 window, layer = min(odd)
                 raise UserError(
-                    f"{path} and {other} differ in their lines: only one has layer {layer} of {window}. Give files of "
-                    "one training, all of the same iterations."
+                    f"{path} and {previous} differ in their lines: only one has layer {layer} of {window}. Give files "
+                    "of one training, all of the same iterations."
                 )
         widths = {width for _, width, _ in ranks}
         if len(widths) > 1:
