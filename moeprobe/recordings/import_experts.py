@@ -5,7 +5,7 @@ all responses, and named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
+from moeprobe.recordings.conversion import not_recognized
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.field_search import Keys
 from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
 from moeprobe.recordings.gathering import gather
+from moeprobe.recordings.import_findings import Findings
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens, faults_at
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
-from moeprobe.recordings.readers.base import Capture, Reader, Stated
+from moeprobe.recordings.readers.base import Capture, Reader, Stated, recognized
+from moeprobe.recordings.readers.generic import Generic
 from moeprobe.recordings.responses import GatheredResponse, grouped, identity
+from moeprobe.recordings.router_logits import FUNCTIONS
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
-from moeprobe.recordings.validate_capture import Routed, decode_choices, improbable
+from moeprobe.recordings.validate_capture import Routed, decode_choices
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
@@ -41,101 +46,6 @@ COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
 _WHOLE_FILE = "all"
 # What a sample may be: the unit of intervals.
 CLUSTERS = ("request", "prompt")
-
-
-@dataclass
-class Findings:
-    """Counts over requests; ``nulls`` and ``without`` are names of those that are left out."""
-
-    nulls: list[str] = field(default_factory=list)
-    without: list[str] = field(default_factory=list)
-    # Windows of counts without any choice.
-    uncounted: list[str] = field(default_factory=list)
-    zero_requests: int = 0
-    unset_requests: int = 0
-    prompts_zero: int = 0
-    zeros: int = 0
-    unset: int = 0
-    before: int = 0
-    short: int = 0
-    lacking: int = 0
-    longer: int = 0
-    tokens: int = 0
-    lower: int = 0
-    unscored: int = 0
-    ends_together: int = 0
-    mtp_lines: int = 0
-    nonzero: bool = False
-    # Choices of which no token is known.
-    counted_choices: int = 0
-
-    def add(self, name: str, request: Routed) -> None:
-        """Count one request."""
-        rows = len(request.experts) - request.before
-        self.zeros += request.zeros
-        self.unset += request.unset
-        self.short += request.lacking > 0
-        self.lacking += max(request.lacking, 0)
-        self.longer += request.lacking < 0
-        if request.anything:
-            self.tokens += rows - request.zeros - request.unset
-            self.before += request.before
-            self.prompts_zero += request.prompt_zero
-            self.nonzero |= bool((request.experts > 0).any())
-        else:
-            self.without.append(name)
-            self.zero_requests += request.zeros > 0
-            self.unset_requests += request.zeros == 0 < rows
-
-    def check(self, files: str, shape: MoeShape) -> None:
-        """Raise ``UserError`` where nothing at all was captured."""
-        if self.tokens and not self.nonzero and improbable(self.tokens, shape):
-            self.zero_requests, self.tokens = max(self.zero_requests, 1), 0
-        if self.tokens or self.counted_choices:
-            return
-        if self.zero_requests:
-            raise UserError(
-                f"{files}: every expert is 0, which is known as an all-zero capture. Kernels that choose experts "
-                "themselves leave the buffer empty (monolithic, fused); serve with another kernel."
-            )
-        if self.unset_requests:
-            raise UserError(
-                f"{files}: every expert is -1 or the highest number of its type (255), known as an all -1 capture "
-                "or 255 fill. No layer wrote the buffer; look at the server's setting for routed experts."
-            )
-        if self.nulls:
-            raise UserError(
-                f"{files}: the routed experts of all {len(self.nulls):,} sequences are null, which is known of aborted "
-                "requests and of servers that do not return them; start the server so that it does."
-            )
-        if self.uncounted:
-            raise UserError(f"{files}: all counts are 0, so nothing was captured.")
-        raise UserError(f"{files}: there are no tokens with routed experts.")
-
-    def sentences(self) -> list[str]:
-        """Return findings that do not hinder the import; missing values enter no number."""
-        notes = [
-            (len(self.nulls), "sequences have null for routed experts (aborted, or not captured) and are left out"),
-            (len(self.without), "sequences have no token with an expert (all zero, all -1, no rows) and are left out"),
-            (len(self.uncounted), "steps or files have no choices at all and are left out"),
-            (self.prompts_zero, "sequences are zero for every token of the prompt: known as prompt rows zero, of "
-             "servers that capture generated tokens only"),
-            (self.zeros, "tokens are zero in every layer, which no router chooses: not captured, and no valid tokens"),
-            (self.unset, "tokens are -1 (or 255, the fill of uint8) in every layer: known as rows from the prefix "
-             "cache, or padding, and no valid tokens"),
-            (self.before, "tokens before the first requested row (start) are left out"),
-            (self.ends_together, "sequences have fewer rows than tokens less one, and their last row is taken as the "
-             "last but one token's, as this server only leaves out leading rows; --start says how many"),
-            (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "
-             "rows missing, or leading rows cut without a word; --start says how many leading rows were cut"),
-            (self.unscored, "inputs have logits whose score function is not known, so they get no gates; put "
-             "router_state_rank0.pt beside the trace, or scoring_func into config.json"),
-            (self.lower, "choices of a token do not have the highest scores (a bias or groups of experts that the "
-            "file does not have, or dropped tokens)"),
-            (self.longer, "sequences have more rows than stated tokens less one: known as one off, as nothing routes "
-             "the last token"),
-        ]  # fmt: skip
-        return [f"{count:,} {note}." for count, note in notes if count]
 
 
 @dataclass(frozen=True)
@@ -175,6 +85,10 @@ def import_routed_experts(
     ordered_by: str | None = None,
     start: int | None = None,
     cluster: str = "request",
+    ids_key: str | None = None,
+    prompt_key: str | None = None,
+    routing_key: str | None = None,
+    gates: str | None = None,
     name: str | None = None,
     data: str = "requests",
     overwrite: bool = False,
@@ -193,6 +107,10 @@ def import_routed_experts(
             the responses say.
         cluster: the unit of intervals: "request" = choices of one request and one prompt are one sample, or "prompt" =
             so are all sequences of one prompt (groups of GRPO).
+        ids_key: field of the generated tokens' ids, or of the whole sequence's; None = recognized.
+        prompt_key: field of the prompt's token ids; None = recognized.
+        routing_key: field of the routed experts or router logits, ``a.b`` of an object in another; None = recognized.
+        gates: how router logits become gates, "softmax" or "sigmoid"; None = as ``model_config`` says.
         name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
@@ -219,10 +137,15 @@ def import_routed_experts(
         raise UserError(f"{option('start')} takes a whole number from 0 up; got {start}.")
     if cluster not in CLUSTERS:
         raise UserError(f"{option('cluster')} is one of {', '.join(CLUSTERS)}; got {cluster!r}.")
-    shape = read_moe_shape(Path(model_config))
-    readers = {
-        dialect: READERS.get(dialect)() for dialect in ([reader] if reader is not None else READERS.names())
-    }
+    shape = _with_gates(read_moe_shape(Path(model_config)), gates, model_config)
+    keys = Keys(routing_key, ids_key, prompt_key)
+    if keys != Keys():
+        if reader not in (None, "generic"):
+            raise UserError(f"Fields are named for the reader generic; leave {option('reader', reader)} out.")
+        reader, readers = "generic", {"generic": Generic(keys)}
+    else:
+        dialects = [reader] if reader is not None else READERS.names()
+        readers = {dialect: READERS.get(dialect)() for dialect in dialects}
     reading = _Reading(
         sources,
         shape,
@@ -271,6 +194,19 @@ def import_routed_experts(
         dependent=len(reading.clusters),
         mtp_lines=reading.findings.mtp_lines,
     )
+
+
+def _with_gates(shape: MoeShape, gates: str | None, path: str | Path) -> MoeShape:
+    """Return the shape with the function of its gates.
+
+    Raises:
+        UserError: it is none, or not the one in ``config.json``.
+    """
+    if gates not in (None, *FUNCTIONS):
+        raise UserError(f"{option('gates')} is one of {', '.join(FUNCTIONS)}; got {gates!r}.")
+    if gates is not None and shape.scoring not in (None, gates):
+        raise UserError(f"{path} has scoring_func {shape.scoring}; leave {option('gates', gates)} out.")
+    return replace(shape, scoring=gates or shape.scoring)
 
 
 class _Reading:
@@ -332,7 +268,7 @@ class _Reading:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
         name_of = identity(response, location)
         gathered = isinstance(response, GatheredResponse)
-        sequences = [] if gathered else tokens_of(response)
+        sequences = [] if gathered or self._readers[dialect].fallback else tokens_of(response)
         if not self._by_prompt:
             self._first_of_prompt = {}
         for number, capture in enumerate(captures):
@@ -425,13 +361,13 @@ class _Reading:
             return next(iter(self._readers))
         if not isinstance(response, dict):
             raise Fault("a response is due, a JSON object")
-        for name, reader in self._readers.items():
-            if reader.reads(response):
-                return name
+        reader = recognized(response, self._readers.values())
+        if reader is not None:
+            return next(name for name, instance in self._readers.items() if instance is reader)
         keys = ", ".join(map(quoted, list(response)[:8])) or "none"
-        raise Fault(
+        raise not_recognized(
             f"no reader knows where this response keeps routed experts (its keys: {keys}); was the server asked to "
-            f"return them? Readers: {', '.join(self._readers)}"
+            f"return them? If so, name the field with {option('routing_key')}. Readers: {', '.join(self._readers)}"
         )
 
     def _rows_of(
@@ -477,7 +413,8 @@ def _of_tokens(
     """Return the token ids of the rows, -1 beyond the sequence, and which were generated; None where not known."""
     if tokens is None:
         return None, routing.generated
+    generated = None if not tokens.is_split else np.arange(len(routing.experts)) >= tokens.prompt
     rows = len(routing.experts)
     ids = np.full(rows, -1, np.int32)
     ids[: len(tokens.ids)] = tokens.ids[:rows]
-    return ids, np.arange(rows) >= tokens.prompt
+    return ids, generated

@@ -9,14 +9,16 @@ import pyarrow as pa
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck, not_empty
+from moeprobe.recordings.compressed import open_expanded
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.file_kinds import HEAD, check_log
 from moeprobe.recordings.format import is_ordered, metadata, writing
 from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
-from moeprobe.recordings.responses import grouped
+from moeprobe.recordings.long_text import read_line
+from moeprobe.recordings.responses import MOST_BYTES, grouped
 from moeprobe.runtime.arguments import checked
-from moeprobe.runtime.files import is_file, open_regular
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -58,9 +60,15 @@ class Log:
     def _rows(self) -> Iterator[tuple[Row, int]]:
         lines_read: set[tuple[str, str]] = set()
         try:
-            with open_regular(self.path) as file:
+            with open_expanded(self.path) as file:
                 check_log(self.path, file.peek(HEAD)[:HEAD])
-                for number, line in enumerate(file, start=1):
+                number = 0
+                while line := read_line(file, MOST_BYTES + 1):
+                    number += 1
+                    if len(line) > MOST_BYTES:
+                        raise UserError(
+                            f"{self.path}, line {number} has more than {MOST_BYTES:,} bytes; split it."
+                        )
                     if not line.strip():
                         continue
                     with faults_at(self.path, f"line {number}"):
@@ -76,7 +84,7 @@ class Log:
                     lines_read.add((row.id, row.layer))
                     self.requests[row.id] = self.requests.get(row.id, 0) + 1
                     self.num_tokens += len(row.experts)
-                    yield row, len(line)
+                    yield row, file.advance()
         except OSError as error:
             raise UserError(f"Cannot read {self.path}: {error.strerror or error}.") from error
 

@@ -6,7 +6,7 @@ or a batch.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, Tokens, faults_at, token_array
-from moeprobe.recordings.readers.base import Reader, choices, listed
+from moeprobe.recordings.readers.base import Reader, choices, listed, recognized
 from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
@@ -32,10 +32,11 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
         UserError: the file cannot be read, holds other things than numbers, or none at all.
     """
     log_probs: dict[str, NDArray[np.float32]] = {}
+    readers = _readers()
     for where, response in responses(path, progress=lambda count: None):
         with faults_at(path, where) as location:
-            sequences = named_sequences(response, location)
-            for (name, tokens), values in zip(sequences, _of_response(response), strict=False):
+            sequences = named_sequences(response, location, readers)
+            for (name, tokens), values in zip(sequences, _of_response(response, readers), strict=False):
                 if values is None or tokens is None or not len(tokens.ids):
                     continue
                 generated = len(tokens.ids) - tokens.prompt
@@ -54,10 +55,13 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
     return log_probs
 
 
-def _of_response(response: Mapping[str, Any]) -> list[NDArray[np.float32] | None]:
+def _of_response(response: Mapping[str, Any], readers: Sequence[Reader]) -> list[NDArray[np.float32] | None]:
     """Return the log-probabilities of each sequence, in their order."""
     if isinstance(response, GatheredResponse):
-        return [_numbers(values) for values in reader_of(response).log_probabilities(response)]
+        return [_numbers(values) for values in reader_of(response, readers).log_probabilities(response)]
+    reader = recognized(response, readers)
+    if reader is not None and reader.fallback and (values := reader.log_probabilities(response)):
+        return [_numbers(part) for part in values]
     meta = response.get("meta_info")
     if isinstance(meta, dict) and isinstance(meta.get("output_token_logprobs"), list):
         return [
@@ -103,8 +107,11 @@ def _numbers(values: Any) -> NDArray[np.float32] | None:
 # They are where servers put them when they are asked to: ``prompt_token_ids`` of the response or of a choice and
 # ``token_ids`` of a choice (vLLM), ``output_ids`` beside ``input_ids`` (SGLang), or both in the object itself.
 
-_PROMPT = ("prompt_token_ids", "input_ids", "prompt_ids")
-_GENERATED = ("token_ids", "output_ids", "output_token_ids", "completion_token_ids", "response_ids")
+PROMPT = ("prompt_token_ids", "input_ids", "prompt_ids")
+GENERATED = (
+    "token_ids", "output_ids", "output_token_ids", "completion_token_ids", "completion_ids", "response_ids",
+    "response_token_ids",
+)  # fmt: skip
 
 
 def read_sequences(path: Path) -> dict[str, Tokens]:
@@ -118,9 +125,10 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
     if not is_file(path):
         raise UserError(f"There is no file of responses {path}.{did_you_mean_path(path)}")
     sequences: dict[str, Tokens] = {}
+    readers = _readers()
     for where, response in responses(path, progress=lambda count: None):
         with faults_at(path, where) as location:
-            several = named_sequences(response, location)
+            several = named_sequences(response, location, readers)
         for name, tokens in several:
             if name in sequences:
                 raise UserError(f"{path}, {where}: request {quoted(name)} was there before.")
@@ -134,33 +142,55 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
     return sequences
 
 
-def named_sequences(response: Any, location: str) -> list[tuple[str, Tokens | None]]:
-    """Return each sequence of a response by the name that an import gives it; ``location``: its file and line.
+def named_sequences(
+    response: Any, location: str, readers: Sequence[Reader]
+) -> list[tuple[str, Tokens | None]]:
+    """Return each sequence of a response by the name that an import gives it.
+
+    Args:
+        response: what stands in the file.
+        location: its file and line.
+        readers: all there are.
 
     Raises:
         Fault: it is no object, or ids are no list of whole numbers.
     """
     if not isinstance(response, dict):
         raise Fault("a response is due, a JSON object")
-    if isinstance(response, GatheredResponse):
-        return list(reader_of(response).sequences(response))
-    name, several = identity(response, location), tokens_of(response)
+    several = _own_sequences(response, readers)
+    if several is None:
+        several = [("", tokens) for tokens in tokens_of(response)]
+    default = identity(response, location)
     return [
-        (name if len(several) == 1 else f"{name}/{number}", tokens) for number, tokens in enumerate(several)
+        (name or (default if len(several) == 1 else f"{default}/{number}"), tokens)
+        for number, (name, tokens) in enumerate(several)
     ]
 
 
-def reader_of(response: GatheredResponse) -> Reader:
+def _own_sequences(
+    response: Mapping[str, Any], readers: Sequence[Reader]
+) -> Sequence[tuple[str, Tokens | None]] | None:
+    """Return the sequences where the reader of a response knows them; None where they are as servers put them."""
+    if isinstance(response, GatheredResponse):
+        return reader_of(response, readers).sequences(response)
+    reader = recognized(response, readers)
+    return reader.sequences(response) if reader is not None and reader.fallback else None
+
+
+def reader_of(response: GatheredResponse, readers: Sequence[Reader]) -> Reader:
     """Return what reads a gathered response.
 
     Raises:
         Fault: nothing does.
     """
-    for reader in map(READERS.get, READERS.names()):
-        if reader().reads(response):
-            instance: Reader = reader()
-            return instance
-    raise Fault("no reader knows token ids in it")
+    reader = recognized(response, readers)
+    if reader is None:
+        raise Fault("no reader knows token ids in it")
+    return reader
+
+
+def _readers() -> list[Reader]:
+    return [READERS.get(name)() for name in READERS.names()]
 
 
 def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
@@ -170,16 +200,32 @@ def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
         Fault: ids are no list of whole numbers.
     """
     shared = [response, *(value for value in [response.get("meta_info")] if isinstance(value, dict))]
-    # Of the first choice alone.
-    extension = [value for value in [response.get("sglext")] if isinstance(value, dict)]
-    return [
-        _sequence([choice, *shared, *([] if number else extension)])
-        for number, choice in enumerate(choices(response) or listed(response, "outputs") or [response])
-    ]
+    parts = choices(response) or listed(response, "outputs") or [response]
+    extensions = _extensions(response, len(parts))
+    return [_sequence([part, *shared, *extension]) for part, extension in zip(parts, extensions, strict=True)]
+
+
+def _extensions(response: Mapping[str, Any], number: int) -> list[list[Mapping[str, Any]]]:
+    """Return what SGLang's ``sglext`` says of each choice: one prompt for all, and a list of ids for each.
+
+    Class ``SglExt`` of SGLang 0.5.23: ``input_ids: list[int]``, ``output_ids: list[list[int]]``.
+
+    Raises:
+        Fault: its lists are not as many as the choices.
+    """
+    extension = response.get("sglext")
+    if not isinstance(extension, dict):
+        return [[]] * number
+    ids = extension.get("output_ids")
+    if ids is None:
+        return [[extension]] * number
+    if not isinstance(ids, list) or len(ids) != number:
+        raise Fault(f"output_ids of sglext takes a list of ids for each of the {number} choices")
+    return [[extension | {"output_ids": values}] for values in ids]
 
 
 def _sequence(objects: list[Mapping[str, Any]]) -> Tokens | None:
-    prompt, generated = _ids(objects, _PROMPT), _ids(objects, _GENERATED)
+    prompt, generated = _ids(objects, PROMPT), _ids(objects, GENERATED)
     if prompt is None or generated is None:
         return None
     return Tokens(np.concatenate([prompt, generated]), len(prompt))

@@ -77,6 +77,10 @@ class Fault(Exception):  # noqa: N818
     """What is wrong with a line, without a full stop."""
 
 
+# Where a response stands that is all of a file.
+WHOLE_FILE = "the file"
+
+
 @contextmanager
 def faults_at(path: Path, where: str) -> Iterator[str]:
     """Yield how a request without a name is called: by the file and ``where`` in it, e.g. "line 3".
@@ -85,12 +89,15 @@ def faults_at(path: Path, where: str) -> Iterator[str]:
         UserError: the block ends in a ``Fault``.
     """
     try:
-        yield f"{path.name}:{where.removeprefix('line ')}"
+        yield path.name if where == WHOLE_FILE else f"{path.name}:{where.removeprefix('line ')}"
     except Fault as fault:
-        raise UserError(f"{path}, {where}: {fault}.") from None
+        error = UserError(f"{path}, {where}: {fault}.")
+        for note in getattr(fault, "__notes__", ()):
+            error.add_note(note)
+        raise error from None
 
 
-def parse(line: bytes, *, num_experts: int | None) -> Row:
+def parse(line: bytes | bytearray, *, num_experts: int | None) -> Row:
     """Return what a line says; ``num_experts`` is E where it does not say so itself.
 
     Raises:
@@ -177,7 +184,7 @@ def _token_ids(fields: dict[str, Any], tokens: int) -> NDArray[np.int32] | None:
     return values.astype(np.int32)
 
 
-def _fields(line: bytes) -> dict[str, Any]:
+def _fields(line: bytes | bytearray) -> dict[str, Any]:
     """Return the fields of a line, all of which are known, and none of those that must be there missing."""
     try:
         fields = json.loads(line)
@@ -287,10 +294,14 @@ def _flag(fields: dict[str, Any], name: str) -> bool:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A sequence: its token ids ``(T,)``, the first ``prompt`` of which are the prompt's."""
+    """A sequence: its token ids ``(T,)``, the first ``prompt`` of which are the prompt's.
+
+    ``is_split``: whether it is known which were generated; where it is not, ``prompt`` is all of them.
+    """
 
     ids: NDArray[np.int32]
     prompt: int
+    is_split: bool = True
 
     @property
     def generated(self) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 The fields are named as in Hugging Face's configurations. An absent field is never guessed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,13 @@ _OTHERS = (
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules")
 # Kinds of layers in ``mlp_layer_types``, and whether they are sparse.
 _KINDS = {"dense": False, "sparse": True, "moe": True, "hash_moe": True}
+# Fields that say of a choice of other experts than those of the highest logits, and what is harmless there.
+_CHOICE: Mapping[str, Callable[[Any], bool]] = {
+    "topk_method": lambda value: value in (None, "greedy"),
+    "n_group": lambda value: value in (None, 0, 1),
+    "use_expert_bias": lambda value: not value,
+    "moe_router_enable_expert_bias": lambda value: not value,
+}
 # What a column of 16 bits holds, and more layers than any model has.
 MOST_EXPERTS, MOST_LAYERS = 2**15 - 1, 10_000
 
@@ -36,6 +43,8 @@ class MoeShape:
         top_k: K, experts per token.
         hashed: numbers of the sparse layers that choose by the token's id alone.
         scoring: turns logits into gates, softmax or sigmoid; None where it is not said.
+        choice_needs: the field of ``config.json`` by which the K highest logits are not what is chosen (a bias, groups
+            of experts); None = they are.
         mtp_layers: layers of multi-token prediction behind the hidden ones, which are none of these.
     """
 
@@ -46,6 +55,7 @@ class MoeShape:
     scoring: str | None = None
     hashed: tuple[int, ...] = ()
     mtp_layers: int = 0
+    choice_needs: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -103,7 +113,8 @@ def read_moe_shape(path: Path) -> MoeShape:
     mtp_layers = max(
         _whole_number(path, config, name, least=0, highest=MOST_LAYERS, default=0) for name in _MTP
     )
-    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed, mtp_layers)
+    needs = next((name for name, is_plain in _CHOICE.items() if not is_plain(config.get(name))), None)
+    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed, mtp_layers, needs)
 
 
 @dataclass(frozen=True)

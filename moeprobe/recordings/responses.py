@@ -17,16 +17,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
+from moeprobe.recordings.compressed import open_expanded
 from moeprobe.recordings.count_csv import read_csv
 from moeprobe.recordings.count_table import TABLE, CountTable
 from moeprobe.recordings.event_stream import is_event_stream, responses_of_events
 from moeprobe.recordings.file_kinds import HEAD, check_kind, kind_of
 from moeprobe.recordings.format import COLUMNS, batch, lists
 from moeprobe.recordings.gguf_file import read_imatrix
-from moeprobe.recordings.log_rows import Fault, Row, as_array
+from moeprobe.recordings.log_rows import WHOLE_FILE, Fault, Row, as_array
 from moeprobe.recordings.long_text import parse_without, read_line
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import DAMAGE, open_regular
+from moeprobe.runtime.files import DAMAGE
 
 # Whole numbers and floats, which are all that routing and what lies beside it takes.
 _KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?")
@@ -37,15 +38,23 @@ def is_packed(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
-def unpacked(path: Path, *, key: type = str) -> dict[Any, Any]:
-    """Return the mapping in a file; tensors are mapped from it, and not read.
-
-    Args:
-        path: the file.
-        key: str of a mapping by names, tuple of one by routers, e.g. ``("decoder", None, 1)``.
+def unpacked(path: Path) -> dict[Any, Any]:
+    """Return the mapping by routers in a file, e.g. of ``("decoder", None, 1)``; tensors are mapped, and not read.
 
     Raises:
         UserError: it is damaged, holds what would have to be run, or is no such mapping.
+    """
+    content = unpickled(path)
+    if not isinstance(content, dict) or not all(isinstance(name, tuple) for name in content):
+        raise UserError(f"{path} holds no dictionary with routers as keys.")
+    return content
+
+
+def unpickled(path: Path) -> Any:
+    """Return what a file of torch holds; tensors are mapped from it, and not read.
+
+    Raises:
+        UserError: it is damaged, or holds what would have to be run.
     """
     import torch
 
@@ -58,7 +67,7 @@ def unpacked(path: Path, *, key: type = str) -> dict[Any, Any]:
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise UserError(f"{path} is compressed, which torch.save never does.")
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-            content = _loaded(path)
+            return _loaded(path)
     except DAMAGE as error:
         refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
         if refused is not None:
@@ -69,9 +78,6 @@ def unpacked(path: Path, *, key: type = str) -> dict[Any, Any]:
         raise UserError(
             f"{path} is damaged, or torch.save wrote more into it than containers, tensors and arrays."
         ) from None
-    if not isinstance(content, dict) or not all(isinstance(name, key) for name in content):
-        raise UserError(f"{path} holds no dictionary with {'names' if key is str else 'routers'} as keys.")
-    return content
 
 
 def _loaded(path: Path) -> Any:
@@ -211,9 +217,7 @@ def responses(
     """
     most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     try:
-        with open_regular(path) as file:
-            if file.peek(2).startswith(b"\x1f\x8b"):
-                raise UserError(f"{path} is compressed; gunzip it first.")
+        with open_expanded(path) as file:
             if file.peek(2).startswith(_PICKLE):
                 raise UserError(
                     f"{path} is a pickle, which is never read, as it can run programs. In a program that you trust, "
@@ -223,11 +227,15 @@ def responses(
             beginning = file.peek(HEAD)[:HEAD]
             check_kind(path, beginning)
             if is_packed(beginning):
-                yield "the file", GatheredResponse(unpacked(path))
+                if file.compressed:
+                    raise UserError(
+                        f"{path} is a compressed file of torch; decompress it first (gunzip, zstd -d)."
+                    )
+                yield from _of_torch(path)
                 progress(path.stat().st_size)
                 return
             if (kind := kind_of(beginning)) in ("csv", "gguf"):
-                yield "the file", GatheredResponse({TABLE: _counts(path, file, kind, progress)})
+                yield WHOLE_FILE, GatheredResponse({TABLE: _counts(path, file, kind, progress)})
                 return
             if is_event_stream(beginning):
                 yield from _of_events(path, file.read(MOST_BYTES + 1))
@@ -250,7 +258,7 @@ def responses(
                 several = isinstance(content, list)
                 for position, response in enumerate(content if several else [content], start=1):
                     yield f"{where}, response {position}" if several else where, response
-                progress(len(line))
+                progress(file.advance())
                 # A long response is not kept while the next one is read.
                 line, content, response = b"", None, None
     except OSError as error:
@@ -267,6 +275,37 @@ def _counts(path: Path, file: BinaryIO, kind: str, progress: Callable[[int], Non
         raise UserError(f"{path}: {fault}.") from None
     progress(path.stat().st_size)
     return table
+
+
+# What the whole content of a file is called, where it is no object: what each layer has, say.
+CONTENT = "content"
+
+
+def _of_torch(path: Path) -> Iterator[tuple[str, GatheredResponse]]:
+    """Yield what a file of torch holds: one object, a list of several, or what is called ``CONTENT``."""
+    content = unpickled(path)
+    entries = content if isinstance(content, list | tuple) else [content]
+    if entries and all(
+        isinstance(entry, dict) and all(isinstance(key, str) for key in entry) for entry in entries
+    ):
+        for number, entry in enumerate(entries):
+            # A mapping from layers to logits; whole numbers of two axes are counts, whose key says so.
+            by_layer = all(_is_logits(value) for value in entry.values())
+            where = WHOLE_FILE if entries[0] is content else f"entry {number}"
+            yield where, GatheredResponse({CONTENT: entry} if by_layer else entry)
+    elif (
+        isinstance(content, dict)
+        or hasattr(content, "ndim")
+        or any(hasattr(entry, "ndim") for entry in entries)
+    ):
+        yield WHOLE_FILE, GatheredResponse({CONTENT: content})
+    else:
+        raise UserError(f"{path} holds no dictionary with names as keys.")
+
+
+def _is_logits(value: Any) -> bool:
+    """Whether a value may be the router logits (tokens, experts) of a layer."""
+    return hasattr(value, "ndim") and value.ndim == 2 and "float" in str(value.dtype)
 
 
 def _of_events(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from moeprobe.runtime.catalog import nearest
 
 # Names of a folder that are looked at; what is in larger ones nobody types by hand.
-_MOST_NAMES = 2000
+MOST_NAMES = 2000
 
 
 def did_you_mean_path(path: str | Path, is_wanted: Callable[[Path], bool] = os.path.exists) -> str:
@@ -45,7 +45,7 @@ def _most_similar(name: str, folder: Path, is_wanted: Callable[[Path], bool]) ->
         return exact
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+            names = [entry.name for entry in itertools.islice(entries, MOST_NAMES)]
     except OSError:
         return None
     similar = nearest(name, sorted(entry for entry in names if _is_safe(folder / entry, is_wanted)))

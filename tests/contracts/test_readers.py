@@ -1,5 +1,6 @@
 """What holds for every reader of the catalog; a new one is tested the moment its file exists, and needs an example."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Reader
+from moeprobe.recordings.readers.base import Reader, recognized
 from moeprobe.recordings.responses import responses
 from moeprobe.recordings.rows import counts_of
 from moeprobe.recordings.validate_capture import decode_choices
@@ -19,7 +20,7 @@ from tests.recordings import counting, dumps, serving
 from tests.recordings.serving import ENCODINGS, Ids, Response, routing
 
 KINDS: dict[str, type[Reader]] = {name: READERS.get(name) for name in READERS.built_in()}
-MODEL = MoeShape(num_layers=5, sparse=(1, 2, 3, 4), num_experts=8, top_k=2)
+MODEL = MoeShape(num_layers=5, sparse=(1, 2, 3, 4), num_experts=8, top_k=2, scoring="softmax")
 
 
 def _pairs_of_layers(path: Path, ids: Ids) -> Path:
@@ -40,6 +41,14 @@ def _counts(path: Path, ids: Ids) -> Path:
 def _megatron(path: Path, ids: Ids) -> Path:
     logits = np.random.default_rng(0).normal(size=(len(ids), 4, 8)).astype(np.float32)
     return dumps.megatron(path.with_suffix(""), [logits])
+
+
+def _router_logits(path: Path, ids: Ids) -> Path:
+    import torch
+
+    logits = [torch.zeros(len(ids), 8).scatter(1, torch.from_numpy(ids[:, layer]), 1.0) for layer in range(4)]
+    torch.save({f"model.layers.{layer + 1}.mlp.gate": values for layer, values in enumerate(logits)}, path)
+    return path
 
 
 def _sent(encode: Callable[[Ids], Response], path: Path, ids: Ids) -> Response:
@@ -67,6 +76,12 @@ EXAMPLES: dict[str, list[Callable[[Path, Ids], Response | Path]]] = {
         ),
     ],
     "imatrix": [lambda path, ids: counting.imatrix(path, counting.counts(ids))],
+    "generic": [
+        lambda path, ids: {"id": "r", "prompt_ids": [5] * 6, "completion_ids": [7] * 8, "routed_experts": ids.tolist()},
+        lambda path, ids: {"id": "r", "turn": {"expert_ids": [json.dumps({"shape": ids.shape, "dtype": "uint8"}),
+                                                              serving.b64(ids.astype("uint8").tobytes())]}},
+        _router_logits,
+    ],
     "llama_cpp": [_pairs_of_layers],
     "megatron": [_megatron],
     "megatron_counts": [lambda path, ids: counting.tokens_per_expert(path, {100: counting.counts(ids)})],
@@ -114,7 +129,10 @@ def test_a_reader_is_described_and_takes_no_arguments(kind: type[Reader]) -> Non
 def test_one_reader_alone_reads_a_response(name: str, number: int, tmp_path: Path) -> None:
     """The import takes the first in alphabetical order, so that a second one would be ignored without a word."""
     for response in examples(name, number, tmp_path):
-        assert [other for other, kind in KINDS.items() if kind().reads(response)] == [name]
+        claims = [other for other, kind in KINDS.items() if not kind.fallback and kind().reads(response)]
+        assert claims == ([] if KINDS[name].fallback else [name])
+        reader = recognized(response, [kind() for kind in KINDS.values()])
+        assert type(reader) is KINDS[name]
 
 
 @EVERY_EXAMPLE
@@ -133,7 +151,7 @@ def test_captures_are_choices_or_counts_of_the_model(name: str, number: int, tmp
 @EVERY_EXAMPLE
 def test_a_layer_more_than_the_model_has_is_a_fault(name: str, number: int, tmp_path: Path) -> None:
     """No reader cuts, fills or guesses to make a response fit another model."""
-    smaller = MoeShape(num_layers=4, sparse=(0, 1, 2), num_experts=8, top_k=2)
+    smaller = MoeShape(num_layers=4, sparse=(0, 1, 2), num_experts=8, top_k=2, scoring="softmax")
     for response in examples(name, number, tmp_path):
         try:
             captures = KINDS[name]().captures(response, smaller)

@@ -319,7 +319,7 @@ def test_metadata_that_cannot_be_written_again_are_refused(tmp_path: Path, about
     table = pq.read_table(path)
     rest = table.schema.metadata[KEY].decode().removeprefix("{").replace('"data": null, ', "")
     pq.write_table(table.replace_schema_metadata({KEY: about + rest}), path)
-    with pytest.raises(UserError, match="truncated or damaged"):
+    with pytest.raises(UserError, match="not a trace, or is damaged"):
         TraceFile(path)
 
 
@@ -328,7 +328,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-1], whole[: len(whole) // 2], b"", b"PAR1", whole[len(whole) // 2 :]):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="truncated or damaged"):
+        with pytest.raises(UserError, match="not a trace, or is damaged"):
             TraceFile(path)
     pd.DataFrame({"id": ["a"]}).to_parquet(path)
     with pytest.raises(UserError, match="no routing trace of moeprobe"):
@@ -376,5 +376,5 @@ def test_a_flipped_bit_among_the_choices_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="truncated or damaged"):
+    with pytest.raises(UserError, match="not a trace, or is damaged"):
         back(path)

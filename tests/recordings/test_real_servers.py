@@ -105,16 +105,20 @@ def test_log_probabilities_of_an_echo_are_the_last(tmp_path: Path) -> None:
 
 
 def as_sglang(line: dict[str, Any]) -> dict[str, Any]:
-    """The same request as SGLang 0.5.23 answers it: flat int32 beside the choices, of the first one alone."""
+    """The same request as SGLang 0.5.23 answers it, after its class ``SglExt`` and ``_build_chat_response``."""
     [choice] = line["choices"]
     routed = base64.b64encode(rows_of(choice).astype("<i4").tobytes()).decode()
     extension = {
         "routed_experts": routed,
         "input_ids": choice["prompt_token_ids"],
-        "output_ids": choice["token_ids"],
+        "output_ids": [choice["token_ids"]],
+        "cached_tokens_details": {"device": 0, "host": 0},
+        "spec_tokens_details": [],
     }
-    plain = {key: choice[key] for key in ("index", "text", "logprobs", "finish_reason")}
-    return {"id": line["id"], "object": "text_completion", "model": "olmoe", "choices": [plain],
+    scores = [{"token": "…", "logprob": value} for value in choice["logprobs"]["token_logprobs"]]
+    message = {"role": "assistant", "content": choice["text"]}
+    plain = {"index": 0, "message": message, "logprobs": {"content": scores}, "finish_reason": "length"}
+    return {"id": line["id"], "object": "chat.completion", "model": "olmoe", "choices": [plain],
             "usage": line["usage"], "sglext": extension}  # fmt: skip
 
 
@@ -134,11 +138,18 @@ def test_sglang_has_its_experts_beside_the_choices(tmp_path: Path) -> None:
     assert {name: len(values) for name, values in read_log_probabilities(path).items()} == dict.fromkeys(
         trace.ids, 16
     )
-    # With several choices there are experts of the first.
+    # With several choices there are experts of the first, and ids of each.
     lines[0]["choices"].append(lines[0]["choices"][0] | {"index": 1})
+    lines[0]["sglext"]["output_ids"].append([7, 8, 9])
     summary, trace = imported(written(path, lines))
     assert summary.left_out == [f"{lines[0]['id']}/1"]
-    assert list(read_sequences(path)) == [f"{lines[0]['id']}/0", lines[1]["id"], lines[2]["id"]]
+    first, second = (read_sequences(path)[f"{lines[0]['id']}/{number}"] for number in range(2))
+    assert first.ids[: first.prompt].tolist() == second.ids[: second.prompt].tolist()
+    assert second.ids[second.prompt :].tolist() == [7, 8, 9]
+    # A list too few belongs to no choice.
+    lines[0]["sglext"]["output_ids"].pop()
+    with pytest.raises(Exception, match="output_ids of sglext takes a list of ids for each of the 2 choices"):
+        imported(written(path, lines))
 
 
 def test_a_router_trace_of_megatron_with_its_state(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_only_what_was_wanted_is_recommended() -> None:
 
 @pytest.mark.usefixtures("folders")
 def test_a_large_folder_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similar_paths, "_MOST_NAMES", 3)
+    monkeypatch.setattr(similar_paths, "MOST_NAMES", 3)
     Path("many").mkdir()
     for number in range(50):
         Path("many", f"image-{number}").touch()

@@ -60,6 +60,27 @@ def import_routing(
             "prompt, as in groups of GRPO)."
         ),
     ] = "request",
+    ids_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of the generated tokens' ids, or of the whole sequence's, if it is not recognized."
+        ),
+    ] = None,
+    prompt_key: Annotated[
+        str | None, typer.Option(help="Field of the prompt's token ids, if it is not recognized.")
+    ] = None,
+    routing_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of the routed experts or router logits, if it is not recognized; a.b is b inside a."
+        ),
+    ] = None,
+    gates: Annotated[
+        str | None,
+        typer.Option(
+            help="How saved router logits become gates, if config.json does not say: softmax or sigmoid."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
@@ -85,6 +106,10 @@ def import_routing(
                 "--ordered-by": ordered_by,
                 "--start": start,
                 "--cluster": None if cluster == "request" else cluster,
+                "--ids-key": ids_key,
+                "--prompt-key": prompt_key,
+                "--routing-key": routing_key,
+                "--gates": gates,
             },
         )
     elif num_experts is not None:
@@ -117,6 +142,10 @@ def import_routing(
                 ordered_by=ordered_by,
                 start=start,
                 cluster=cluster,
+                ids_key=ids_key,
+                prompt_key=prompt_key,
+                routing_key=routing_key,
+                gates=gates,
                 name=name,
                 data=data,
                 overwrite=overwrite,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.runtime.characters import harmless_json, in_one_line, is_unicode
+from moeprobe.runtime.characters import harmless, harmless_json, in_one_line, is_unicode
 from moeprobe.runtime.processes import ask_for_huge_pages
 
 # Objects between two looks for garbage; of Python itself 700.
@@ -74,8 +74,10 @@ def _formatted(
 
 
 def say(error: UserError) -> None:
-    """Print the sentence of an error on one line, whatever names it holds."""
+    """Print the sentence of an error on one line, whatever names it holds; and its notes, which are lines of code."""
     sys.stderr.write(f"Error: {in_one_line(error.sentence)}\n")
+    for note in getattr(error, "__notes__", ()):
+        sys.stderr.write(f"{harmless(note)}\n")
 
 
 def print_json(content: object) -> None:

@@ -11,7 +11,7 @@ import binascii
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -107,10 +107,12 @@ class Reader(ABC):
 
     Attributes:
         also: what else sends them so; the name of the reader says what did first.
+        fallback: whether it reads what no other reader does, and so is tried after them.
         joins_files: whether several files are one recording, e.g. of several ranks, that ``joined`` puts together.
     """
 
     also: ClassVar[str] = ""
+    fallback: ClassVar[bool] = False
     joins_files: ClassVar[bool] = False
 
     @abstractmethod
@@ -171,6 +173,12 @@ class Reader(ABC):
             Fault: they are not as many as the tokens.
         """
         return []
+
+
+def recognized(response: Mapping[str, Any], readers: Iterable[Reader]) -> Reader | None:
+    """Return the first reader that reads a response, one that reads what no other does last; None where none does."""
+    by_turn = sorted(readers, key=lambda reader: reader.fallback)
+    return next((reader for reader in by_turn if reader.reads(response)), None)
 
 
 def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

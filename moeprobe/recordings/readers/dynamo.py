@@ -14,21 +14,17 @@ from moeprobe.recordings.readers.base import (
     Reader,
     Stated,
     Weights,
-    array,
     captures_of,
     choices,
-    count,
-    decoded,
     holders,
-    start_of,
 )
-
-_KEYS = {"data", "shape", "dtype"}
+from moeprobe.recordings.routing_values import is_shaped, shaped
 
 
 class Dynamo(Reader):
-    """Dynamo, SkyRL, prime-rl: ``routed_experts`` is an object of ``data`` (base64), ``shape`` and ``dtype``.
+    """Dynamo, verifiers, prime-rl: ``routed_experts`` is an object of ``data`` (base64), ``shape`` and ``dtype``.
 
+    Without ``dtype``, as verifiers sends it, the bytes of each number say its type.
     Of twice the width in int32, the second half is the bits of the experts' float32 weights: prime-rl's Total Router
     Recall (PrimeIntellect-ai/prime-rl#3523).
     """
@@ -39,7 +35,7 @@ class Dynamo(Reader):
         objects = [value for value in values if value is not None]
         if not objects:
             return bool(values) and not any(KEY in choice for choice in choices(response))
-        return all(isinstance(value, dict) and value.keys() >= _KEYS for value in objects)
+        return all(is_shaped(value) for value in objects)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice."""
@@ -49,14 +45,10 @@ class Dynamo(Reader):
 def _capture(value: Any, tokens: Stated, shape: MoeShape) -> Capture:
     if value is None:
         return Capture(None)
-    if not isinstance(value, dict) or not value.keys() >= _KEYS:
-        raise Fault(f"{KEY} takes an object of {', '.join(sorted(_KEYS))}")
-    sizes = value["shape"]
-    if not isinstance(sizes, list) or len(sizes) != 3 or any(count(size) is None for size in sizes):
-        raise Fault(f"shape takes tokens, layers and experts per token; got {str(sizes)[:100]}")
-    numbers = array(decoded(value["data"], "data"), dtype=value["dtype"], shape=sizes, what="data")
-    start = start_of(value, "start")
-    if value["dtype"] != "int32" or sizes[2] != 2 * shape.top_k:
+    if not is_shaped(value):
+        raise Fault(f"{KEY} takes an object of data, dtype and shape")
+    numbers, start, dtype = shaped(value, "data")
+    if dtype != "int32" or numbers.shape[2] != 2 * shape.top_k:
         return Capture(numbers, start=start, stated=tokens)
     ids, gates = numbers[..., : shape.top_k], numbers[..., shape.top_k :].view("<f4")
     if not np.isfinite(gates).all() or (gates < 0).any():

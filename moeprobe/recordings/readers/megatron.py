@@ -13,6 +13,7 @@ from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, Weights, check_all_sparse, whole_number
 from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked
+from moeprobe.recordings.router_logits import FUNCTIONS, check_logits, weights_of
 from moeprobe.runtime.files import is_file, open_regular
 
 
@@ -36,31 +37,7 @@ class RankLogits:
         """
         logits = self._read(line, (len(experts), shape.num_experts))
         function, bias = self.router(line["layer"], shape)
-        if function == "sigmoid":
-            gates = 1 / (1 + np.exp(-logits))
-        else:
-            gates = np.exp(logits - logits.max(-1, keepdims=True))
-            gates /= gates.sum(-1, keepdims=True)
-        scores = logits if bias is None else gates + bias
-        indices = experts.astype(np.int64).clip(0)
-        chosen_scores = np.take_along_axis(scores, indices, -1)
-        other_scores = scores.copy()
-        np.put_along_axis(other_scores, indices, -np.inf, -1)
-        lower = (
-            int((chosen_scores.min(-1) < other_scores.max(-1)).sum())
-            if shape.top_k < shape.num_experts
-            else 0
-        )
-        of_chosen = np.take_along_axis(gates, indices, -1).astype(np.float32)
-        of_chosen[experts < 0] = 0
-        return Weights(
-            of_chosen,
-            chosen_scores.astype(np.float32),
-            ordered_by="gates" if bias is None else "scores",
-            all_gates=gates.astype(np.float32),
-            sum_to_one=function != "sigmoid",
-            lower=lower,
-        )
+        return weights_of(logits, experts, function or "softmax", bias)
 
     def _read(self, line: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return the logits of a line ``(T, E)``."""
@@ -79,8 +56,7 @@ class RankLogits:
         if len(content) != size:
             raise Fault(f"{self._path.name} ends before the logits at {offset:,}: it is truncated")
         values = (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-        if not np.isfinite(values).all():
-            raise Fault(f"{self._path.name} holds logits that are no finite numbers")
+        check_logits([values], self._path.name)
         return values
 
     def router(self, layer: Any, shape: MoeShape) -> tuple[str | None, NDArray[np.float32] | None]:
@@ -89,7 +65,7 @@ class RankLogits:
         if not isinstance(state, dict):
             return shape.scoring, None
         function, bias = state.get("score_function") or "softmax", state.get("expert_bias")
-        if function not in ("softmax", "sigmoid"):
+        if function not in FUNCTIONS:
             raise Fault(
                 f"{self._state.name}: score_function is {str(function)[:40]}, and neither softmax nor sigmoid"
             )
@@ -110,11 +86,7 @@ class RankLogits:
         if not packed:
             raise UserError(f"{self._state} is no file that torch.save wrote.")
         # Keys are block, number of the multi-token prediction (None in the decoder), and layer.
-        return {
-            key[-1]: state
-            for key, state in unpacked(self._state, key=tuple).items()
-            if key[:1] == ("decoder",)
-        }
+        return {key[-1]: state for key, state in unpacked(self._state).items() if key[:1] == ("decoder",)}
 
 
 _KEYS = {"step", "stage", "layer", "top_indices"}

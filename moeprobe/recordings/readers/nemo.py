@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import (
@@ -34,11 +36,17 @@ class Nemo(Reader):
 
 
 def _capture(value: Any, tokens: Stated) -> Capture:
-    if value is None:
-        return Capture(None)
+    return Capture(None) if value is None else Capture(numbers_of(value, KEY), stated=tokens)
+
+
+def numbers_of(value: Any, what: str) -> NDArray[Any]:
+    """Return the experts ``(T, L, K)`` of such a string.
+
+    Raises:
+        Fault: it is none, or has not as many bytes as it says.
+    """
     head = _HEAD.match(value) if isinstance(value, str) else None
     if head is None:
-        raise Fault(f"{KEY} takes nrlre1:TYPE:TOKENSxLAYERSxK:BASE64, of int8, int16 or int32")
+        raise Fault(f"{what} takes nrlre1:TYPE:TOKENSxLAYERSxK:BASE64, of int8, int16 or int32")
     dtype, *sizes = head.groups()
-    ids = array(decoded(value[head.end() :], KEY), dtype=dtype, shape=[*map(int, sizes)], what=KEY)
-    return Capture(ids, stated=tokens)
+    return array(decoded(value[head.end() :], what), dtype=dtype, shape=[*map(int, sizes)], what=what)

@@ -23,8 +23,9 @@ class Sglang(Reader):
     """SGLang: flat base64 of ``routed_experts`` in ``meta_info``, in ``sglext``, or in ``choices[].sgl_ext``."""
 
     def reads(self, response: Mapping[str, Any]) -> bool:
-        """Whether one of the places has the key."""
-        return any(KEY in extension for extension in _extensions(response) if extension is not None)
+        """Whether one of the places has the key, with null or a text (LMDeploy has lists in the same places)."""
+        values = [extension[KEY] for extension in _extensions(response) if extension and KEY in extension]
+        return bool(values) and all(value is None or isinstance(value, str) for value in values)
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice; there is a row for every hidden layer, and no shape beside it."""
