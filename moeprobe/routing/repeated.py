@@ -11,6 +11,7 @@ from moeprobe.routing.record import LayerRouting
 
 # By how much weights may miss a rule that they follow except for rounding (to bfloat16).
 _TOLERANCE = 2e-2
+_NOTHING = 1e-12
 
 
 def check_sizes(name: str, routing: LayerRouting, *, num_experts: int, top_k: int) -> None:
@@ -61,10 +62,11 @@ def _weigh(selected_gates: Tensor, weights: Tensor, gates: Tensor, name: str) ->
     It is a multiple of the gates, or the gates brought to one sum for all tokens that are served.
     """
     total = weights.sum(-1)
-    served = total > 0
+    # A weight next to nothing is in proportion to anything.
+    served = (total > _NOTHING) & (gates.sum(-1) > _NOTHING)
     if not served.any():
         raise UserError(f"The weights of {name} are all zero, so by what rule they follow cannot be known.")
-    ratio, total = (total / gates.sum(-1).clamp_min(1e-12))[served], total[served]
+    ratio, total = (total / gates.sum(-1))[served], total[served]
     spread = [
         float((value - value.mean()).abs().max() / value.mean().abs().clamp_min(1e-12))
         for value in (ratio, total)

@@ -110,4 +110,4 @@ class Flips(Probe["Result"]):
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
-        return f"One token's set replaced in one layer, later choices {self.later}"
+        return f"The price of a flip: one token's set replaced in one layer, later choices {self.later}"
