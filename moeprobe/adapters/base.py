@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
@@ -30,7 +30,13 @@ def wanted_layers(layers: Sequence[str] | None, available: Sequence[str]) -> lis
 
 
 class Adapter(ABC):
-    """What opens models of a kind by name, ``scheme:reference``; a plug-in's scheme is its name in the catalog."""
+    """What opens models of a kind by name, ``scheme:reference``; a plug-in's scheme is its name in the catalog.
+
+    Attributes:
+        takes_settings: whether ``open`` reads settings ``,key=value`` after a reference; otherwise they are refused.
+    """
+
+    takes_settings: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -37,8 +37,8 @@ def load_model(
 
     Args:
         source: a run folder (its last checkpoint) or a ``.safetensors`` file, with settings after it
-            (``"run,top_k=1"``), ``hf:`` and a folder or name of Hugging Face's ``transformers``, or
-            ``py:package.module:factory``.
+            (``"run,top_k=1"``), ``hf:`` and a folder or name of Hugging Face's ``transformers`` (after it top_k, too),
+            or ``py:package.module:factory``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
@@ -135,9 +135,11 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
 
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
-    refuse_settings(source)
     scheme, _, reference = source.partition(":")
-    return _checked(ADAPTERS.get(SCHEMES.get(scheme, scheme)).open(reference, **more))
+    adapter = ADAPTERS.get(SCHEMES.get(scheme, scheme))
+    if not getattr(adapter, "takes_settings", False):
+        refuse_settings(source)
+    return _checked(adapter.open(reference, **more))
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:

@@ -212,7 +212,7 @@ def test_what_texts_have_not_is_said(here: Path, data: str, tmp_path: Path, trai
             out,
         ): "Texts are not animated",
         ("contagion", one, "--data", data): "no patches, so there is nothing to exchange",
-        ("eval", one, "--data", data): "nothing to evaluate: they belong to the next token",
+        ("eval", one, "--data", data): "nothing to evaluate: the model is no classifier of texts",
         ("fewshot", one, "--data", data): "does not say what its head reads",
         ("discontinuity", one, "--data", data, "--out", out): "cannot replay a routing",
         ("correspond", "--data", data, "--out", out): "Images are needed here",

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from moeprobe import api
-from moeprobe.adapters.huggingface.files import kind_of
+from moeprobe.adapters.huggingface.heads import kind_of
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences

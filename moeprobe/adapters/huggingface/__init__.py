@@ -4,7 +4,9 @@
 tokenizer) or a name on the hub. Code that a model brings along is never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
-outputs mean is described in ``outputs``. Of a model with encoder and decoder the encoder is probed.
+outputs mean is described in ``outputs``, and whether experts follow them is tried out in ``expert_check``. A model is
+opened with the head that it was saved with (``heads``); of one that reads pictures too only texts are read. Of a model
+with encoder and decoder the encoder is probed.
 
 Axes: B texts, T tokens, E experts, K choices, D width.
 """
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
-from moeprobe.adapters.huggingface import outputs, replay
+from moeprobe.adapters.foreign_errors import running
+from moeprobe.adapters.huggingface import heads, outputs, replay, routers
+from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
 from moeprobe.adapters.huggingface.files import digest_of, load
+from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
@@ -26,8 +31,9 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import expanded, is_folder
 
-# Tokens of the pass from which routers are learned.
+# Tokens of the pass from which routers are learned, and texts and tokens of the one that checks their experts.
 _LESSON = 24
+_CHECKED = (2, 16)
 
 
 class HuggingfaceAdapter(Adapter):
@@ -42,33 +48,40 @@ class HuggingfaceAdapter(Adapter):
 
     Attributes:
         dense_layers: blocks of the model that have no router.
+        class_names: of a classifier, sorted; empty for other models.
+        expert_checks: whether experts get what their routers say, for one layer of each kind.
 
     Raises:
-        UserError: no router is recorded, or one does not say what it chose.
+        UserError: no router is recorded, one does not say what it chose, its experts do not follow it, or the model's
+            own code raises.
     """
+
+    takes_settings = True
 
     def __init__(self, model: Any, *, trained_capacity: bool = False) -> None:
         self.model = model.eval().requires_grad_(False)
         # Each text is read once.
         model.config.get_text_config().use_cache = False
-        self._body = model.get_encoder() if model.config.is_encoder_decoder else model
-        self._head = None if self._body is not model else model.get_output_embeddings()
+        self._body = heads.text_part(model)
+        self._head = heads.head_of(self._body)
+        self.class_names = self._head.class_names
         self._embedding: Any = self._body.get_input_embeddings()
         self.group_images = 1
-        self._limited = outputs.set_capacity(self._body, trained=trained_capacity)
-        self._layers = outputs.find_routers(self._body)
+        self._limited = routers.set_capacity(self._body, trained=trained_capacity)
+        self._layers = routers.find_routers(self._body)
         if not self._layers:
             raise UserError(
                 f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
                 "routing to probe."
             )
+        self._rms = replay.root_mean_square(self._embedding)
         self._learn()
         self.layer_names = tuple(self._layers)
-        self.dense_layers = outputs.blocks_without(
+        self.dense_layers = routers.blocks_without(
             self._body, [layer.module for layer in self._layers.values()]
         )
         self.router_name = model.config.model_type
-        self._rms = replay.root_mean_square(self._embedding)
+        self.expert_checks = tuple(self._check_experts())
 
     @property
     def device(self) -> torch.device:
@@ -98,14 +111,14 @@ class HuggingfaceAdapter(Adapter):
             raise UserError("The model reads texts: it takes a TokenBatch.")
         texts = images.to(self.device)
         selected_layers = wanted_layers(layers, self.layer_names)
-        with_scores = logits and self._head is not None
+        with_scores = logits and self._head.has_scores
         output = None
         with (
             torch.inference_mode(),
             self._watching(selected_layers, stop=not with_scores),
             replay.noise_added(self._embedding, texts, unit=self._rms),
         ):
-            with suppress(outputs.Stop):
+            with suppress(routers.Stop):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
@@ -123,7 +136,23 @@ class HuggingfaceAdapter(Adapter):
         """Return how probable each token is after those before it; see ``routing.Scored``."""
         batch = texts.to(self.device)
         with torch.inference_mode(), replay.noise_added(self._embedding, batch, unit=self._rms):
-            return replay.log_probabilities(self._body, batch)
+            return replay.log_probabilities(self._run, self._head, batch)
+
+    def check_top_k(self, settings: Settings) -> None:
+        """Raise ``UserError`` unless every layer gives tokens as many experts as was set."""
+        if not settings.suffix:
+            return
+        for name, layer in self._layers.items():
+            reader = layer.reader
+            assert reader is not None
+            if str(reader.top_k) != settings.top_k and (settings.top_k, reader.top_k) != (
+                ALL,
+                reader.num_experts,
+            ):
+                raise UserError(
+                    f"{name} ({type(layer.module).__name__}) gives each token {reader.top_k} experts whatever its "
+                    f"configuration says; leave {settings.suffix.removeprefix(',')} out."
+                )
 
     def check_replay(self, layers: Sequence[str] | None = None) -> None:
         """Raise ``UserError`` unless layers can be made to repeat choices; see ``routing.Rerouted``."""
@@ -146,7 +175,7 @@ class HuggingfaceAdapter(Adapter):
             self._watching(names, stop=True),
             replay.noise_added(self._embedding, batch, unit=self._rms),
             replay.entering(self._body, {name: self._layers[name] for name in names}) as hidden,
-            suppress(outputs.Stop),
+            suppress(routers.Stop),
         ):
             self._forward(batch, with_scores=False)
         return hidden
@@ -175,13 +204,18 @@ class HuggingfaceAdapter(Adapter):
                     "top_k": reader.top_k,
                     "gates": reader.gate,
                     "biased_choice": reader.bias is not None,
+                    "constant_weight": reader.constant_weight,
                     "expert_parameters": experts,
                 }
             )
         is_counted = all(row["expert_parameters"] is not None for row in rows)
         return {
             "model": self.router_name,
+            "class": type(self.model).__name__,
             "reads": "texts",
+            "predicts": self._head.predicts,
+            "class_names": list(self.class_names) or None,
+            "experts_follow_router": [str(check) for check in self.expert_checks],
             "part": "encoder" if self.model.config.is_encoder_decoder else "whole",
             "width": self.width,
             "dtype": self.dtype,
@@ -194,21 +228,45 @@ class HuggingfaceAdapter(Adapter):
 
     def _forward(self, texts: TokenBatch, *, with_scores: bool) -> Tensor | None:
         """Return the scores ``(B, vocabulary)`` of the next token, if wanted."""
-        arguments = {"input_ids": texts.ids, "attention_mask": texts.present.long()}
         if not with_scores:
-            self._body(**arguments)
+            self._run(texts)
             return None
+        if self._head.predicts == heads.CLASSES:
+            scores: Tensor = self._run(texts).logits
+            return scores[:, list(self._head.order)].float()
         rows, last = torch.arange(len(texts), device=texts.ids.device), texts.last
 
         # The head is the most expensive layer: it sees the last token of each text alone.
         def keep_last(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return (inputs[0][rows, last][:, None], *inputs[1:])
 
-        assert self._head is not None
+        assert self._head.module is not None
         with ExitStack() as stack:
-            stack.callback(self._head.register_forward_pre_hook(keep_last).remove)
-            scores: Tensor = self._body(**arguments).logits
+            stack.callback(self._head.module.register_forward_pre_hook(keep_last).remove)
+            scores = self._run(texts).logits
         return scores[:, 0].float()
+
+    def _run(self, texts: TokenBatch) -> Any:
+        """Return the output of the library's own model, whose errors are its owner's; ``routers.Stop`` passes.
+
+        A classifier looks for the last token by the id of its padding.
+        """
+        ids, stopped = texts.ids, False
+        text_config = self._body.config.get_text_config()
+        own_padding = text_config.pad_token_id
+        try:
+            if self._head.predicts in (heads.CLASSES, heads.SCORE):
+                ids, text_config.pad_token_id = heads.padded(self._body.config, texts)
+            with running(f"The model of type {self._body.config.model_type!r}"):
+                try:
+                    return self._body(input_ids=ids, attention_mask=texts.present.long())
+                except routers.Stop:
+                    stopped = True
+        finally:
+            text_config.pad_token_id = own_padding
+        if stopped:
+            raise routers.Stop
+        return None
 
     @contextmanager
     def _watching(self, names: Sequence[str], *, stop: bool) -> Iterator[None]:
@@ -218,7 +276,7 @@ class HuggingfaceAdapter(Adapter):
                 layer = self._layers[name]
                 layer.fired.clear()
                 stack.callback(layer.fired.clear)
-                outputs.watch(layer, stack, stop=stop and name == names[-1])
+                routers.watch(layer, stack, stop=stop and name == names[-1])
             yield
 
     def _routing(self, name: str, texts: TokenBatch) -> LayerRouting:
@@ -259,11 +317,7 @@ class HuggingfaceAdapter(Adapter):
 
     def _learn(self) -> None:
         """Learn how each router is read, and in which order they fire."""
-        # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often represent them.
-        vocabulary = self._embedding.weight.shape[0]
-        ids = torch.arange(_LESSON, device=self.device) * max(vocabulary // 2 // _LESSON, 1) % vocabulary
-        mask = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)
-        texts = TokenBatch(ids[None], mask, mask, 0)
+        texts = self._trial(1, _LESSON)
         order: list[str] = []
         with torch.inference_mode(), ExitStack() as stack, self._watching(list(self._layers), stop=False):
             for name, layer in self._layers.items():
@@ -283,7 +337,67 @@ class HuggingfaceAdapter(Adapter):
                         f"The routers of a model of type {self.model.config.model_type!r} "
                         f"({type(layer.module).__name__}) do not say which experts they chose."
                     )
-        self._layers = {name: self._layers[name] for name in dict.fromkeys(order)}
+        if not order:
+            raise UserError(
+                f"No router of the model of type {self.model.config.model_type!r} runs on texts, so there is no "
+                "routing to probe."
+            )
+        # Those that never run on texts, as those of pictures, take no part in the names.
+        paths = list(dict.fromkeys(order))
+        self._layers = {
+            name: self._layers[path] for name, path in zip(routers.short_names(paths), paths, strict=True)
+        }
+
+    def _trial(self, rows: int, length: int, *, with_zeros: bool = True) -> TokenBatch:
+        """Return texts of ids all over the vocabulary, without the last, which often represent pictures.
+
+        ``with_zeros`` leaves tokens in whose embeddings are zero, as that of padding: experts give nothing for them.
+        """
+        vocabulary = self._embedding.weight.shape[0]
+        ids = torch.arange(max(vocabulary // 2, 1), device=self.device)
+        if not with_zeros:
+            with torch.inference_mode():
+                ids = ids[self._embedding(ids).flatten(1).any(1)]
+        number = rows * length
+        ids = ids[torch.arange(number, device=self.device) * max(len(ids) // number, 1) % len(ids)]
+        mask = torch.ones(rows, length, dtype=torch.bool, device=self.device)
+        return TokenBatch(ids.reshape(rows, length), mask, mask, 0)
+
+    def _check_experts(self) -> Iterator[ExpertCheck]:
+        """Yield whether experts get what their router says, for the first layer of each kind."""
+        texts = self._trial(*_CHECKED, with_zeros=False)
+        kinds: dict[tuple[Any, ...], str] = {}
+        for name, layer in self._layers.items():
+            kinds.setdefault(
+                (type(layer.module), type(layer.experts), layer.reader and layer.reader.form), name
+            )
+        for name in kinds.values():
+            yield check_experts(
+                name,
+                self._layers[name],
+                self._body,
+                lambda name=name: self.trace(texts, layers=[name], logits=False)[1].layers[name],  # type: ignore[misc]
+                run_until=lambda module: self._output_of(module, texts),
+            )
+
+    def _output_of(self, module: nn.Module, texts: TokenBatch) -> Tensor | None:
+        """Return the output ``(N, D)`` of a module, with a row for each token; None where it has none such."""
+        collected: list[Any] = []
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            collected.append(output[0] if isinstance(output, tuple) else output)
+            raise routers.Stop
+
+        with torch.inference_mode(), ExitStack() as stack:
+            stack.callback(module.register_forward_hook(keep).remove)
+            with suppress(routers.Stop):
+                self._run(texts)
+        (output,) = collected or (None,)
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        if output.shape[:2] == texts.ids.shape:
+            return output.flatten(0, 1).flatten(1)
+        return output if output.ndim == 2 and len(output) == texts.ids.numel() else None
 
     @classmethod
     def open(
@@ -297,27 +411,35 @@ class HuggingfaceAdapter(Adapter):
     ) -> Checkpoint:
         """Load a folder of ``save_pretrained``, or a name on the hub, in the precision ``dtype``.
 
+        ``,top_k=K`` after it sets the number of experts per token, ``,top_k=all`` to all of them.
+
         Raises:
             UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe.
         """
-        model, tokenizer = load(reference, dtype=dtype)
+        reference, settings = split_settings(reference)
+        model, tokenizer = load(reference, dtype=dtype, settings=settings)
         try:
             traceable = cls(model.to(device), trained_capacity=trained_capacity)
+            traceable.check_top_k(settings)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
         folder = expanded(reference)
         name = (folder.resolve() if is_folder(folder) else folder).name
         return Checkpoint(
-            # In another precision than its own it is another model, as with settings after a path.
-            name=name if dtype == AUTO else f"{name},dtype={dtype}",
+            # In another precision than its own, or with other experts per token, it is another model.
+            name=f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}"),
             model=traceable,
             framing=traceable.framing(tokenizer),
+            class_names=traceable.class_names,
             provenance={
                 "path": reference,
                 "sha256": digest_of(reference, model),
                 "capacity": "trained" if traceable._limited else "unlimited",
                 "group_images": 1,
                 "dtype": traceable.dtype,
+                "class": type(model).__name__,
+                "experts": [str(check) for check in traceable.expert_checks],
                 "training": {},
+                **({"served": settings.plain()} if settings.suffix else {}),
             },
         )

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.adapters.huggingface.heads import class_of
+from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quoted
@@ -141,11 +143,13 @@ class NoTokenizer:
         )
 
 
-def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoTokenizer]:
+def load(
+    reference: str, *, dtype: str = AUTO, settings: Settings | None = None
+) -> tuple[Any, FastTokenizer | NoTokenizer]:
     """Return a model in a precision (auto = as it was saved), and its tokenizer.
 
     Raises:
-        UserError: there is none, it is damaged, or it needs code of its own.
+        UserError: there is none, it is damaged, it needs code of its own, or a setting does not fit it.
     """
     try:
         import transformers
@@ -166,8 +170,9 @@ def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoT
         with _quiet(transformers), local_unless_allowed():
             config = transformers.AutoConfig.from_pretrained(source, **keywords)
             check_sizes(config, tensors=count_tensors(folder) if local else None)
-            kind = kind_of(transformers, config)
-            model, loading_info = kind.from_pretrained(
+            if settings is not None:
+                settings.apply(config)
+            model, loading_info = class_of(transformers, config).from_pretrained(
                 source,
                 config=config,
                 dtype=dtype,
@@ -209,14 +214,6 @@ def load(reference: str, *, dtype: str = AUTO) -> tuple[Any, FastTokenizer | NoT
 def _has_tokenizer(folder: Path) -> bool:
     """Whether any file in a folder is of a tokenizer."""
     return any(is_there(path) for pattern in _TOKENIZERS for path in folder.glob(pattern))
-
-
-def kind_of(transformers: Any, config: Any) -> Any:
-    """Return the class of models that a configuration belongs to: with the head that says the next token, if any."""
-    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM):
-        if type(config) in kind._model_mapping:
-            return kind
-    return transformers.AutoModel
 
 
 @contextmanager

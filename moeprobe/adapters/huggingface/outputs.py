@@ -1,8 +1,7 @@
-"""The routers of a model of ``transformers``, and what their outputs say: logits, the router's own choice, and weights.
+"""What the outputs of a router of ``transformers`` say: logits, the router's own choice, and weights.
 
-Nothing here knows a family of models by name. The library says of which class ``router_logits`` are recorded, and which
-of its outputs they are; so routers are found by class, and watched while they fire. The rest is read by its form, once,
-from a pass over a fixed sequence of tokens:
+Nothing here knows a family of models by name. The library says which output the logits are (see ``routers``). The rest
+is read by its form, once, from a pass over a fixed sequence of tokens:
 
 * *indices*: whole numbers ``(N, K)`` with weights of the same shape, of the router itself or handed to the experts;
 * *dense*: a weight or a mark ``(N, E)`` for each expert, 0 where it did not get the token;
@@ -14,14 +13,11 @@ Axes: N tokens of a batch (texts one after the other), E experts, K choices.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from moeprobe.errors import UserError, option
+from torch import Tensor
 
 # Of a router whose weights are in proportion to one of these, its gates are that function of the logits.
 _GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,6 +30,8 @@ _GATES: dict[str, Callable[[Tensor], Tensor]] = {
 _TOLERANCE = 2e-2
 # A smaller weight is next to nothing, and in proportion to anything.
 _LEAST_WEIGHT = 1e-12
+# Weights that differ by less are one weight: what rounding of a division by itself leaves.
+_SAME_WEIGHT = 1e-4
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,9 @@ class OutputReader:
         gate: which function of the logits its gates are; "weights": none that is known, so its weights themselves.
         bias: ``(E,)`` added to the gates before the choice, None = nothing.
         always_idle: whether each token that it was learned from had an expert of next to no weight in its choice.
+        constant_weight: of the only expert of every token, as weights divided by their sum are; None of others. Its
+            gates are then the function of the logits that explains the choice, the softmax where several do.
+        has_weight_rule: whether weights are one multiple of the gates, or the gates brought to one sum.
     """
 
     logits_at: int
@@ -87,6 +88,8 @@ class OutputReader:
     gate: str = "weights"
     bias: Tensor | None = None
     always_idle: bool = False
+    constant_weight: float | None = None
+    has_weight_rule: bool = True
 
     @property
     def gates_sum_to_one(self) -> bool:
@@ -132,10 +135,70 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Outp
     form, choice = next(((form, choice) for form, choice in choices if choice is not None), ("", None))
     if choice is None:
         return None
-    gate = _gate(logits, choice)
-    bias = None if gate == "weights" else _bias(_GATES[gate](logits), choice, [*candidates, *fired.inputs])
+    biases = [*candidates, *fired.inputs]
+    gate, bias = _gate(logits, choice), None
+    # One weight for all tokens may still be a gate: a softmax of large logits is next to one.
+    constant_weight = _constant_weight(choice) if gate == "weights" else None
+    if constant_weight is not None:
+        gate, bias = _gate_of_choice(logits, choice, biases)
+    elif gate != "weights":
+        bias, _ = _bias(_GATES[gate](logits), choice, biases)
     always_idle = not bool(choice.complete.any())
-    return OutputReader(logits_at, form, choice.selected.shape[1], num_experts, gate, bias, always_idle)
+    has_rule = gate == "weights" or constant_weight is not None or _has_rule(_GATES[gate](logits), choice)
+    return OutputReader(
+        logits_at,
+        form,
+        choice.selected.shape[1],
+        num_experts,
+        gate,
+        bias,
+        always_idle,
+        constant_weight,
+        has_rule,
+    )
+
+
+def _has_rule(gates: Tensor, choice: RouterChoice) -> bool:
+    """Whether all tokens' weights are one multiple of their gates, or have one sum.
+
+    Weights that shared experts take a part of have neither.
+    """
+    assert choice.weights is not None
+    total = choice.weights.float().sum(-1)
+    selected = gates.gather(1, choice.selected.long().clamp_min(0)).masked_fill(~choice.processed, 0).sum(-1)
+    is_weighed = (total > _LEAST_WEIGHT) & (selected > _LEAST_WEIGHT)
+    ratio, total = (total / selected)[is_weighed], total[is_weighed]
+    spreads = [
+        float((value - value.mean()).abs().max() / value.mean().clamp_min(_LEAST_WEIGHT))
+        if len(value)
+        else 0.0
+        for value in (ratio, total)
+    ]
+    return min(spreads) < _TOLERANCE
+
+
+def _constant_weight(choice: RouterChoice) -> float | None:
+    """Return the weight of each token's only expert, if all tokens have the same; otherwise None."""
+    if choice.weights is None or choice.selected.shape[1] > 1:
+        return None
+    weights = choice.weights[choice.complete].float()
+    if len(weights) < 2 or float((weights - weights[0]).abs().max()) > _SAME_WEIGHT * float(weights[0]):
+        return None
+    return float(weights.mean())
+
+
+def _gate_of_choice(
+    logits: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]
+) -> tuple[str, Tensor | None]:
+    """Return the function of the logits, and the bias, that explain most of a choice whose weights say nothing."""
+    results: dict[str, tuple[Tensor | None, float]] = {}
+    for name, function in _GATES.items():
+        if name != "probabilities" or _are_probabilities(logits):
+            results[name] = _bias(function(logits), choice, candidates)
+    best = max(results, key=lambda name: results[name][1])
+    if "probabilities" in results and results["probabilities"][1] == results[best][1]:
+        best = "probabilities"
+    return best, results[best][0]
 
 
 def _gate(logits: Tensor, choice: RouterChoice) -> str:
@@ -147,22 +210,25 @@ def _gate(logits: Tensor, choice: RouterChoice) -> str:
     errors = {}
     for name, function in _GATES.items():
         values = function(logits[complete]).gather(1, selected)
-        if name == "probabilities" and not torch.allclose(
-            logits.sum(-1), torch.ones(()).to(logits), atol=1e-3
-        ):
+        if name == "probabilities" and not _are_probabilities(logits):
             continue
         ratio = weights / values.clamp_min(_LEAST_WEIGHT)
-        # A single weight is in proportion to anything: it must be the gate itself.
-        middle = ratio.mean(1, keepdim=True) if choice.selected.shape[1] > 1 else torch.ones_like(ratio)
+        # A single weight is in proportion to anything: it must be the same multiple of the gate for all tokens.
+        middle = ratio.mean(1 if choice.selected.shape[1] > 1 else 0, keepdim=True)
         errors[name] = float((ratio / middle - 1).abs().mean()) if len(ratio) else float("inf")
     best = min(errors, key=lambda name: errors[name])
     return best if errors[best] < _TOLERANCE else "weights"
 
 
-def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> Tensor | None:
+def _are_probabilities(logits: Tensor) -> bool:
+    """Whether each token's logits are a distribution over the experts already."""
+    return bool((logits >= 0).all()) and torch.allclose(logits.sum(-1), torch.ones(()).to(logits), atol=1e-3)
+
+
+def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> tuple[Tensor | None, float]:
     """Return which candidate ``(E,)``, added to the gates, explains more of the choice than the gates alone do.
 
-    Of a choice within groups no scores explain all.
+    With it comes the share of choices that are explained. Of a choice within groups no scores explain all.
     """
     selected = choice.selected.long()
 
@@ -176,7 +242,7 @@ def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> 
             share = explained(gates + candidate.float().reshape(-1))
             if share > best_share:
                 best, best_share = candidate, share
-    return best
+    return best, best_share
 
 
 def _tensors(values: Sequence[Any], *, skip: int | None = None) -> list[Tensor]:
@@ -219,7 +285,7 @@ def choice_among(values: Sequence[Any], num_tokens: int, num_experts: int) -> tu
     return next((pair for pair in pairs if _find_indices(pair, num_tokens, num_experts)), None)
 
 
-def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> tuple[Tensor, bool] | None:
+def find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> tuple[Tensor, bool] | None:
     """Return what each expert got of each token ``(N, E)``, and whether that is a weight and not a mark."""
     wide = [value for value in _rows(values, num_tokens) if value.shape[1] == num_experts]
     for value in sorted(wide, key=lambda value: not value.is_floating_point()):
@@ -246,7 +312,7 @@ def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) ->
 
 
 def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
-    dense = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    dense = find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
     if top_k is None:
         top_k = 0 if dense is None else int((dense[0] != 0).sum(-1).max())
         if top_k == 0:
@@ -265,7 +331,7 @@ def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> R
 
 
 def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
-    order, counts = _find_sorted(fired, *logits.shape)
+    order, counts = find_sorted(fired.outputs, *logits.shape)
     if not len(order):
         return None
     experts = torch.arange(logits.shape[1], device=order.device)
@@ -285,11 +351,11 @@ def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> 
     return RouterChoice(selected, torch.ones_like(selected, dtype=torch.bool), unsorted)
 
 
-def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tensor, list[int]]:
+def find_sorted(outputs: Sequence[Any], num_tokens: int, num_experts: int) -> tuple[Tensor, list[int]]:
     """Return the permutation of the choices ``(N·K,)`` and the experts' counts; both empty where there are none."""
-    for counts in fired.outputs:
+    for counts in outputs:
         if isinstance(counts, list) and len(counts) == num_experts and sum(counts) % num_tokens == 0:
-            for order in _tensors(fired.outputs):
+            for order in _tensors(outputs):
                 has_all_rows = order.ndim == 1 and not order.is_floating_point() and len(order) == sum(counts)
                 if has_all_rows and bool(
                     (order.sort().values == torch.arange(len(order), device=order.device)).all()
@@ -305,122 +371,3 @@ _FORMS: dict[str, Callable[[Fired, Tensor, int, int | None], RouterChoice | None
     "sorted": _sorted,
     "experts": _experts,
 }
-
-
-_NO_LIMIT = 2**30
-
-
-class Stop(Exception):  # noqa: N818 — nothing went wrong: all that was asked for is there
-    """The last router asked for has fired."""
-
-
-@dataclass
-class RouterLayer:
-    """One router and how it is read."""
-
-    module: nn.Module
-    experts: nn.Module | None
-    logits_at: int
-    reader: OutputReader | None = None
-    fired: list[Fired] = field(default_factory=list)
-
-
-def watch(layer: RouterLayer, stack: ExitStack, *, stop: bool) -> None:
-    """Keep what a router gives out, and what its experts get where that says what it chose."""
-    wait = layer.experts is not None and (layer.reader is None or layer.reader.form == "experts")
-
-    def keep(router: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
-        inputs = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, Tensor)]
-        layer.fired.append(Fired(outputs, tuple(inputs)))
-        if stop and not wait:
-            raise Stop
-
-    def keep_choice(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if layer.fired:
-            last = layer.fired.pop()
-            layer.fired.append(Fired(last.outputs, last.inputs, (*args, *kwargs.values())))
-        if stop:
-            raise Stop
-
-    stack.callback(layer.module.register_forward_hook(keep, with_kwargs=True).remove)
-    if wait:
-        assert layer.experts is not None
-        stack.callback(layer.experts.register_forward_pre_hook(keep_choice, with_kwargs=True).remove)
-
-
-def find_routers(model: nn.Module) -> dict[str, RouterLayer]:
-    """Return the routers by their layer's name: instances of the classes whose logits the library records."""
-    recorders: dict[type, tuple[int, str | None]] = {}
-    for module in model.modules():
-        declared = (getattr(type(module), "_can_record_outputs", None) or {}).get("router_logits", [])
-        for recorder in declared if isinstance(declared, list) else [declared]:
-            target: Any = getattr(recorder, "target_class", recorder)
-            recorders[target] = (getattr(recorder, "index", 0), getattr(recorder, "layer_name", None))
-    routers = {
-        path: RouterLayer(module, _sibling(model, path), recorders[type(module)][0])
-        for path, module in model.named_modules()
-        if type(module) in recorders and (recorders[type(module)][1] or "") in path
-    }
-    # Where one holds another, the inner one is the router itself.
-    inner = [path for path in routers if not any(candidate.startswith(f"{path}.") for candidate in routers)]
-    return {name: routers[path] for name, path in zip(_short(inner), inner, strict=True)}
-
-
-def _sibling(model: nn.Module, path: str) -> nn.Module | None:
-    """Return the experts next to a router, None if there are none by that name."""
-    parent = model.get_submodule(path.rpartition(".")[0])
-    experts = getattr(parent, "experts", None)
-    return experts if isinstance(experts, nn.Module) else None
-
-
-def _short(paths: Sequence[str]) -> list[str]:
-    """Return what layers are called: their list of blocks and the number in it; the whole path where two share it."""
-    names = [_block(path) for path in paths]
-    return [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
-
-
-def _block(path: str) -> str:
-    """``model.layers.3.mlp.gate`` -> ``layers.3``."""
-    parts = path.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
-    return path if not number else ".".join(parts[number - 1 : number + 1])
-
-
-def blocks_without(model: nn.Module, routers: Sequence[nn.Module]) -> tuple[str, ...]:
-    """Return the blocks, of the lists of blocks that hold the routers, that hold none."""
-    ids = set(map(id, routers))
-    lists = {
-        path.rpartition(".")[0]: None
-        for path, module in model.named_modules()
-        if path.rpartition(".")[2].isdigit() and any(id(inner) in ids for inner in module.modules())
-    }
-    outer = [path for path in lists if not any(path.startswith(f"{candidate}.") for candidate in lists)]
-    return tuple(
-        f"{path.rpartition('.')[2]}.{number}"
-        for path in outer
-        for number, block in model.get_submodule(path).named_children()
-        if not any(id(inner) in ids for inner in block.modules())
-    )
-
-
-def set_capacity(model: nn.Module, *, trained: bool) -> bool:
-    """Lift the capacity of routers that have one, or leave it; returns whether there is a limit then.
-
-    Raises:
-        UserError: the limit is to stay, and depends on how many texts a batch holds.
-    """
-    limited = [module for module in model.modules() if hasattr(module, "expert_capacity")]
-    for module in limited:
-        # A share of the batch's tokens, where it is positive, overrides the fixed number.
-        share = getattr(module, "moe_eval_capacity_token_fraction", None)
-        if trained and share is not None:
-            raise UserError(
-                "its capacity is one for all texts of a batch together; omit "
-                f"{option('trained_capacity', True, '--capacity trained')}."
-            )
-        if not trained:
-            module.expert_capacity = _NO_LIMIT  # type: ignore[assignment]
-            if share is not None:
-                module.moe_eval_capacity_token_fraction = -1.0  # type: ignore[assignment]
-    return trained and bool(limited)

@@ -2,20 +2,23 @@
 
 A block calls its experts with the tokens, the numbers of the chosen experts and their weights. Where these stand is
 found as the choice is (see ``outputs``): whole numbers ``(N, K)`` beside weights of the same shape. They are exchanged
-on the way in, so the model's own code does all the rest. A router that hands its choice on in another form cannot be
-made to repeat one.
+on the way in, so the model's own code does all the rest. Where a router hands its choice on in another form, what it
+gives out is exchanged (``exchange``).
 
 Axes: B texts, T tokens, N = B·T, E experts, K choices.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface.outputs import Fired, RouterChoice, RouterLayer, choice_among
+from moeprobe.adapters.huggingface import exchange
+from moeprobe.adapters.huggingface.heads import NEXT_TOKEN, Head
+from moeprobe.adapters.huggingface.outputs import Fired, RouterChoice, choice_among
+from moeprobe.adapters.huggingface.routers import RouterLayer
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -33,15 +36,17 @@ def check_replay(
         reader = layer.reader
         assert reader is not None
         cause = ""
-        if layer.experts is None or reader.form not in _FORMS:
+        if reader.form not in exchange.FORMS and (layer.experts is None or reader.form not in _FORMS):
             cause = "does not hand numbers and weights of experts on in a known way"
         elif reader.always_idle:
             cause = "leaves experts that every token chose next to no weight, as logits that are too large do"
         elif reader.gate == "weights":
-            cause = "weighs experts by no known function of its logits"
+            cause = "weighs experts by no known function of its logits, so other experts have no weight"
+        elif not reader.has_weight_rule:
+            cause = "weighs experts by more than its own gates, such as the share of other experts"
         if cause:
             raise UserError(
-                f"{name} ({type(layer.module).__name__}) {cause}, so it cannot be made to repeat a choice."
+                f"{name} ({type(layer.module).__name__}) {cause}; it cannot be made to repeat a choice."
             )
         layer_routing = None if routing is None else routing.layers[name]
         if layer_routing is not None:
@@ -65,7 +70,7 @@ def replaying(layers: Mapping[str, RouterLayer], routing: RoutingTrace, *, gates
         yield
     for name, count in counts.items():
         if count != 1:
-            raise UserError(f"The experts of {name} ran {count} times in one pass; once is expected.")
+            raise UserError(f"The layer {name} ran {count} times in one pass; once is expected.")
 
 
 def _replay(
@@ -79,14 +84,25 @@ def _replay(
 ) -> None:
     reader, experts = layer.reader, layer.experts
     assert reader is not None
-    assert experts is not None
     fired: list[Tensor] = []
 
-    def keep(router: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
-        fired.append(reader.logits(Fired(outputs)))
+    def new_choice(
+        logits: Tensor, index: Tensor, weights: Tensor, processed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return experts and weights ``(N, K)`` in place of the router's own."""
+        current = RouterChoice(index, processed, weights)
+        new_index, new_weights = repeat(
+            reader.gates(logits, current), index, weights, layer_routing, name, replayed=gates == "replayed"
+        )
+        if reader.constant_weight is not None:
+            # However small the gate: divided by itself it is one.
+            new_weights = torch.full_like(new_weights, reader.constant_weight)
+        return new_index, new_weights
 
-    def exchange(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def keep(router: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        fired.append(reader.logits(Fired(output if isinstance(output, tuple) else (output,))))
+
+    def exchange_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts[name] += 1
         if len(fired) != counts[name]:
             return None
@@ -95,20 +111,8 @@ def _replay(
         if pair is None:
             raise UserError(f"The experts of {name} get no numbers of experts, so no choice can be repeated.")
         index, weights = pair
-        current = RouterChoice(
-            index.reshape(len(logits), -1),
-            weights.reshape(len(logits), -1) != 0,
-            weights.reshape(len(logits), -1),
-        )
-        assert current.weights is not None
-        new_index, new_weights = repeat(
-            reader.gates(logits, current),
-            current.selected,
-            current.weights,
-            layer_routing,
-            name,
-            replayed=gates == "replayed",
-        )
+        flat = weights.reshape(len(logits), -1)
+        new_index, new_weights = new_choice(logits, index.reshape(len(logits), -1), flat, flat != 0)
         new = {
             id(index): new_index.to(index.dtype).reshape(index.shape),
             id(weights): new_weights.to(weights.dtype).reshape(weights.shape),
@@ -116,8 +120,27 @@ def _replay(
         put = [new.get(id(value), value) for value in args]
         return tuple(put), {key: new.get(id(value), value) for key, value in kwargs.items()}
 
+    def exchange_outputs(router: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        counts[name] += 1
+        outputs = output if isinstance(output, tuple) else (output,)
+        router_output = Fired(outputs)
+        logits, choice = reader.logits(router_output), reader.choice(router_output)
+        new = None
+        if choice.weights is not None:
+            pair = new_choice(logits, choice.selected.long(), choice.weights.float(), choice.processed)
+            new = exchange.exchanged(reader, outputs, *pair)
+        if new is None:
+            raise UserError(
+                f"The router of {name} gives out its choice in no known form, so none can be repeated."
+            )
+        return new if isinstance(output, tuple) else new[0]
+
+    if reader.form in exchange.FORMS:
+        stack.callback(layer.module.register_forward_hook(exchange_outputs).remove)
+        return
+    assert experts is not None
     stack.callback(layer.module.register_forward_hook(keep).remove)
-    stack.callback(experts.register_forward_pre_hook(exchange, with_kwargs=True).remove)
+    stack.callback(experts.register_forward_pre_hook(exchange_inputs, with_kwargs=True).remove)
 
 
 # Passes that are taken up at the block of a router: the blocks before it return their input, and the block gets what it
@@ -207,17 +230,21 @@ def noise_added(embedding: nn.Module, texts: TokenBatch, *, unit: float) -> Iter
 # How probable a language model finds the tokens of texts.
 
 
-def log_probabilities(body: Any, texts: TokenBatch) -> Tensor:
+def log_probabilities(run: Callable[[TokenBatch], Any], head: Head, texts: TokenBatch) -> Tensor:
     """Return the natural logarithm of each token's probability ``(B, T)``; see ``routing.Scored``.
 
     Raises:
-        UserError: the model gives no scores of tokens, as the encoder of a model with two halves.
+        UserError: the model gives no scores of tokens, as a classifier or the encoder of a model with two halves.
     """
-    logits = getattr(body(input_ids=texts.ids, attention_mask=texts.present.long()), "logits", None)
-    if logits is None:
+    if head.predicts != NEXT_TOKEN:
         raise UserError(
-            f"{type(body).__name__} gives no scores of the next token, so how probable a text is cannot be said; take "
-            "a model that writes texts."
+            f"The model predicts {head.predicts} and gives no scores of the next token, so it cannot say how probable "
+            "a text is. Choose a model that writes texts."
+        )
+    logits = run(texts).logits
+    if logits.shape[:2] != texts.ids.shape:
+        raise UserError(
+            f"The model gives scores {tuple(logits.shape)}, not a row for each token of {tuple(texts.ids.shape)}."
         )
     scores = logits[:, :-1].float().log_softmax(-1).gather(-1, texts.ids[:, 1:, None])[..., 0]
     log_probs = torch.full(texts.ids.shape, float("nan"), device=scores.device)

@@ -127,7 +127,9 @@ def refuse_settings(source: str) -> None:
     name, assignments = split_assignments(source)
     if assignments:
         settings = source.removeprefix(f"{name},")
-        raise UserError(f"Settings are for checkpoints of moeprobe; leave {settings!r} out after {name!r}.")
+        raise UserError(
+            f"Settings are for checkpoints of moeprobe and models of hf:; leave {settings!r} out after {name!r}."
+        )
 
 
 FORMAT = "moeprobe-checkpoint-1"

@@ -243,7 +243,7 @@ def check_classes(class_names: Mapping[str, tuple[str, ...]], modality: Modality
                 f"; if it was imported, import it again with {option('classes', data)}; if it is a module of your own, "
                 f"set the key classes: {data}."
                 if modality is IMAGE
-                else ": they belong to the next token."
+                else ": the model is no classifier of texts."
             )
         )
 

@@ -1,0 +1,99 @@
+"""Settings that follow the name of a model, ``hf:MODEL,top_k=4``: one model served in two ways can be compared.
+
+The number of experts per token is set in the configuration before the model is built, so every router is made with it.
+After opening, each layer is asked whether it follows (``HuggingfaceAdapter.check_top_k``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.schema import split_assignments
+
+TOP_K, ALL = "top_k", "all"
+# How families call the number of experts per token, and of experts.
+_TOP_K_NAMES = (
+    "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts",
+)  # fmt: skip
+_EXPERTS_NAMES = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+# Sections of a configuration that may hold them.
+_SECTIONS = ("ffn_config",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a model: experts per token as written, a number or "all"; empty = as the model has it."""
+
+    top_k: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """What follows the model's name in tables."""
+        return f",{TOP_K}={self.top_k}" if self.top_k else ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings by name, those that were set."""
+        return {TOP_K: self.top_k if self.top_k == ALL else int(self.top_k)} if self.top_k else {}
+
+    def apply(self, config: Any) -> None:
+        """Set the number of experts per token in a configuration.
+
+        Raises:
+            UserError: it has no such number, or fewer experts.
+        """
+        if not self.top_k:
+            return
+        section, name = next(_top_k_fields(config), (None, ""))
+        num_experts = next(
+            (getattr(section, field) for field in _EXPERTS_NAMES if _is_count(getattr(section, field, None))),
+            None,
+        )
+        if section is None or num_experts is None:
+            raise UserError(
+                f"A model of type {config.model_type!r} does not say in config.json how many experts a token gets, so "
+                f"leave {TOP_K}={self.top_k} out."
+            )
+        top_k = num_experts if self.top_k == ALL else int(self.top_k)
+        if not 1 <= top_k <= num_experts:
+            raise UserError(
+                f"{TOP_K} takes a number from 1 to {num_experts}, the experts of a layer, or {ALL}; got {self.top_k}."
+            )
+        current = getattr(section, name)
+        setattr(section, name, [top_k] * len(current) if isinstance(current, list) else top_k)
+
+
+def split_settings(reference: str) -> tuple[str, Settings]:
+    """Return a model's path or name, and the settings that follow it.
+
+    Raises:
+        UserError: there is no such setting, one is named twice, or its value is no number.
+    """
+    name, assignments = split_assignments(reference)
+    values: dict[str, str] = {}
+    for key, value in assignments:
+        if key != TOP_K:
+            raise UserError(f"Models of hf: have the setting {TOP_K} alone; leave {quoted(key)} out.")
+        if key in values:
+            raise UserError(f"{quoted(reference)} has the setting {key} twice; name it once.")
+        # At most six digits: more experts than any model has.
+        if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
+            raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quoted(value)}.")
+        values[key] = value if value == ALL else str(int(value))
+    return name, Settings(values.get(TOP_K, ""))
+
+
+def _top_k_fields(config: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the sections of a configuration that hold the number of experts per token, and what it is called there."""
+    text_config = config.get_text_config()
+    sections = [text_config, *(getattr(text_config, name, None) for name in _SECTIONS)]
+    for section in filter(None, sections):
+        for name in _TOP_K_NAMES:
+            value = getattr(section, name, None)
+            if _is_count(value) or (isinstance(value, list) and value and all(map(_is_count, value))):
+                yield section, name
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
