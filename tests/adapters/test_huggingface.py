@@ -60,6 +60,8 @@ def chosen(outputs: tuple[Any, ...]) -> list[set[int]]:
         outputs[3], list
     ):  # JetMoE: its logits come last, its counts before them
         return [set(np.argsort(-row.numpy(), kind="stable")[:2].tolist()) for row in outputs[4]]
+    if len(outputs) == 1:  # DBRX: logits alone, of which its block takes the two highest
+        return [set(np.argsort(-row.numpy(), kind="stable")[:2].tolist()) for row in outputs[0]]
     if len(outputs) == 2:  # Llama 4: a weight for each expert, 0 for those that were not chosen
         return [set(np.flatnonzero(row.numpy()).tolist()) for row in outputs[0]]
     if outputs[0].dtype == torch.int64:  # Switch: a mark on the only choice
