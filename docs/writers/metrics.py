@@ -26,6 +26,7 @@ FLIPS = (
     "flip_prediction",
     "flips",
     "set_survival",
+    "text_flips",
 )
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)

@@ -131,7 +131,7 @@ def _share(floor: Mapping[str, Any]) -> str:
 # Checkpoints whose tokens have other numbers of experts.
 
 # Of a checkpoint's entry in the sidecar: ``[experts, experts per token]`` of each layer; 0 where tokens do not choose.
-ROUTERS = "routers"
+ROUTERS = "router_sizes"
 
 
 def _router_sentences(sidecar: Sidecar) -> list[str]:

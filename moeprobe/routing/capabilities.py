@@ -47,6 +47,19 @@ class Traceable(Protocol):
         """
 
 
+# What a model's output is: class scores (of a language model, of the next token), or features.
+SCORES, FEATURES = "scores", "features"
+
+
+def output_kind(model: Traceable) -> str | None:
+    """Return what ``trace`` gives beside the routing: "scores", "features", or None where it gives nothing.
+
+    A model that does not say so, by an attribute of this name, gives scores or nothing.
+    """
+    kind: str | None = getattr(model, "output_kind", SCORES)
+    return kind
+
+
 @runtime_checkable
 class Replayable(Traceable, Protocol):
     """A model whose layers can be made to repeat a routing that was made on other pixels."""

@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.errors import UserError
 from moeprobe.routing.record import RoutingTrace
@@ -377,3 +379,58 @@ def test_a_plain_gate_is_forced(moe: Any, gates: str) -> None:
         )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert (found - scores).abs().max() > 1e-2, "the choice must matter"
+
+
+class Encoder(nn.Module):
+    """A ViT with experts that gives tokens, or features, and no class scores."""
+
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.vit, self.pooled = zoo.vit(), pooled
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        tokens = self.vit.forward_features(pixels)
+        return {"tokens": tokens.mean(1) if self.pooled else tokens, "boxes": tokens[:, :4]}
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_features_are_compared_by_their_cosine(pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = {"scores": False} if pooled else {}
+    model = Hooks(Encoder(pooled), output="tokens", **options, **VIT)
+    assert model.output_kind == "features"
+    given: list[Tensor | None] = []
+    plain = model.trace
+
+    def listening(*arguments: Any, **keywords: Any) -> Any:
+        traced = plain(*arguments, **keywords)
+        given.append(traced[0])
+        return traced
+
+    monkeypatch.setattr(model, "trace", listening)
+    result = api.noise_sweep([api.wrap(model, name="a")], data="digits", sigmas=[0, 0.3], limit=8)
+    rows = result.table[result.table["metric"] == "output_cosine"].set_index("severity")
+    assert not set(result.table["metric"]) & {"accuracy", "prediction_agreement", "loss"}
+    assert rows.loc[0, "value"] == 1 and rows.loc[0.3, "images"] == 8
+    first, second = (output for output in given if output is not None and len(output) == 8)
+    cosines = [
+        float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
+        for a, b in zip(first.double().numpy(), second.double().numpy(), strict=True)
+    ]
+    assert rows.loc[0.3, "value"] == pytest.approx(np.mean(cosines), abs=1e-5) and np.mean(cosines) < 0.99
+
+
+def test_a_detector_is_probed_without_its_output() -> None:
+    model = Hooks(Encoder(False), **VIT)
+    assert model.output_kind is None and model.trace(images())[0] is None
+    checkpoint = api.wrap(model, name="a")
+    result = api.noise_sweep([checkpoint], data="digits", sigmas=[0, 0.2], limit=6)
+    assert {"top2_set_match", "load_entropy"} <= set(result.table["metric"])
+    assert not {"accuracy", "output_cosine"} & set(result.table["metric"])
+    assert len(
+        api.corruptions([checkpoint], data="digits", corruptions=["fog"], severities=[3], limit=4).table
+    )
+    for function in (api.flips, api.experts):
+        with pytest.raises(UserError, match="gives no class scores"):
+            function([checkpoint], data="digits", limit=4)
+    with pytest.raises(UserError, match="The class scores of 3 images should be a tensor"):
+        Hooks(Encoder(False), classes="digits", **VIT)

@@ -301,7 +301,9 @@ def examples(name: str) -> list[Asked]:
             )
         ]
     if name not in LAYERED:
-        return [OutputPair(one, torch.randn(SIZE, 9), labels) for one in (torch.randn(SIZE, 9), None)]
+        # Features have no meaning by themselves: they are compared.
+        references = (torch.randn(SIZE, 9),) if name == "output_features" else (torch.randn(SIZE, 9), None)
+        return [OutputPair(one, torch.randn(SIZE, 9), labels) for one in references]
     valid = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(0)) < 0.8
     layers = [
         (routing(SIZE, seed=1), routing(SIZE, seed=2)),

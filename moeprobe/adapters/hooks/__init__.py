@@ -64,7 +64,8 @@ class Hooks(Adapter):
         std: of the normalization.
         crop_fraction: of an image's shorter side that is shown; None = the whole image, squashed.
         classes: names of the classes in the order of the scores, or the data set whose classes they are.
-        output: where in the model's output the class scores are; None = the output is the scores.
+        output: where in the model's output the class scores, or features, are; None = they are the output.
+        scores: a tensor (B, .) there is class scores; False = features, as a tensor of any other shape is.
         head: the submodule that reads the features, for ``fewshot``.
         group_images: images that are run at a time where they are not independent.
         before: the earlier name of ``activation``, still accepted.
@@ -95,6 +96,7 @@ class Hooks(Adapter):
         crop_fraction: float | None = None,
         classes: str | Sequence[str] | None = None,
         output: Place | None = None,
+        scores: bool = True,
         head: str | None = None,
         group_images: int = 1,
         before: Activation | None = None,
@@ -118,6 +120,7 @@ class Hooks(Adapter):
                 "crop_fraction": crop_fraction,
                 "classes": classes,
                 "output": output,
+                "scores": scores,
                 "head": head,
             }
             | ({} if before is None else {EARLIER: before})
@@ -132,6 +135,7 @@ class Hooks(Adapter):
         self.group(group_images)
         if self.class_names:
             self._check_classes(images)
+        self.output_kind = self._module.gives(self._module.forward(images, [])[0], len(images))
         is_random = self._batch_dependence.startswith(RANDOM)
         self._unforced = unforced(self._module, self._layers, images, is_random=is_random)
         if head is not None:
@@ -176,8 +180,8 @@ class Hooks(Adapter):
         if not selected_layers and not logits:
             raise ValueError("Name at least one layer, or ask for the logits.")
         passes = [self._module.run(piece, selected_layers, logits=logits) for piece in self._pieces(images)]
-        scores = [forward_pass.scores for forward_pass in passes if forward_pass.scores is not None]
-        return (torch.cat(scores) if scores else None), joined(
+        answers = [forward_pass.output for forward_pass in passes if forward_pass.output is not None]
+        return (torch.cat(answers) if answers else None), joined(
             [RoutingTrace(forward_pass.layers) for forward_pass in passes]
         )
 
@@ -274,7 +278,7 @@ class Hooks(Adapter):
 
     def _check_classes(self, images: Tensor) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""
-        scores = self._module.run(images, self._layers).scores
+        scores = self._module.run(images, self._layers).output
         assert scores is not None  # refused where classes are named
         if scores.shape[1] != len(self.class_names):
             raise UserError(

@@ -67,6 +67,7 @@ class HookSettings(ConfigSection):
     crop_fraction: float | None = Field(None, gt=0, le=1)
     classes: str | list[str] | None = None
     output: Place | None = None
+    scores: bool = True
     head: str | None = None
 
     @model_validator(mode="before")

@@ -21,15 +21,19 @@ from moeprobe.adapters.hooks.layer import HookedLayer, described, part, read
 from moeprobe.adapters.hooks.use import BlockCall, ExpertBlock, find_block, listening, used_experts
 from moeprobe.adapters.hooks.watch import ChoiceAt, Force, PassEnd, Watch, tensors_of, watching
 from moeprobe.errors import UserError
+from moeprobe.routing.capabilities import FEATURES, SCORES
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import unknown
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What some images gave: the class scores ``(B, classes)``, None where not wanted or given, and layers' routing."""
+    """What some images gave: the output, None where not wanted or given, and each layer's routing.
 
-    scores: Tensor | None
+    The output is class scores ``(B, classes)``, or features ``(B, D)``.
+    """
+
+    output: Tensor | None
     layers: dict[str, LayerRouting]
 
 
@@ -120,7 +124,7 @@ class HookedModule:
                     if layer.drops
                     else None,
                 )
-        return Pass(self.scores(output, len(images)) if logits else None, routings), calls
+        return Pass(self.answer(output, len(images)) if logits else None, routings), calls
 
     def outputs_with(self, images: Tensor, forced: Mapping[ChoiceAt, Force]) -> list[Tensor]:
         """Return the tensors of the module's output where calls are made to choose other experts.
@@ -149,22 +153,44 @@ class HookedModule:
             )
         return used_experts(self.net, block, calls[0], layer, num_images)
 
-    def scores(self, output: Any, num_images: int) -> Tensor | None:
-        """Return the class scores ``(B, classes)`` float32 in the module's output; None where it gives none.
+    def answer(self, output: Any, num_images: int) -> Tensor | None:
+        """Return the class scores ``(B, classes)`` float32 in the module's output, or features ``(B, D)``, or None.
+
+        Features are a tensor with an entry for each image that is not to be read as scores; ``D`` is all of it.
 
         Raises:
-            UserError: there are none at the place that was set.
+            UserError: there is nothing such at the place that was set.
         """
         output_key = self.settings.output
-        scores = output if output_key is None else part(output, output_key)
-        if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == num_images:
-            return scores.float()
+        value = output if output_key is None else part(output, output_key)
+        has_rows = isinstance(value, Tensor) and value.ndim > 1 and len(value) == num_images
+        if has_rows and value.is_floating_point() and (not self.settings.classes or value.ndim == 2):
+            return value.flatten(1).float()
         if output_key is None and not self.settings.classes:
             return None
+        what = "class scores" if self.settings.classes else "output"
         raise UserError(
-            f"The class scores of {num_images} images should be a tensor ({num_images}, classes); the model gives "
+            f"The {what} of {num_images} images should be a tensor ({num_images}, classes); the model gives "
             f"{described(output)}. Say where they are, e.g. output: 0."
         )
+
+    def gives(self, output: Any, num_images: int) -> str | None:
+        """Return whether a module's output is "scores" or "features"; None where it is neither."""
+        if self.answer(output, num_images) is None:
+            return None
+        value = output if self.settings.output is None else part(output, self.settings.output)
+        return SCORES if self.settings.scores and value.ndim == 2 else FEATURES
+
+    def scores(self, output: Any, num_images: int) -> Tensor:
+        """Return the class scores ``(B, classes)`` float32 in the module's output.
+
+        Raises:
+            UserError: there are none.
+        """
+        answer = self.answer(output, num_images)
+        if answer is None or self.gives(output, num_images) != SCORES:
+            raise UserError(f"The model gives no class scores: it gives {described(output)}.")
+        return answer
 
     def differentiable_scores(self, images: Tensor) -> Tensor:
         """Return the class scores ``(B, classes)`` of images, with the way back to their pixels.
@@ -173,10 +199,7 @@ class HookedModule:
             UserError: there are none.
         """
         output, _ = run_forward(self.net, self._normalized(images), gradient=True)
-        scores = self.scores(output, len(images))
-        if scores is None:
-            raise UserError(f"The model gives no class scores: it gives {described(output)}.")
-        return scores
+        return self.scores(output, len(images))
 
     def features(self, images: Tensor, head: str) -> Tensor:
         """Return what the submodule ``head`` is called with, ``(B, D)`` float32.

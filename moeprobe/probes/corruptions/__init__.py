@@ -37,8 +37,8 @@ class Corruptions(Probe["Result"]):
     panel = Panel.STRESS
     view = "corruption"
     views = Views.SEVERITIES
-    analyses = ("match", "set_match", "slot_match", "weights", "output")
-    optional = ("output",)
+    analyses = ("match", "set_match", "slot_match", "weights", "output", "output_features")
+    optional = ("output", "output_features")
     headlines = (
         Agreement(at="mean", view=MEAN, severity=_OVER),
         Headline("accuracy", at="mean", view=MEAN, severity=_OVER, beside=True),

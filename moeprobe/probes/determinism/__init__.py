@@ -27,8 +27,8 @@ class Determinism(Probe["Result"]):
     work = "moeprobe.probes.determinism.measure:DeterminismMeasurement"
     drawn_by = "moeprobe.probes.determinism.figure:draw"
     panel = Panel.STRESS
-    analyses = ("match", "set_match", "slot_match", "weights", "output")
-    optional = ("output",)
+    analyses = ("match", "set_match", "slot_match", "weights", "output", "output_features")
+    optional = ("output", "output_features")
     headlines = ()
     layout = Layout.BY_VIEW
     joinable = False

@@ -25,6 +25,7 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views
 from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
+from moeprobe.probes.engine.outputs import without_missing_output
 from moeprobe.probes.engine.run_spec import RunSpec, check_layers, choose_images, chosen_layers
 from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
@@ -178,6 +179,11 @@ def check_precision(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` where a probe has no passes in another precision than float32, or no noise floor."""
     if options.precision != FLOAT32 and probe.refuses_precision:
         raise UserError(f"{probe.name} {probe.refuses_precision}; leave {option('precision')} out.")
+    if options.precision != FLOAT32 and not options.floor_images:
+        raise UserError(
+            f"With {option('precision')}, {option('floor_images')} takes a positive number of images: they show what "
+            "the precision alone changes."
+        )
     has_floor = probe.noise_floor or options.precision != FLOAT32
     if options.floor_images != FLOOR_IMAGES and not has_floor:
         raise UserError(
@@ -299,8 +305,8 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     steps = steps_of(probe, view, view_name)
     check_layers({model.name: model.model.layer_names for model in models}, options.layers)
     analyses = registry.measured_by(probe)
-    if not all(gives_scores(model) for model in models if probe.optional):
-        analyses = tuple(name for name in analyses if name not in probe.optional)
+    if probe.optional:
+        analyses = without_missing_output(analyses, probe, models)
     if analyses:
         check_applies(probe.kind, make_analyses(analyses), models, layers=options.layers)
     if attribute:
@@ -436,11 +442,6 @@ def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
             raise UserError(
                 f"{model.name} reads {model.framing.modality.plural}, which have no patches, so {consequence}."
             )
-
-
-def gives_scores(model: Checkpoint) -> bool:
-    """Whether a model returns class scores, and not only its routing."""
-    return model.model.trace(model.framing.blank())[0] is not None
 
 
 def check_some_layer(

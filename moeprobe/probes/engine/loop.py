@@ -7,13 +7,12 @@ where it stopped.
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,16 +31,14 @@ from moeprobe.probes.engine.batch_sums import (
     readable_batches,
     to_host,
 )
+from moeprobe.probes.engine.floors import repeats
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import BlockSizes, ImageRange, Shard, image_ranges
 from moeprobe.results.stored import SumsStore, concat, has_columns, of_file, of_table, write
 from moeprobe.results.stored_cell import in_order
 from moeprobe.results.sums import FORMAT, Accumulator, Cell
-from moeprobe.results.tables import FLOORS, image_table, read_note
-from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.pass_precision import in_float32, precision_of
-from moeprobe.routing.record import RoutingTrace, joined
-from moeprobe.runtime.device import FLOAT32
+from moeprobe.results.tables import image_table, read_note
+from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.files import Scratch, display_path, is_there
 from moeprobe.runtime.progress import Advance
 
@@ -261,9 +258,15 @@ def _run_floors(
         # Another dtype may overflow where the model's own does not.
         allow_not_finite=True,
     )
-    model = checkpoint.model
     device = next(iter(reference.layers.values())).gates.device
-    for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
+    passes = repeats(
+        checkpoint,
+        batch.views[0],
+        layers=list(reference.layers),
+        device=device,
+        other_dtype=checkpoint.name not in spec.no_other_dtype,
+    )
+    for name, routing in passes:
         sums_by_cell = layer_sums(matching, checkpoint, batch, reference, routing, 0)
         _accumulate(accumulator, spec, batch, sums_by_cell, view=name, severity=float("nan"), rows=rows)
 
@@ -285,29 +288,3 @@ def _accumulate(
         view_cell = dataclasses.replace(cell, view=view, severity=severity)
         arrays = {name: to_host(column)[chosen_rows] for name, column in columns.items()}
         accumulator.add(view_cell, names, {"label": batch.labels.numpy()[chosen_rows]} | arrays)
-
-
-# The noise floor: how far the clean image matches itself where nothing changes but the arithmetic.
-AGAIN, OTHER_BATCH, OTHER_DTYPE = FLOORS
-_DTYPES = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float16}
-
-
-def repeats(
-    model: Traceable, pixels: Any, *, layers: Sequence[str] | None, device: torch.device
-) -> Iterator[tuple[str, RoutingTrace]]:
-    """Yield the name and the routing of each further pass over the same clean images ``(B, 3, S, S)``, or texts."""
-    yield AGAIN, model.trace(pixels, layers=layers, logits=False)[1]
-    half = len(pixels) // 2 // model.group_images * model.group_images
-    if half:
-        parts = [model.trace(part, layers=layers, logits=False)[1] for part in (pixels[:half], pixels[half:])]
-        yield OTHER_BATCH, joined(parts)
-    if precision_of(model) != FLOAT32:
-        yield OTHER_DTYPE, in_float32(model).trace(pixels, layers=layers, logits=False)[1]
-        return
-    with torch.autocast(device.type, dtype=_DTYPES[device.type]):
-        yield OTHER_DTYPE, model.trace(pixels, layers=layers, logits=False)[1]
-
-
-def dtype_name(device: torch.device, precision: str) -> str:
-    """Return which dtype the other one is, of passes in a precision."""
-    return str(_DTYPES[device.type]).removeprefix("torch.") if precision == FLOAT32 else FLOAT32

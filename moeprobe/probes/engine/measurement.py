@@ -22,7 +22,7 @@ from moeprobe.inputs.modality import Modality
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.judging.summarize import Combine, summarize
 from moeprobe.probes.base import Probe
-from moeprobe.probes.engine import loop, origins
+from moeprobe.probes.engine import floors, loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
@@ -68,6 +68,10 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self._names = choose_names(options.names, [model.name for model in models])
         self.data = origins.choose_data(data, models, files=getattr(probe, "files", ()))
         self.spec = self.make_spec()
+        self._floor_refusals: dict[str, str] = {}
+        if self.spec.floor_images:
+            self._floor_refusals = floors.refusals(self.models, choose_device(options.device))
+            self.spec = dataclasses.replace(self.spec, no_other_dtype=frozenset(self._floor_refusals))
         self.request = self.make_request()
         # What the sidecar says of shards that were put together.
         self._measured: dict[str, Any] = {}
@@ -179,7 +183,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         warnings = self._warnings(table, sums)
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,
-            floor_dtype=loop.dtype_name(choose_device(options.device), options.precision)
+            floor_dtype=floors.dtype_name(choose_device(options.device), options.precision)
             if spec.floor_images
             else None,
             checkpoints={
@@ -192,6 +196,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             workers=options.workers,
             device=str(choose_device(options.device)),
             **({"images_per_second": rates} | self._measured | self._names),
+            **({"notes": list(self._floor_refusals.values())} if self._floor_refusals else {}),
         )
         leading = partial(leading_sentences, layout=self.probe.layout)
         return Result(table, comparison, sums, sidecar, self.probe.draw, leading)  # type: ignore[return-value]

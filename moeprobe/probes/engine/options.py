@@ -92,7 +92,9 @@ class Options:
     ] = FLOAT32
     floor_images: Annotated[
         int,
-        Arg("Clean images that are run again to measure what arithmetic alone changes (the noise floor)."),
+        Arg(
+            "Clean images that are run again to measure what arithmetic alone changes (the noise floor); 0 = none."
+        ),
     ] = FLOOR_IMAGES
     trained_capacity: Annotated[
         bool,
@@ -146,7 +148,7 @@ _BOUNDS = {
     "limit": (1, math.inf, "a positive number of images"),
     "batch_size": (1, math.inf, "a positive number of images"),
     "group_images": (1, math.inf, "a positive number of images"),
-    "floor_images": (1, math.inf, "a positive number of images"),
+    "floor_images": (0, math.inf, "a number of images; 0 = no noise floor"),
     "workers": (0, MOST_WORKERS, f"a number of processes from 0 to {MOST_WORKERS}"),
 }
 

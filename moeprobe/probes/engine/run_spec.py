@@ -24,6 +24,7 @@ from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.probes.registry import measured_by
 from moeprobe.routing.capabilities import Traceable
+from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.seeds import generator
 
@@ -37,7 +38,8 @@ class RunSpec:
     analysis of corners weights the experts of a replayed routing (see ``capabilities.Replayable``). ``draws``: purpose
     of the view's random numbers; empty = its name. ``floor_images``: how many of the images, from the first one on, are
     run again unchanged for the noise floor (see ``loop.repeats``). ``allow_not_finite``: inputs whose gates or scores
-    are no numbers are left out, not refused (``routing.finite``).
+    are no numbers are left out, not refused (``routing.finite``). ``no_other_dtype``: names of checkpoints that run in
+    float32 alone, so that their floor has no other format.
     ``shard``: the part of the images that is run; None = all. ``shards``: folders of the part files of all shards, in
     their order, which are put together in place of running anything; empty = there are none.
     """
@@ -58,6 +60,7 @@ class RunSpec:
     draws: str = ""
     floor_images: int = 0
     allow_not_finite: bool = False
+    no_other_dtype: frozenset[str] = frozenset()
     shard: Shard | None = None
     shards: tuple[Path, ...] = ()
 
@@ -220,7 +223,7 @@ def make_request(
         "view": view,
         "severities": list(spec.severities),
         "analyses": [
-            *(name for name in measured_by(probe) if name != "output" or spec.of_output),
+            *(name for name in measured_by(probe) if _is_asked(name, spec)),
             *(("attribution",) if spec.corners else ()),
         ],
         "replayed_gates": spec.replayed_gates if spec.corners else None,
@@ -234,11 +237,26 @@ def make_request(
         },
         # Named only where it is on, so that earlier runs without it still ask the same.
         **({"allow_not_finite": True} if options.allow_not_finite else {}),
-        **({"floor_images": spec.floor_images} if spec.floor_images not in (0, FLOOR_IMAGES) else {}),
+        **(
+            {"floor_images": spec.floor_images}
+            if probe.noise_floor and spec.floor_images != FLOOR_IMAGES
+            else {}
+        ),
         **_of_texts(models, spec.dataset),
     }
     # A field such as ``view`` is said already, with all that it stands for.
     return request | {key: value for key, value in probe.request().items() if key not in request}
+
+
+# The analysis of a model whose output is features.
+OF_FEATURES = "output_features"
+
+
+def _is_asked(name: str, spec: RunSpec) -> bool:
+    """Whether an analysis is of the run; those of the output are left out where the models do not give it."""
+    return name not in ("output", OF_FEATURES) or any(
+        isinstance(analysis, ANALYSES.get(name)) for analysis in spec.analyses
+    )
 
 
 def study_request(

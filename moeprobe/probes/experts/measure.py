@@ -21,8 +21,9 @@ from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, other_sets, runner_up
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
-from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
+from moeprobe.probes.engine.outputs import gives_scores
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.experts.redundancy import redundancy_rows

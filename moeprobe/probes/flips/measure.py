@@ -21,8 +21,9 @@ from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.checks import check_some_layer, gives_scores, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
+from moeprobe.probes.engine.outputs import gives_scores
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.flips import FIXED, Flips
 from moeprobe.probes.flips.held_out import (

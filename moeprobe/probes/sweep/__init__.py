@@ -66,8 +66,9 @@ class AlongSeverity(Attributed):
         "buffer_fill",
         "experts_per_token",
         "output",
+        "output_features",
     )
-    optional = ("output",)
+    optional = ("output", "output_features")
     headlines = (
         Agreement(at="strongest"),
         Headline("accuracy", at="weakest"),

@@ -205,8 +205,18 @@ def scope(result: AuditContent) -> str:
     return (
         f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
         f"Intervals [low, high] are 95 % over {modality.plural}; they hold for all layers and variants of a line "
-        "at once."
+        f"at once.{_unknown_training(result)}"
     )
+
+
+def _unknown_training(result: AuditContent) -> str:
+    """Return what moeprobe cannot know of models of other programs; empty for recordings, and for its own models."""
+    checkpoints = result.sidecar["checkpoints"]
+    if "data" not in result.sidecar["request"] or all(
+        provenance.get("training", {}).get("data") for provenance in checkpoints.values()
+    ):
+        return ""
+    return " moeprobe cannot know what a model of yours was trained on: inputs of its training flatter it."
 
 
 def _conclusions(result: AuditContent) -> dict[str, list[str]]:
