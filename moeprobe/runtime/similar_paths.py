@@ -20,7 +20,9 @@ def did_you_mean_path(path: str | Path, is_wanted: Callable[[Path], bool] = os.p
         path: does not exist, or does not fit.
         is_wanted: whether a path would do; the last part is chosen among those that would.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for a user who does not exist
+    if _is_safe(path, os.path.exists):  # it is something else than was wanted, and not misspelled
+        return ""
     base = next((level for level in (path, *path.parents) if _is_safe(level, Path.is_dir)), None)
     if base is None or base == path:
         return ""

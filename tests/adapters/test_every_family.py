@@ -3,6 +3,9 @@
 The tries are in ``family_table``, whose oracle changes experts by itself. A few kinds run with every test.
 """
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ pytest.importorskip("transformers")
 
 from moeprobe.adapters.huggingface import HuggingfaceAdapter, expert_check
 from moeprobe.errors import UserError
+from moeprobe.routing.record import RoutingTrace
 from tests.adapters import families, family_table
 from tests.adapters.family_table import PAGE, choice_is_right, replay_is_right
 
@@ -55,14 +59,17 @@ def test_records_and_replays_reach_the_experts(family: str) -> None:
 def test_the_oracle_of_the_table_sees_a_wrong_record(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = HuggingfaceAdapter(families.complete("mixtral"))
     assert choice_is_right(adapter)
-    own = adapter._routing
+    own = adapter.trace
 
-    def wrong(name: str, texts: object) -> object:
-        routing = own(name, texts)  # type: ignore[arg-type]
-        routing.selected.copy_((routing.selected + 1) % 8)
-        return routing
+    def wrong(*arguments: Any, **keywords: Any) -> Any:
+        scores, routing = own(*arguments, **keywords)
+        layers = {
+            name: dataclasses.replace(layer, selected=(layer.selected + 1) % 8)
+            for name, layer in routing.layers.items()
+        }
+        return scores, RoutingTrace(layers)
 
-    monkeypatch.setattr(adapter, "_routing", wrong)
+    monkeypatch.setattr(adapter, "trace", wrong)
     assert not choice_is_right(adapter)
 
 
@@ -94,20 +101,13 @@ def test_a_wiring_fault_is_refused_and_the_check_leaves_every_bit(family: str) -
             return (output[0], tokens.flip(0), *output[2:])
         return tuple(map(roll, output))
 
-    own = HuggingfaceAdapter._learn
-
-    def learn_and_break(self: HuggingfaceAdapter) -> None:
-        own(self)
-        router.register_forward_hook(behind)
-        # Behind every hook that reads: those that are added later are called before it.
-        router.register_forward_hook = (  # type: ignore[method-assign]
-            lambda hook, **more: type(router).register_forward_hook(router, hook, prepend=True, **more)
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HuggingfaceAdapter, "_learn", learn_and_break)
-        with pytest.raises(UserError, match="do not follow their router"):
-            HuggingfaceAdapter(model)
+    router.register_forward_hook(behind)
+    # Behind every hook that reads: those that are added later are called before it.
+    router.register_forward_hook = (  # type: ignore[method-assign]
+        lambda hook, **more: type(router).register_forward_hook(router, hook, prepend=True, **more)
+    )
+    with pytest.raises(UserError, match="do not follow their router"):
+        list(adapter.try_experts())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

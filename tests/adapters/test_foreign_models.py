@@ -36,6 +36,9 @@ def hooked():
 def opened():
     return hooked().checkpoint("theirs")
 
+def noisy():
+    return Hooks(zoo.vit(zoo.NoisyMoe), classes="digits", **zoo.VIT)
+
 def broken():
     raise ValueError("no weights at hand.\\nAsk for them.")
 
@@ -147,8 +150,8 @@ def test_inspect_says_what_was_found_and_how_images_come_in(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("noise-sweep", "py:foreign_zoo:hooked", *DATA, "--attribute"), "hooked cannot replay a routing"),
-        (("discontinuity", "py:foreign_zoo:hooked", *DATA), "hooked cannot replay a routing"),
+        (("noise-sweep", "py:foreign_zoo:noisy", *DATA, "--attribute"), "noisy cannot replay a routing"),
+        (("discontinuity", "py:foreign_zoo:noisy", *DATA), "noisy cannot replay a routing"),
         (("fewshot", "py:foreign_zoo:hooked", *DATA), "hooked does not say what its head reads"),
         (("confidence", "py:foreign_zoo:hooked"), "does not say what it was trained on; name the data"),
         (("confidence", "py:foreign_zoo:vit", *DATA), "py:foreign_zoo:vit@settings.yaml, or let it return"),

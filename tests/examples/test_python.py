@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from moeprobe import api
 from moeprobe.adapters.hooks.factory import FileSettings
 from moeprobe.runtime.catalog import VIEWS, use_plugins
+from tests.adapters import zoo
+from tests.adapters.test_packages import mixture_of_experts
 from tests.commands import refused, run
 from tests.contracts import test_probes as probe_contract
 from tests.contracts import test_views as view_contract
@@ -27,6 +30,8 @@ from tests.routing.routings import aligned, routing
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
 OWN_MODEL = ROOT / "docs" / "guide" / "own-model.md"
+OWN_ROUTERS = ROOT / "docs" / "guide" / "own-routers.md"
+OTHER_FORMS = ROOT / "docs" / "guide" / "other-forms.md"
 OUTSIDE = ROOT / "docs" / "guide" / "plugins.md"
 PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
@@ -39,8 +44,9 @@ READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 3, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OWN_ROUTERS: 2, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
         RECORDED: 1,  # tests/examples/test_servers.py
+        OTHER_FORMS: 1,
         MONITOR: 4,  # tests/integrations/test_page.py
     }  # fmt: skip
 
@@ -108,8 +114,40 @@ def test_a_model_of_ones_own_is_probed_as_its_page_says(
 
 def test_a_model_of_ones_own_repeats_a_routing_as_the_page_says(my_models: Path) -> None:
     made: dict[str, Any] = {}
-    exec(compile(blocks("python", OWN_MODEL)[2], str(OWN_MODEL), "exec"), made)
+    exec(compile(blocks("python", OWN_ROUTERS)[1], str(OWN_ROUTERS), "exec"), made)
     assert made["others"].shape == (4, 10) and not torch.allclose(made["others"], made["scores"], atol=1e-3)
+
+
+def test_a_gate_that_is_a_bare_parameter_is_read_as_the_page_says() -> None:
+    made: dict[str, Any] = {"net": zoo.vit(mixture_of_experts)}
+    exec(compile(blocks("python", OWN_ROUTERS)[0], str(OWN_ROUTERS), "exec"), made)
+    model = made["model"]
+    assert model.layer_names == ("blocks.1", "blocks.3")
+    model.check_replay()
+
+
+def test_router_logits_are_saved_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logits = tuple(torch.randn(12, 8) for _ in range(3))
+    made: dict[str, Any] = {
+        "torch": torch,
+        "output": SimpleNamespace(router_logits=logits),
+        "ids": torch.arange(12)[None] + 3,
+        "mask": torch.ones(1, 12, dtype=torch.long),
+    }
+    exec(compile(blocks("python", OTHER_FORMS)[0], str(OTHER_FORMS), "exec"), made)
+    sizes = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "model_type": "qwen3_moe"}
+    Path("config.json").write_text(json.dumps(sizes))
+    (command,) = [
+        line
+        for line in blocks("console", OTHER_FORMS)
+        if line.startswith("$ moeprobe trace import logits.pt")
+    ]
+    result = run(*command.removeprefix("$ moeprobe ").split())
+    assert result.exit_code == 0, result.output
+    layers = api.recorded_routing("logits.parquet").layers
+    for (_, layer), expected in zip(layers.items(), logits, strict=True):
+        torch.testing.assert_close(layer.gates[0], expected.softmax(-1))
 
 
 def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> None:

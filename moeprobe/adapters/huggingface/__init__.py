@@ -81,7 +81,7 @@ class HuggingfaceAdapter(Adapter):
             self._body, [layer.module for layer in self._layers.values()]
         )
         self.router_name = model.config.model_type
-        self.expert_checks = tuple(self._check_experts())
+        self.expert_checks = tuple(self.try_experts())
 
     @property
     def device(self) -> torch.device:
@@ -363,8 +363,12 @@ class HuggingfaceAdapter(Adapter):
         mask = torch.ones(rows, length, dtype=torch.bool, device=self.device)
         return TokenBatch(ids.reshape(rows, length), mask, mask, 0)
 
-    def _check_experts(self) -> Iterator[ExpertCheck]:
-        """Yield whether experts get what their router says, for the first layer of each kind."""
+    def try_experts(self) -> Iterator[ExpertCheck]:
+        """Yield whether experts get what their router says, for the first layer of each kind.
+
+        Raises:
+            UserError: they process other tokens.
+        """
         texts = self._trial(*_CHECKED, with_zeros=False)
         kinds: dict[tuple[Any, ...], str] = {}
         for name, layer in self._layers.items():

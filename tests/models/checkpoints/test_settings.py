@@ -62,7 +62,7 @@ def test_a_setting_that_does_not_fit_is_one_sentence(settings: str, words: str) 
 
 
 def test_models_of_other_programs_take_no_settings() -> None:
-    assert "leave 'top_k=1' out after 'hf:somewhere'" in refused("eval", "hf:somewhere,top_k=1")
+    assert "leave 'top_k=1' out after 'py:module:net'" in refused("eval", "py:module:net,top_k=1")
 
 
 def test_a_folder_with_such_a_name_is_that_folder(tmp_path: Path) -> None:
