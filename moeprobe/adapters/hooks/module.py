@@ -18,7 +18,14 @@ from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.hooks.factory import HookSettings
 from moeprobe.adapters.hooks.layer import HookedLayer, described, part, read
-from moeprobe.adapters.hooks.use import BlockCall, ExpertBlock, find_block, listening, used_experts
+from moeprobe.adapters.hooks.use import (
+    BlockCall,
+    ExpertBlock,
+    find_block,
+    listening,
+    random_numbers_kept,
+    used_experts,
+)
 from moeprobe.adapters.hooks.watch import ChoiceAt, Force, PassEnd, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.capabilities import FEATURES, SCORES
@@ -131,13 +138,10 @@ class HookedModule:
 
         Random numbers are the same in every such pass.
         """
-        state = torch.get_rng_state()
-        torch.manual_seed(0)
-        try:
+        with random_numbers_kept(self.device):
+            torch.manual_seed(0)
             with watching(self.net, Watch(forced=forced), {location.module for location in forced}):
                 output, _ = self.forward(images, [])
-        finally:
-            torch.set_rng_state(state)
         return list(tensors_of(output))
 
     def block_of(self, layer: HookedLayer) -> ExpertBlock | None:

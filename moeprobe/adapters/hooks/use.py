@@ -9,7 +9,7 @@ Axes: B images, T tokens, E experts, D width.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class BlockCall:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     random_state: Tensor
+    device: torch.device
     device_state: Tensor | None
 
 
@@ -115,7 +116,7 @@ def listening(net: nn.Module, blocks: Mapping[str, ExpertBlock]) -> Iterator[dic
             # Copied: what comes after may write into them.
             copied = _copied(arguments), _copied(keywords)
             device = next((value.device for value in tensors_of(copied)), torch.device("cpu"))
-            calls[layer].append(BlockCall(*copied, torch.get_rng_state(), _device_state(device)))
+            calls[layer].append(BlockCall(*copied, torch.get_rng_state(), device, _device_state(device)))
 
         return keep
 
@@ -155,7 +156,7 @@ def used_experts(
     was_training = [inner for inner in module.modules() if inner.training]
     module.eval()
     try:
-        with torch.inference_mode(), _random_numbers_kept(call):
+        with torch.inference_mode(), random_numbers_kept(call.device):
             with during():
                 before = _tokens(_run(module, call, {}), layer, num_images)
             if before is None:
@@ -174,13 +175,19 @@ def used_experts(
             inner.training = True
 
 
+def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the random numbers of the CPU and of a device as they are found."""
+    kept: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    return kept
+
+
 def scaled(call: BlockCall, factor: float) -> BlockCall:
     """Return a call with inputs ``factor`` times as large."""
     arguments = tuple(
         value * factor if isinstance(value, Tensor) and value.is_floating_point() else value
         for value in call.arguments
     )
-    return BlockCall(arguments, call.keywords, call.random_state, call.device_state)
+    return replace(call, arguments=arguments)
 
 
 def is_mixed(work: Tensor, choice: Tensor) -> bool:
@@ -197,7 +204,7 @@ def _run(module: nn.Module, call: BlockCall, changed: Mapping[str, Tensor]) -> A
     """Run a block again as it was run, with some parameters exchanged; its buffers stay as they are."""
     torch.set_rng_state(call.random_state)
     if call.device_state is not None:
-        torch.cuda.set_rng_state(call.device_state)
+        torch.cuda.set_rng_state(call.device_state, call.device)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     return functional_call(
         module, buffers | dict(changed), _copied(call.arguments), _copied(call.keywords), strict=False
@@ -255,16 +262,3 @@ def _copied(value: Any) -> Any:
 
 def _device_state(device: torch.device) -> Tensor | None:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-@contextmanager
-def _random_numbers_kept(call: BlockCall) -> Iterator[None]:
-    """Leave the random numbers as they are found."""
-    state = torch.get_rng_state()
-    on_device = None if call.device_state is None else torch.cuda.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device)
