@@ -48,9 +48,8 @@ class DrawnMoe(zoo.TokenMoe):
 
     def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         top = self.gate(flat).softmax(-1).topk(2)
-        return top.values * torch.stack(
-            [torch.ones(len(flat)), (torch.rand(len(flat)) < 0.5).float()], -1
-        ), top[1]
+        drawn = torch.rand_like(top.values[:, 0]) < 0.5
+        return top.values * torch.stack([torch.ones_like(drawn), drawn], -1), top.indices
 
 
 class StackedMoe(ThresholdMoe):
@@ -64,7 +63,7 @@ class StackedMoe(ThresholdMoe):
 
     def forward(self, tokens: Tensor) -> Tensor:
         weights, chosen = self.choose(tokens)
-        wide = torch.zeros(*tokens.shape[:-1], EXPERTS).scatter(-1, chosen, weights)
+        wide = weights.new_zeros(*tokens.shape[:-1], EXPERTS).scatter(-1, chosen, weights)
         hidden = torch.einsum("btd,edh->bteh", tokens, self.first).relu()
         return torch.einsum("bteh,ehd,bte->btd", hidden, self.second, wide)
 

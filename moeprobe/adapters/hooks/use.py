@@ -20,11 +20,9 @@ from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.watch import tensors_of
 from moeprobe.errors import UserError
 
-# How far an expert's parameters are moved, in units of their root mean square: far enough that a token that gives the
-# expert next to no weight is seen, and not so far that half precision overflows.
-_MOVE = 30.0
-_LEAST_MOVE = 0.01
-_SEED = 0
+# An expert's parameters become so many times as large, of the other sign: a token that gives the expert next to no
+# weight is seen, and half precision does not overflow. What is zero is moved by a hundredth of it.
+_MOVE, _LEAST_MOVE = 30.0, 0.01
 # Experts kept as one tensor have at least these axes: experts, and a matrix for each.
 _STACKED_AXES = 3
 
@@ -161,12 +159,10 @@ def used_experts(
                 before = _tokens(_run(module, call, {}), layer, num_images)
             if before is None:
                 return None
-            work = []
-            for number, names in enumerate(block.parameters):
-                with during():
-                    after = _tokens(
-                        _run(module, call, _move_expert(module, names, number)), layer, num_images
-                    )
+            work, copies = [], dict[str, Tensor]()
+            for names in block.parameters:
+                with during(), _exchange_parameters(module, names, copies) as changed:
+                    after = _tokens(_run(module, call, changed), layer, num_images)
                 assert after is not None
                 work.append((after != before).any(-1))
             return torch.stack(work, -1)
@@ -211,23 +207,37 @@ def _run(module: nn.Module, call: BlockCall, changed: Mapping[str, Tensor]) -> A
     )
 
 
-def _move_expert(
-    module: nn.Module, names: Sequence[tuple[str, int | None]], number: int
-) -> dict[str, Tensor]:
-    """Return copies of an expert's parameters, moved far away."""
-    random = torch.Generator().manual_seed(_SEED + number)
+@contextmanager
+def _exchange_parameters(
+    module: nn.Module, names: Sequence[tuple[str, int | None]], copies: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    """Give an expert's parameters, far from what they are, by their names.
+
+    Args:
+        module: that holds them.
+        names: of the expert's parameters, with its index where experts share a tensor.
+        copies: of shared tensors, which are as they were again afterwards.
+    """
     changed: dict[str, Tensor] = {}
     for name, index in names:
-        parameter = module.get_parameter(name)
+        parameter = module.get_parameter(name).detach()
         if not parameter.is_floating_point():
             continue
-        value = parameter.detach().clone()
-        part = value if index is None else value[index]
-        size = float(part.float().square().mean().sqrt()) + _LEAST_MOVE
-        noise = torch.randn(part.shape, generator=random)
-        part += (_MOVE * size * noise).to(part)
-        changed[name] = value
-    return changed
+        if index is None:
+            changed[name] = _far_from(parameter)
+        else:
+            changed[name] = copies.setdefault(name, parameter.clone())
+            changed[name][index] = _far_from(parameter[index])
+    yield changed
+    for name, index in names:
+        if index is not None and name in changed:
+            copies[name][index] = module.get_parameter(name).detach()[index]
+
+
+def _far_from(parameter: Tensor) -> Tensor:
+    """Return other values: of the other sign, much larger, and not all zero where the parameter is."""
+    ramp = torch.linspace(-1, 1, parameter.numel(), device=parameter.device).reshape(parameter.shape)
+    return (_LEAST_MOVE * ramp - parameter.float()).mul(_MOVE).to(parameter.dtype)
 
 
 def _tokens(output: Any, layer: HookedLayer, num_images: int) -> Tensor | None:
