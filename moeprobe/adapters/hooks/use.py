@@ -173,8 +173,8 @@ def used_experts(
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
     """Leave the random numbers of the CPU and of a device as they are found."""
-    kept: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    return kept
+    restoring: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    return restoring
 
 
 def scaled(call: BlockCall, factor: float) -> BlockCall:
