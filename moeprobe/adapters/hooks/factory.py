@@ -101,6 +101,8 @@ class HookSettings(ConfigSection):
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them; classes and functions by their names."""
         content = self.model_dump(exclude_none=True)
+        if self.scores:  # as it was before there was a choice: models keep their hashes
+            del content["scores"]
         if "activation" in content:
             content[EARLIER] = content.pop("activation")
         for key in ("routers", "read"):
