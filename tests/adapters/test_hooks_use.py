@@ -276,7 +276,7 @@ def test_numbers_of_experts_without_logits(weighted: bool) -> None:
     for name, layer in model.trace(images())[1].layers.items():
         full = told.trace(images())[1].layers[name]
         assert torch.equal(layer.selected_mask, full.selected_mask) and layer.num_experts == EXPERTS
-        assert not layer.every_gate and not layer.gates_sum_to_one and layer.ordered == weighted
+        assert not layer.every_gate and not layer.gates_sum_to_one and layer.ordered
         expected = full.gates * full.selected_mask if weighted else torch.zeros_like(full.gates)
         torch.testing.assert_close(layer.gates, expected)
     model.check_replay()
@@ -433,3 +433,79 @@ def test_a_detector_is_probed_without_its_output() -> None:
             function([checkpoint], data="digits", limit=4)
     with pytest.raises(UserError, match="The class scores of 3 images should be a tensor"):
         Hooks(Encoder(False), classes="digits", **VIT)
+
+
+class MaskedMoe(zoo.TokenMoe):
+    """Never runs one expert, which no image chooses by itself."""
+
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.gate(flat)
+        logits = torch.where(torch.arange(EXPERTS) == 3, logits - 1e3, logits)
+        top = logits.softmax(-1).topk(2)
+        return top.values, top.indices
+
+    def combine(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        return super().combine(flat, weights * (chosen != 3) + 1e-3 * (chosen != 3), chosen)
+
+
+def test_an_expert_that_no_image_chose_is_forced_once() -> None:
+    """Three images choose few of many experts: what the others do is seen where they are forced."""
+    found = Hooks(zoo.vit(MaskedMoe), **VIT).provenance["experts"]["blocks.1"]
+    assert found.startswith("leave out tokens that are forced on expert 3")
+    # With nothing that could be forced, those that were not tried are named.
+    logits: Any = {
+        "routers": "blocks.*.mlp.gate",
+        "read": lambda _m, _a, out: {"logits": out - 1e3 * SKIPPED},
+        "top_k": 2,
+    }
+    told = Hooks(zoo.vit(SkippingMoe), **logits, **VIT).provenance["experts"]["blocks.1"]
+    assert told == "process the tokens that chose them; not checked, as no token chose them: 3"
+
+
+SKIPPED = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+
+
+class SkippingMoe(zoo.TokenMoe):
+    """Chooses without a top-k, never expert 3."""
+
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        gates = (self.gate(flat) - 1e3 * SKIPPED).softmax(-1)
+        first = gates == gates.amax(-1, keepdim=True)
+        second = gates == gates.masked_fill(first, 0).amax(-1, keepdim=True)
+        chosen = torch.stack([first.int().nonzero()[:, 1], second.int().nonzero()[:, 1]], -1)
+        return gates.gather(-1, chosen), chosen
+
+
+def test_a_choice_handed_on_without_logits_has_the_scores_of_its_top_k() -> None:
+    net = zoo.vit(zoo.ChoosingMoe, "tuple")
+    options: Any = {"routers": "blocks.*.mlp.gate", **VIT}
+    model = Hooks(net, read={"indices": 2, "weights": 0}, classes="digits", **options)
+    layer = model.trace(images())[1].layers["blocks.1"]
+    assert layer.scores is not None and not layer.every_gate
+    best = layer.scores.topk(2).indices.sort(-1).values
+    assert torch.equal(best, layer.selected.long().sort(-1).values)
+    checkpoint = api.wrap(model, name="a")
+    for function in (api.flips, api.experts):
+        assert len(function([checkpoint], data="digits", limit=4).table)
+    with pytest.raises(
+        UserError, match=r"There is no MoE layer 'blocks\.2' in a; there are: blocks\.1, blocks\.3"
+    ):
+        api.experts([checkpoint], data="digits", limit=4, layers="blocks.2")
+
+
+def test_flips_that_cannot_reach_the_answer_cost_nothing() -> None:
+    """The head reads the class token: patches of the last block reach nothing, and rounding is no price."""
+    model = Hooks(zoo.vit(), classes="digits", **VIT)
+    table = api.flips([api.wrap(model, name="a")], data="digits", limit=6).table
+    rows = table[
+        (table["metric"] == "flip_price_random")
+        & (table["layer"] == "blocks.3")
+        & (table["tokens"] == "patch")
+    ]
+    assert len(rows) and (rows["value"] == 0).all()
+    first = table[
+        (table["metric"] == "flip_price_random")
+        & (table["layer"] == "blocks.1")
+        & (table["tokens"] == "patch")
+    ]
+    assert (first["value"] != 0).any()

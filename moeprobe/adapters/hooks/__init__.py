@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
 from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, checked
-from moeprobe.adapters.hooks.layer import described
 from moeprobe.adapters.hooks.module import HookedModule
+from moeprobe.adapters.hooks.output import described
 from moeprobe.adapters.hooks.replay import replayed_scores, unforced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
+from moeprobe.adapters.hooks.use import random_numbers_kept
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
@@ -128,6 +129,11 @@ class Hooks(Adapter):
         self._module = HookedModule(net, self.settings)
         self.class_names = _class_names(self.settings.classes)
         images = images_to_try(image_size)
+        with random_numbers_kept(self._module.device):
+            self._learn(images, group_images=group_images, head=head)
+
+    def _learn(self, images: Tensor, *, group_images: int, head: str | None) -> None:
+        """Find out how the model routes, by running a few images."""
         self._layers = learn(self._module, images)
         self.layer_names = tuple(self._layers)
         self._batch_dependence = batch_dependence(self._module, self._layers, images)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.hooks.factory import HookSettings
-from moeprobe.adapters.hooks.layer import HookedLayer, described, part, read
+from moeprobe.adapters.hooks.layer import HookedLayer
+from moeprobe.adapters.hooks.output import described, part, read
 from moeprobe.adapters.hooks.use import (
     BlockCall,
     ExpertBlock,
@@ -101,7 +102,7 @@ class HookedModule:
     ) -> tuple[Pass, dict[str, list[BlockCall]]]:
         """Run images as ``run`` does; returns what the blocks of layers were called with, too."""
         modules = [layer.module for layer in layers.values()]
-        followed = [layer.module for layer in layers.values() if layer.follows]
+        watched = [layer.module for layer in layers.values() if layer.is_watched]
         last = list(layers.values())[-1] if layers else None
         # A choice that comes after its router ends a pass in which no more is wanted. A pass whose experts are looked
         # at goes on, or the random numbers of the next one would be the same.
@@ -111,7 +112,7 @@ class HookedModule:
             stop_at, stop_after = (last.choice[-1], None) if is_behind else (None, last.module)
         with (
             listening(self.net, blocks) as calls,
-            watching(self.net, Watch(stop_at=stop_at), followed) if followed else nullcontext() as watch,
+            watching(self.net, Watch(stop_at=stop_at), watched) if watched else nullcontext() as watch,
         ):
             output, fired = self.forward(images, modules, stop_after=stop_after)
         check_fired([name for name, _ in fired], modules)
@@ -119,7 +120,7 @@ class HookedModule:
         for name, layer in layers.items():
             token_local = self.settings.token_local
             with naming(layer.module):
-                choice = watch.choice(layer.choice) if watch is not None and layer.follows else None
+                choice = watch.choice(layer.choice) if watch is not None and layer.is_watched else None
                 if layer.follows and choice is None:
                     raise UserError("its output was followed by a top-k before, and is not in this pass.")
                 routings[name] = layer.routing(
@@ -150,12 +151,15 @@ class HookedModule:
 
     def _read_use(
         self, block: ExpertBlock, calls: Sequence[BlockCall], layer: HookedLayer, num_images: int
-    ) -> Tensor | None:
+    ) -> Tensor:
         if len(calls) != 1:
             raise UserError(
                 f"{block.name}, which runs its experts, ran {len(calls)} times; once is expected."
             )
-        return used_experts(self.net, block, calls[0], layer, num_images)
+        work = used_experts(self.net, block, calls[0], layer, num_images)
+        if work is None:
+            raise UserError(f"{block.name}, which runs its experts, gives no output for each token here.")
+        return work
 
     def answer(self, output: Any, num_images: int) -> Tensor | None:
         """Return the class scores ``(B, classes)`` float32 in the module's output, or features ``(B, D)``, or None.
@@ -175,7 +179,7 @@ class HookedModule:
         what = "class scores" if self.settings.classes else "output"
         raise UserError(
             f"The {what} of {num_images} images should be a tensor ({num_images}, classes); the model gives "
-            f"{described(output)}. Say where they are, e.g. output: 0."
+            f"{described(output)}. Say where they are, e.g. output: 0; a model without class scores has no classes."
         )
 
     def gives(self, output: Any, num_images: int) -> str | None:
@@ -236,7 +240,9 @@ class HookedModule:
         self, name: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
     ) -> dict[str, Tensor]:
         with naming(name):
-            return read(module, arguments, output, how=self.settings.read)
+            values = read(module, arguments, output, how=self.settings.read)
+            # Copied: what comes after may write into them.
+            return {key: value.clone() for key, value in values.items()}
 
     def _normalized(self, images: Tensor) -> Tensor:
         size = self.settings.image_size

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.hooks.factory import KEYS
-from moeprobe.adapters.hooks.layer import HookedLayer, by_image, put, read
+from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.module import HookedModule, check_fired, naming
-from moeprobe.adapters.hooks.use import listening, used_experts
+from moeprobe.adapters.hooks.output import by_image, put, read
+from moeprobe.adapters.hooks.use import changeable, listening, used_experts
 from moeprobe.adapters.hooks.watch import ChoiceAt, Force, HookedChoice, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -53,7 +54,7 @@ def replaying(
             fired.append(layer.module)
             with naming(layer.module):
                 call = (module, arguments, output)
-                if _hands_on(hooked, layer):
+                if hands_on(hooked, layer):
                     return _exchanged(hooked, layer, layer_routing, call, gates=gates)
                 return _with_gates(hooked, layer, layer_routing, call) if gates == "replayed" else output
 
@@ -64,7 +65,7 @@ def replaying(
             layer = layers[name]
             module = hooked.net.get_submodule(layer.module)
             stack.callback(module.register_forward_hook(hook(layer, choice)).remove)
-            if not _hands_on(hooked, layer):
+            if not hands_on(hooked, layer):
                 forced |= forces(layer, choice)
         if forced:
             stack.enter_context(
@@ -74,7 +75,7 @@ def replaying(
     check_fired(fired, [layers[name].module for name in routing.layers])
 
 
-def _hands_on(hooked: HookedModule, layer: HookedLayer) -> bool:
+def hands_on(hooked: HookedModule, layer: HookedLayer) -> bool:
     """Whether a router's output says what it chose, by which weights, and of which logits."""
     return isinstance(hooked.settings.read, Mapping) and layer.reads == set(KEYS)
 
@@ -133,6 +134,11 @@ def _with_gates(
     has_choice = (selected >= 0).any(-1, keepdim=True)
     if has_choice.any() and not gates.any():
         raise UserError("the routing has no gates; let them be recomputed.")
+    if callable(how) or not (layer.follows or "weights" in values):
+        raise UserError(
+            "recorded gates cannot take the place of its own, since read does not say where the weights are; let them "
+            "be recomputed."
+        )
     key = "logits" if layer.follows else "weights"
     old = values[key].reshape(-1, values[key].shape[-1])
     if layer.follows:
@@ -218,7 +224,7 @@ def unforced(
 
 def _missing(hooked: HookedModule, layer: HookedLayer) -> str:
     """Return what a router lacks for its choice to be exchanged; nothing if it can be."""
-    if layer.choice or _hands_on(hooked, layer):
+    if layer.choice or hands_on(hooked, layer):
         return ""
     return (
         "cannot be made to repeat a choice: no top-k was seen that chooses from its output or inside of it, and read "
@@ -287,7 +293,8 @@ def _are_carried_out(
     # The block is run again by itself, once for each expert, and is forced each time.
     work = used_experts(hooked.net, block, calls[name][0], layer, len(images), during=forcing)
     assert work is not None
-    return torch.equal(work, forced.selected_mask)
+    is_changeable = changeable(block, work.device)
+    return torch.equal(work & is_changeable, forced.selected_mask & is_changeable)
 
 
 def outputs(hooked: HookedModule, images: Tensor) -> list[Tensor]:

@@ -4,7 +4,10 @@ Axes: B images, T tokens, E experts, K choices.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,27 +15,25 @@ from torch import Tensor
 from moeprobe.adapters.hooks.detection import DetectedRouter, choices_of, detect, match_modules, observed
 from moeprobe.adapters.hooks.layer import HookedLayer, layer_names, read_layer
 from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
-from moeprobe.adapters.hooks.replay import forces
+from moeprobe.adapters.hooks.replay import forces, hands_on, replaying
 from moeprobe.adapters.hooks.use import (
     BlockCall,
     ExpertBlock,
+    changeable,
     count_experts,
     is_mixed,
-    scaled,
+    mixes_tokens,
     used_experts,
 )
 from moeprobe.adapters.hooks.watch import SeenChoice, Watch, watching
 from moeprobe.errors import UserError
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 
 # How the sentence begins that says so.
 RANDOM = "random at evaluation"
 # What batches may change by rounding alone, as a share of the largest value.
 _ROUNDING = 1e-3
-# Inputs of a block, as multiples of those of the images: gates that are all but equal, and gates far apart. With the
-# first of them, every choice that is ever used has a weight that shows.
-_SCALES = (0.01, 0.3, 3.0)
 
 
 def images_to_try(size: int) -> Tensor:
@@ -151,14 +152,22 @@ def _with_use(
     with_use = {}
     for name, layer in layers.items():
         with naming(layer.module):
-            work = None
+            routing, work = trial.layers[name], None
             if name in blocks and len(calls[name]) == 1:
-                work = used_experts(hooked.net, blocks[name], calls[name][0], layer, len(images))
-            routing = trial.layers[name]
-            if work is None or (layer.num_tokens > 1 and is_mixed(work, routing.selected_mask)):
+                call = calls[name][0]
+                with suppress(UserError):  # a block that cannot be run by itself
+                    work = used_experts(hooked.net, blocks[name], call, layer, len(images))
+            if (
+                work is None
+                or not work[..., changeable(blocks[name], work.device)].any()
+                or (
+                    layer.num_tokens > 1
+                    and is_mixed(work, routing.selected_mask)
+                    and mixes_tokens(hooked.net, blocks[name], call, layer, len(images))
+                )
+            ):
                 with_use[name] = _tried_by_exchange(hooked, layer, routing, images)
             else:
-                call = calls[name][0]
                 with_use[name] = _compared(hooked, layer, blocks[name], call, work, routing)
     return with_use
 
@@ -173,7 +182,7 @@ def _compared(
 ) -> HookedLayer:
     """Return a layer whose experts' work ``(B, T, E)`` was compared with the choice on the trial images."""
     choice = routing.selected_mask
-    is_changeable = torch.tensor([bool(names) for names in block.parameters], device=work.device)
+    is_changeable = changeable(block, work.device)
     surplus = (work & ~choice & is_changeable).any(-1)
     missing = choice & ~work & is_changeable
     tokens = surplus.numel()
@@ -189,16 +198,17 @@ def _compared(
             "e.g. read: {logits: 0, indices: 1}."
         )
     if not missing.any():
-        return dataclasses.replace(layer, use="process the tokens that chose them", is_checked=True)
+        return _with_every_expert(hooked, layer, block, call, routing)
     is_used = work.gather(-1, routing.selected.long().clamp_min(0)) & (routing.selected >= 0)
     depth = int(is_used.sum(-1).amax())
     is_leading = bool(is_used[..., :depth].all()) and 0 < depth < routing.top_k
-    if is_leading and layer.top_k is not None and _uses_leading(hooked, layer, block, call, depth, len(work)):
+    if is_leading and layer.top_k is not None and hooked.settings.top_k is None:
         return dataclasses.replace(
             layer,
             top_k=depth,
-            is_checked=True,
-            use=f"process the first {depth} of the {layer.top_k} that each token chooses; the rest is never used",
+            drops=True,
+            use=f"process the first {depth} of the {layer.top_k} that each token chooses, and no others; every pass is "
+            "checked for that",
         )
     share = int(missing.any(-1).sum())
     return dataclasses.replace(
@@ -208,17 +218,55 @@ def _compared(
     )
 
 
-def _uses_leading(
-    hooked: HookedModule, layer: HookedLayer, block: ExpertBlock, call: BlockCall, depth: int, num_images: int
-) -> bool:
-    """Whether no more experts process a token where its gates are all but equal, or far apart."""
-    counts = []
-    for factor in _SCALES:
-        work = used_experts(hooked.net, block, scaled(call, factor), layer, num_images)
-        if work is None:
-            return False
-        counts.append(work.sum(-1))
-    return bool((counts[0] == depth).all()) and all(bool((count <= depth).all()) for count in counts)
+def _with_every_expert(
+    hooked: HookedModule, layer: HookedLayer, block: ExpertBlock, call: BlockCall, routing: LayerRouting
+) -> HookedLayer:
+    """Return a layer whose experts process the tokens tried, after all experts were forced on some of them.
+
+    An expert that no image chose may be masked, and its tokens dropped.
+    """
+    text = "process the tokens that chose them"
+    is_changeable, is_tried = (
+        changeable(block, routing.gates.device),
+        routing.selected_mask.flatten(0, 1).any(0),
+    )
+    can_force = (bool(layer.choice) or hands_on(hooked, layer)) and bool((routing.selected >= 0).all())
+    for selected in _forced_sets(routing) if can_force else ():
+        forced = dataclasses.replace(routing, selected=selected)
+        trace = RoutingTrace({layer.module: forced})
+        work = None
+        with suppress(UserError):  # why it cannot be forced is said where a routing is to be replayed
+            work = used_experts(
+                hooked.net,
+                block,
+                call,
+                layer,
+                len(routing.valid),
+                during=partial(replaying, hooked, {layer.module: layer}, trace, gates="recomputed"),
+            )
+        if work is None or (work & ~forced.selected_mask & is_changeable).any():
+            break
+        lost = (forced.selected_mask & ~work & is_changeable).flatten(0, 1).any(0)
+        if lost.any():
+            listing = ", ".join(map(str, lost.nonzero().flatten().tolist()))
+            return dataclasses.replace(
+                layer,
+                drops=True,
+                use=f"leave out tokens that are forced on expert {listing}; what they process is read on every pass",
+            )
+        is_tried |= forced.selected_mask.flatten(0, 1).any(0)
+    unchecked = (~is_tried).nonzero().flatten().tolist()
+    if unchecked:
+        text += f"; not checked, as no token chose them: {', '.join(map(str, unchecked))}"
+    return dataclasses.replace(layer, use=text, is_checked=True)
+
+
+def _forced_sets(routing: LayerRouting) -> list[Tensor]:
+    """Return choices ``(B, T, K)`` that use every expert as far as there are tokens, and that fill the first ones."""
+    shape = (*routing.valid.shape, routing.top_k)
+    numbers = torch.arange(math.prod(shape), device=routing.gates.device).reshape(shape)
+    crowded = torch.arange(routing.top_k, device=routing.gates.device).expand(shape)
+    return [(numbers % routing.num_experts).to(torch.int16), crowded.to(torch.int16).contiguous()]
 
 
 def _tried_by_exchange(
@@ -319,7 +367,9 @@ def _same_routing(batch_pass: Pass, parts: Sequence[Pass]) -> bool:
             if value is None:
                 continue
             in_parts = torch.cat([getattr(part, field) for part in of_parts])
-            if (value - in_parts).abs().max() > _ROUNDING * value.abs().max():
+            change = (value - in_parts).abs().masked_fill(value == in_parts, 0)  # minus infinity is itself
+            largest = value.abs().masked_fill(~value.isfinite(), 0).max()
+            if not bool((change <= _ROUNDING * largest).all()):
                 return False
         # Without gates of all experts, and where choices are left out, numbers alone tell passes apart.
         if not layer.every_gate or not bool(layer.processed.all()):

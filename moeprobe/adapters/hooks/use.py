@@ -7,22 +7,24 @@ expert's parameters changed. The tokens whose output differs are the expert's. N
 Axes: B images, T tokens, E experts, D width.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.watch import tensors_of
 from moeprobe.errors import UserError
 
-# An expert's parameters become so many times as large, of the other sign: a token that gives the expert next to no
-# weight is seen, and half precision does not overflow. What is zero is moved by a hundredth of it.
-_MOVE, _LEAST_MOVE = 30.0, 0.01
+# An expert's parameters become so many times as large, of the other sign, so that a token that gives the expert next to
+# no weight is seen; float16 would overflow. What is zero is moved by a hundredth of it.
+_MOVE, _MOVE_HALF, _LEAST_MOVE = 1e4, 30.0, 0.01
 # Experts kept as one tensor have at least these axes: experts, and a matrix for each.
 _STACKED_AXES = 3
 
@@ -42,13 +44,12 @@ class ExpertBlock:
 
 @dataclass(frozen=True)
 class BlockCall:
-    """What a block was called with, and the state of the random numbers then."""
+    """What a block was called with, on which device, and the state of the random numbers then."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    random_state: Tensor
     device: torch.device
-    device_state: Tensor | None
+    random_states: tuple[Any, ...]
 
 
 def find_block(net: nn.Module, router: str, num_experts: int) -> ExpertBlock | None:
@@ -71,13 +72,16 @@ def _experts(
 ) -> tuple[tuple[tuple[str, int | None], ...], ...]:
     """Return the parameters of each expert of a block; empty where it has no experts."""
     listed: list[list[tuple[str, int | None]]] = [[] for _ in range(num_experts)]
+    lists: list[str] = []
     for name, module in block.named_modules():
-        is_list = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-        if not is_list or len(module) != num_experts or router.startswith(f"{name}."):
+        is_inner = any(name.startswith(f"{outer}.") for outer in lists)
+        if not name or is_inner or router.startswith(f"{name}.") or not _is_list_of(module, num_experts):
             continue
-        for number, (child, _) in enumerate(module.named_children()):
-            of_child = module.get_submodule(child).named_parameters()
-            listed[number] += [(f"{name}.{child}.{key}", None) for key, _ in of_child]
+        lists.append(name)
+        for number, (child, expert) in enumerate(module._modules.items()):
+            if expert is not None:
+                of_expert = [(f"{name}.{child}.{key}", None) for key, _ in expert.named_parameters()]
+                listed[number] += of_expert
     if any(listed):
         return tuple(map(tuple, listed))
     stacked = [
@@ -92,6 +96,17 @@ def _experts(
     return tuple(tuple((name, number) for name in stacked) for number in range(num_experts))
 
 
+def _is_list_of(module: nn.Module, num_experts: int) -> bool:
+    """Whether a module may be a list of so many experts: most hold a matrix, which norms do not."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or len(module) != num_experts:
+        return False
+    children = [child for child in module._modules.values() if child is not None]
+    if isinstance(module, nn.Sequential) and len({type(child) for child in children}) > 1:
+        return False  # layers of one expert
+    with_matrix = [child for child in children if any(value.ndim > 1 for value in child.parameters())]
+    return 2 * len(with_matrix) >= num_experts
+
+
 def count_experts(net: nn.Module, router: str) -> int | None:
     """Return how many members the nearest list of modules around a router has; None where there is none."""
     path = router
@@ -104,6 +119,29 @@ def count_experts(net: nn.Module, router: str) -> int | None:
     return None
 
 
+def changeable(block: ExpertBlock, device: torch.device) -> Tensor:
+    """Return which experts ``(E,)`` have parameters, so that a change of them shows."""
+    return torch.tensor([bool(names) for names in block.parameters], device=device)
+
+
+def mixes_tokens(
+    net: nn.Module, block: ExpertBlock, call: BlockCall, layer: HookedLayer, num_images: int
+) -> bool:
+    """Whether a change of one token's input changes other tokens of a block; so it is taken where nobody can tell."""
+    module = net.get_submodule(block.name)
+    arguments = _copied(call.arguments)
+    tokens = None if not arguments else _tokens(arguments[0], layer, num_images)
+    if tokens is None or tokens.data_ptr() != arguments[0].data_ptr():
+        return True
+    with torch.inference_mode(), random_numbers_kept(call.device):
+        before = _tokens(_run(module, call), layer, num_images)
+        tokens[:, 0] += 1
+        after = _tokens(_run(module, replace(call, arguments=arguments)), layer, num_images)
+    assert before is not None
+    assert after is not None
+    return bool((before != after)[:, 1:].any())
+
+
 @contextmanager
 def listening(net: nn.Module, blocks: Mapping[str, ExpertBlock]) -> Iterator[dict[str, list[BlockCall]]]:
     """Collect what the blocks of layers are called with, by layer."""
@@ -114,7 +152,7 @@ def listening(net: nn.Module, blocks: Mapping[str, ExpertBlock]) -> Iterator[dic
             # Copied: what comes after may write into them.
             copied = _copied(arguments), _copied(keywords)
             device = next((value.device for value in tensors_of(copied)), torch.device("cpu"))
-            calls[layer].append(BlockCall(*copied, torch.get_rng_state(), device, _device_state(device)))
+            calls[layer].append(BlockCall(*copied, device, _random_states(device)))
 
         return keep
 
@@ -140,7 +178,7 @@ def used_experts(
 ) -> Tensor | None:
     """Return which experts process which tokens ``(B, T, E)`` bool; None where the block's output has no such tokens.
 
-    An expert without parameters, which nothing can change, processes no token here.
+    An expert without parameters, which nothing can change, counts as processing each token: see ``changeable``.
 
     Args:
         net: the model.
@@ -149,6 +187,9 @@ def used_experts(
         layer: the router's properties.
         num_images: B.
         during: gives a context for each run of the block.
+
+    Raises:
+        UserError: the block cannot be run by itself.
     """
     module = net.get_submodule(block.name)
     was_training = [inner for inner in module.modules() if inner.training]
@@ -156,13 +197,16 @@ def used_experts(
     try:
         with torch.inference_mode(), random_numbers_kept(call.device):
             with during():
-                before = _tokens(_run(module, call, {}), layer, num_images)
+                before = _tokens(_run(module, call), layer, num_images)
             if before is None:
                 return None
-            work, copies = [], dict[str, Tensor]()
+            work = []
             for names in block.parameters:
-                with during(), _exchange_parameters(module, names, copies) as changed:
-                    after = _tokens(_run(module, call, changed), layer, num_images)
+                if not names:
+                    work.append(torch.ones_like(before[..., 0], dtype=torch.bool))
+                    continue
+                with during(), _exchange_parameters(module, names):
+                    after = _tokens(_run(module, call), layer, num_images)
                 assert after is not None
                 work.append((after != before).any(-1))
             return torch.stack(work, -1)
@@ -171,19 +215,28 @@ def used_experts(
             inner.training = True
 
 
-def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Leave the random numbers of the CPU and of a device as they are found."""
-    restoring: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    return restoring
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Leave the random numbers of PyTorch (of the CPU and of a device), NumPy and Python as they are found."""
+    states = _random_states(device)
+    try:
+        yield
+    finally:
+        _set_random_states(states, device)
 
 
-def scaled(call: BlockCall, factor: float) -> BlockCall:
-    """Return a call with inputs ``factor`` times as large."""
-    arguments = tuple(
-        value * factor if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in call.arguments
-    )
-    return replace(call, arguments=arguments)
+def _random_states(device: torch.device) -> tuple[Any, ...]:
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), on_device, np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, ...], device: torch.device) -> None:
+    on_cpu, on_device, of_numpy, of_python = states
+    torch.set_rng_state(on_cpu)
+    if on_device is not None:
+        torch.cuda.set_rng_state(on_device, device)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
 
 
 def is_mixed(work: Tensor, choice: Tensor) -> bool:
@@ -196,67 +249,82 @@ def is_mixed(work: Tensor, choice: Tensor) -> bool:
     return bool((work == work[:, :1]).all()) and torch.equal(work.any(1), choice.any(1))
 
 
-def _run(module: nn.Module, call: BlockCall, changed: Mapping[str, Tensor]) -> Any:
-    """Run a block again as it was run, with some parameters exchanged; its buffers stay as they are."""
-    torch.set_rng_state(call.random_state)
-    if call.device_state is not None:
-        torch.cuda.set_rng_state(call.device_state, call.device)
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    return functional_call(
-        module, buffers | dict(changed), _copied(call.arguments), _copied(call.keywords), strict=False
-    )
+def _run(module: nn.Module, call: BlockCall) -> Any:
+    """Run a block again as it was run; its buffers are left as they are found.
+
+    Raises:
+        UserError: it cannot be run by itself.
+    """
+    _set_random_states(call.random_states, call.device)
+    buffers = [
+        (inner, name, buffer, buffer.clone())
+        for inner in module.modules()
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with running("The model", doing="where a layer was run by itself"):
+            return module(*_copied(call.arguments), **_copied(call.keywords))
+    finally:
+        for inner, name, buffer, content in buffers:
+            inner._buffers[name] = buffer
+            buffer.copy_(content)
 
 
 @contextmanager
-def _exchange_parameters(
-    module: nn.Module, names: Sequence[tuple[str, int | None]], copies: dict[str, Tensor]
-) -> Iterator[dict[str, Tensor]]:
-    """Give an expert's parameters, far from what they are, by their names.
+def _exchange_parameters(module: nn.Module, names: Sequence[tuple[str, int | None]]) -> Iterator[None]:
+    """Move an expert's parameters far from what they are, in place, and back bit by bit.
 
     Args:
         module: that holds them.
         names: of the expert's parameters, with its index where experts share a tensor.
-        copies: of shared tensors, which are as they were again afterwards.
     """
-    changed: dict[str, Tensor] = {}
-    for name, index in names:
-        parameter = module.get_parameter(name).detach()
-        if not parameter.is_floating_point():
-            continue
-        if index is None:
-            changed[name] = _far_from(parameter)
-        else:
-            changed[name] = copies.setdefault(name, parameter.clone())
-            changed[name][index] = _far_from(parameter[index])
-    yield changed
-    for name, index in names:
-        if index is not None and name in changed:
-            copies[name][index] = module.get_parameter(name).detach()[index]
+    parts = [
+        parameter if index is None else parameter[index]
+        for name, index in names
+        if (parameter := module.get_parameter(name).detach()).is_floating_point()
+    ]
+    before = [part.clone() for part in parts]
+    try:
+        for part in parts:
+            part.copy_(_far_from(part))
+        yield
+    finally:
+        for part, content in zip(parts, before, strict=True):
+            part.copy_(content)
 
 
 def _far_from(parameter: Tensor) -> Tensor:
     """Return other values: of the other sign, much larger, and not all zero where the parameter is."""
+    move = _MOVE_HALF if parameter.dtype == torch.float16 else _MOVE
     ramp = torch.linspace(-1, 1, parameter.numel(), device=parameter.device).reshape(parameter.shape)
-    return (_LEAST_MOVE * ramp - parameter.float()).mul(_MOVE).to(parameter.dtype)
+    return (_LEAST_MOVE * ramp - parameter.float()).mul(move).to(parameter.dtype)
 
 
 def _tokens(output: Any, layer: HookedLayer, num_images: int) -> Tensor | None:
-    """Return the output of each token ``(B, T, D)`` of a block; None where it has none."""
-    for value in tensors_of(output):
-        if not value.is_floating_point():
-            continue
-        if layer.num_tokens == 1 and value.ndim > 1 and len(value) == num_images:
-            return value.reshape(num_images, 1, -1)
-        is_map = value.ndim == 4 and len(value) == num_images and value[0, 0].numel() == layer.num_tokens
-        if is_map and value.shape[1] != value.shape[-1]:
-            return value.flatten(2).transpose(1, 2)
-        try:
-            tokens = layer.by_image(value, num_images)
-        except UserError:
-            continue
-        if tokens.shape[1] == layer.num_tokens:
-            return tokens
-    return None
+    """Return what a block gives of each token ``(B, T, D)``, all its tensors side by side; None where it gives none."""
+    values = [
+        tokens
+        for value in tensors_of(output)
+        if value.is_floating_point() and (tokens := _by_token(value, layer, num_images)) is not None
+    ]
+    return (
+        None if not values else values[0] if len(values) == 1 else torch.cat([v.float() for v in values], -1)
+    )
+
+
+def _by_token(value: Tensor, layer: HookedLayer, num_images: int) -> Tensor | None:
+    """Return a tensor as ``(B, T, D)``; None where it has no tokens of the layer."""
+    if layer.num_tokens == 1 and value.ndim > 1 and len(value) == num_images:
+        return value.reshape(num_images, 1, -1)
+    is_map = value.ndim == 4 and len(value) == num_images and value[0, 0].numel() == layer.num_tokens
+    if is_map and value.shape[1] != value.shape[-1]:
+        return value.flatten(2).transpose(1, 2)
+    try:
+        tokens = layer.by_image(value, num_images)
+    except UserError:
+        return None
+    return tokens if tokens.shape[1] == layer.num_tokens else None
 
 
 def _copied(value: Any) -> Any:
@@ -268,7 +336,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return type(value)(map(_copied, value))
     return value
-
-
-def _device_state(device: torch.device) -> Tensor | None:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -9,7 +9,7 @@ Axes: E experts, K choices.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ _KEEPING = {
 _ACTIVATIONS = {"softmax": "softmax", "logsoftmax": "softmax", "sigmoid": "sigmoid"}
 
 
-class PassEnd(Exception):  # noqa: N818  (a signal, not an error)
+class PassEnd(BaseException):
     """What was wanted is there; the rest of the forward is not needed."""
 
 
@@ -196,6 +196,8 @@ class Watch(TorchFunctionMode):
         call = _call(name, scores, list(args[1:]), kwargs, result, origin)
         if call is None:
             return result
+        # Copied: what comes after may write into them.
+        call = replace(call, experts=call.experts.clone(), scores=call.scores.clone())
         of = [(module, False) for module in (origin.modules if origin else ())]
         locations = []
         for module, inside in of + [(module, True) for module in self._running]:

@@ -479,5 +479,6 @@ def routers_of(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> dict[s
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model
+    check_layers({checkpoint.name: model.layer_names}, layers)
     layer_names = chosen_layers(model.layer_names, layers)
     return list(model.trace(checkpoint.framing.blank(), layers=layer_names, logits=False)[1].layers.values())

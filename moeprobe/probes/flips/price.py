@@ -22,6 +22,9 @@ from moeprobe.routing.capabilities import Replayable, Resumable, Trunk
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 
+# Changes of class scores, as a share of the largest, that passes of another batch differ by.
+_ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class ForcedSets:
@@ -191,6 +194,11 @@ def _flips(
         # Where nothing arrives, passes of another batch differ by rounding alone.
         is_reached = model.reached_from(layer, clean.trunks[layer].hidden)
         scores = scores.where(is_reached[token, None], clean.scores[image])
+    else:
+        # A whole pass of its own differs by rounding where nothing arrives, too.
+        change = (scores - clean.scores[image]).abs().amax(-1)
+        is_rounding = change <= _ROUNDING * clean.scores[image].abs().amax(-1)
+        scores = scores.where(~is_rounding[:, None], clean.scores[image])
     fall, price = (
         log_probability(clean.scores, target)[image] - log_probability(scores, target[image])
         for target in (clean.predicted, clean.labels.clamp_min(0))
