@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from moeprobe.probes.engine.options import Options
     from moeprobe.probes.engine.run import Plan
     from moeprobe.probes.indexer.measure import indexer
+    from moeprobe.probes.locality.measure import trace_locality
     from moeprobe.probes.mismatch.measure import mismatch
     from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.routes.measure import RoutesResult
@@ -203,6 +204,7 @@ __all__ = [
     "sweep",
     "trace",
     "trace_balance",
+    "trace_locality",
     "tradeoff",
     "train",
     "train_pipeline",

@@ -159,6 +159,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "trace check": traces.check_trace,
         "trace analyze": traces.analyze_trace,
         "trace balance": traces.balance,
+        "trace locality": traces.locality,
         "trace drift": traces.drift,
         "trace mismatch": traces.mismatch,
         "trace indexer": traces.indexer,

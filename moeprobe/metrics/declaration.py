@@ -28,10 +28,17 @@ _SHARES = ("share", "gate", "distance")
 
 @dataclass(frozen=True)
 class Null:
-    """A chance level: what the κ against it is called (``{source}`` is image or text), and what it is drawn from."""
+    """A chance level.
+
+    Attributes:
+        kappa: what the κ against it is called (``{source}`` is image or text).
+        about: what it is drawn from.
+        between: whether it relates one input to other inputs, so that a single input has no value.
+    """
 
     kappa: str
     about: str
+    between: bool = True
 
 
 NULLS = {
@@ -43,6 +50,7 @@ NULLS = {
     "image": Null(
         "κ, within {source}",
         "another patch of the same image, since a router may know little more than which image a patch is in",
+        between=False,
     ),
     "class": Null(
         "κ, within class",
@@ -57,11 +65,23 @@ NULLS = {
         "κ",
         "two random sets of the same sizes: of keys that a query of a sparse-attention indexer sees, or of the experts "
         "of a layer; hypergeometric, exact",
+        between=False,
     ),
     "recency": Null(
         "κ, recency",
         "of a sparse-attention indexer: the selection of another request's query at the same position, since an "
         "indexer may know little more than how far back a key is",
+    ),
+    "sequence": Null(
+        "κ, same sequence",
+        "for reuse by the next token: two tokens of the same sequence that are not next to each other, since a text "
+        "keeps some experts busy in whatever order its tokens are; exact, over all such pairs",
+        between=False,
+    ),
+    "even": Null(
+        "κ, even router",
+        "for reuse within n tokens: a router that draws each token's k of E experts evenly, 1 − (1 − k / E)^n; exact",
+        between=False,
     ),
 }
 
@@ -112,7 +132,7 @@ class Estimator:
     @property
     def between_images(self) -> bool:
         """Whether it relates one image to other images, so that a single image has no value."""
-        return self.null not in ("", "image", "random")
+        return bool(self.null) and (self.null not in NULLS or NULLS[self.null].between)
 
     @property
     def used_trials(self) -> NDArray[np.generic]:

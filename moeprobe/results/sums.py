@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.metrics.sequences import WINDOW
 from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
 
 # Of the sums and tables of a run. 1 (or none): metrics of load count first choices; 2: they count all K choices.
 FORMAT = 2
 # Columns of an image that are no sums: they are the same in all its draws, and in a cluster.
-CONSTANT = ("label", EXPERTS)
+CONSTANT = ("label", EXPERTS, WINDOW)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,6 +38,7 @@ from moeprobe.metrics.base import (
     ModelAnalysis,
     OutputPair,
 )
+from moeprobe.metrics.sequences import Sequences
 from moeprobe.probes.engine.loop import run
 from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime import catalog
@@ -83,6 +84,7 @@ Asked = (
     | WindowLoads
     | RankLoads
     | LayerOutputs
+    | Sequences
     | list[Path]
     | Forced
 )
@@ -91,7 +93,8 @@ Asked = (
 def cut_record(record: Record, rows: slice) -> Record:
     """Some images of a record of tensors."""
     kind: Any = type(record)
-    values = (one if one is None or isinstance(one, tuple) else one[rows] for one in vars(record).values())
+    fields = [getattr(record, field.name) for field in dataclasses.fields(kind)]
+    values = (one if one is None or isinstance(one, tuple | int) else one[rows] for one in fields)
     some: Record = kind(*values)
     return some
 
@@ -118,7 +121,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | KeyOverlap
         | WindowLoads
         | RankLoads
-        | LayerOutputs,
+        | LayerOutputs
+        | Sequences,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -265,6 +269,17 @@ def _expert_outputs() -> list[Asked]:
     return [LayerOutputs(shared + own, weights * (weights > 0.4), valid)]
 
 
+def _sequences() -> list[Asked]:
+    """Sequences with gaps, one without tokens, one of a single token, and tokens with fewer experts than others."""
+    random = torch.Generator().manual_seed(0)
+    experts = torch.rand(SIZE, 24, 6, generator=random).argsort(-1)[..., :2].to(torch.int16)
+    present = torch.rand(SIZE, 24, generator=random) < 0.97
+    experts[2, :4, 1] = -1
+    present[1] = False
+    present[3, 1:] = False
+    return [Sequences(experts, present, 6)]
+
+
 OF_TOKENS = {
     "critical_noise": lambda: _margins()[0],
     "flip_prediction": lambda: _margins()[1],
@@ -278,6 +293,8 @@ OF_TOKENS = {
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,
     "rank_load": _rank_loads,
+    "next_token": _sequences,
+    "distinct_experts": _sequences,
     "experts": _experts,
     "expert_outputs": _expert_outputs,
 }

@@ -14,7 +14,7 @@ import pytest
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.probes.analyze_trace import describe, layout, measure
+from moeprobe.probes.analyze_trace import describe, input_sums, layout
 from moeprobe.recordings import format as traced_file
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored_cell import Spilled
@@ -429,7 +429,7 @@ def test_blocks_change_nothing(
     """Those that are read, and those that are kept in files."""
     files = [*sorted((traces / "gaussian_noise" / "a").iterdir()), *(traces / "other" / "b").glob("gauss*")]
     whole = api.analyze_trace(files, out=tmp_path / "whole" / "run", figures=False)
-    monkeypatch.setattr(measure, name, size)
+    monkeypatch.setattr(input_sums, name, size)
     again = api.analyze_trace(files, out=tmp_path / "parts" / "run", figures=False)
     assert again.images.equals(whole.images)
     for file in ("table.csv", "comparison.csv", "images.parquet"):
@@ -446,7 +446,7 @@ def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.Monke
         layer: trace.layers[layer].top_k * int(trace.num_tokens(layer, trace.ids).max()) for layer in ONE
     }
     sizes = {"INPUTS_IN_MEMORY": 7, "CHOICES_IN_MEMORY": 7 * sum(choices.values())}
-    monkeypatch.setattr(measure, name, sizes[name])
+    monkeypatch.setattr(input_sums, name, sizes[name])
     found = api.analyze_trace(files)
     for cell in found.sums:
         assert [type(chunk) for chunk in cell.chunks] == [Spilled] * 3

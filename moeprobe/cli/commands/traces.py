@@ -1,4 +1,4 @@
-"""``moeprobe trace analyze``, ``align``, ``balance``, ``drift``, ``mismatch`` and ``check``; and ``indexer``: keys."""
+"""``moeprobe trace analyze``, ``align``, ``balance``, ``locality``, ``drift``, ``mismatch``, ``check``, ``indexer``."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -204,6 +204,41 @@ def balance(
 
     analysis = partial(api.trace_balance, trace, ranks=ranks, placement=placement, windows=windows)
     _print(analysis, "requests", load_over_time, settings, json=json)
+
+
+def locality(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Files of moeprobe trace record or trace import; the first is the reference.",
+        ),
+    ],
+    layers: _Layers = None,
+    match: Match = "names",
+    called: Names = None,
+    seed: IntervalSeed = 0,
+    out: _Out = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """Does the next token use the same experts, and how many experts does a batch of tokens touch?
+
+    Share of a token's experts that the next token of the sequence has too, with chance from other sequences and from
+    other tokens of the same sequence; share of the choices whose expert the last 1 to 16 tokens used; and distinct
+    experts of 1, 2, 4, ... consecutive tokens, beside independent tokens. Prompt and generated tokens also apart.
+
+    Example: `moeprobe trace locality traces/served.parquet`
+    """
+    check_traces(traces)
+    settings = _settings(layers, seed, out, overwrite=overwrite, svg=svg)
+    from moeprobe import api
+    from moeprobe.cli.front.show import reuse_along_sequences
+
+    new_names = tuple(names(called)) or None
+    analysis = partial(api.trace_locality, traces, match=match, names=new_names)
+    _print(analysis, "requests", reuse_along_sequences, settings, json=json, called=new_names)
 
 
 def drift(

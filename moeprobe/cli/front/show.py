@@ -25,6 +25,7 @@ from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
 from moeprobe.results.layouts.by_view import by_view_table, means_table
+from moeprobe.results.layouts.distinct_experts import distinct_experts_table
 from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
@@ -263,6 +264,24 @@ def selected_keys(result: "Result") -> Printed:
     )
     sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
     return [*sentences, *([] if layout is None else _with_note(layout))]
+
+
+def reuse_along_sequences(result: "Result") -> Printed:
+    """Return the output for reuse along sequences: sentences, a line per layer on reuse, and on distinct experts."""
+    from moeprobe.metrics.analyses.next_token import NEXT_TOKEN_REUSE
+
+    reuse = agreement_table(
+        result.table,
+        result.comparison,
+        [NEXT_TOKEN_REUSE.name],
+        caption="Reuse of a token's experts by the next token",
+        modality=modality_of(result.table["tokens"], data=result.sidecar.request.data),
+        nulls=("pooled", "sequence"),
+    )
+    parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
+    for layout in (reuse, distinct_experts_table(result.table)):
+        parts += [] if layout is None else _with_note(layout)
+    return parts
 
 
 def load_over_time(result: "Result") -> Printed:

@@ -3,7 +3,7 @@
 Two tokens that chose the same are alike, others are not: one code each. Sets of K experts are alike by their Jaccard
 index J = c / (2K − c), c the experts in common. As a polynomial of c it is Σ_j b_j binom(c, j), and binom(c, j) is how
 many subsets of j experts are in both. So it too counts equal codes, here of subsets, and no pair of
-tokens need be looked at to sum it over all pairs.
+tokens need be looked at to sum it over all pairs. The share of the K experts in common, c / K, counts single experts.
 
 Axes: M pairs of tokens, F codes of a token, n images.
 """
@@ -68,6 +68,13 @@ def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_ex
         codes = [subsets(side, number, num_experts=num_experts) for side in sides]
         levels.append(Codes(coefficient(number, size), codes[0], codes[1], min(num_experts**number, CODES)))
     return levels
+
+
+def overlap(reference: Integers, view: Integers, *, num_experts: int) -> Alike:
+    """Return the similarity of sets of K experts ``(M, K)``: the share of the K that is in both; below 0 = none."""
+    # What is absent gets a code that the other side never has.
+    absent = (np.where(side < 0, num_experts + bit, side) for bit, side in enumerate((reference, view)))
+    return (Codes(1 / reference.shape[1], *absent, num_experts + 2),)
 
 
 def coefficient(number: int, size: int) -> float:

@@ -3,12 +3,10 @@
 The analyses are shared with the probes and fed with the same records, so the numbers are the same.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-import numpy as np
 from torch import Tensor
 
 from moeprobe.errors import UserError
@@ -19,14 +17,14 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.describe import (
     facts_of,
     ignored_tokens,
-    most_tokens,
     notes_of,
     request_of,
     weights_fit,
 )
+from moeprobe.probes.analyze_trace.input_sums import InputSums
 from moeprobe.probes.analyze_trace.layout import leading_sentences_of
 from moeprobe.probes.analyze_trace.sums import Across, load_of, sums_of_mapped
-from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
+from moeprobe.probes.engine.batch_sums import sums_of_layer
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import TableWork
@@ -34,7 +32,6 @@ from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
 from moeprobe.recordings.matching import NAMES, check_match, match_traces
 from moeprobe.recordings.pairs import (
     NamedTrace,
-    clusters_of,
     common_ids,
     common_layers,
     common_prefix,
@@ -45,9 +42,7 @@ from moeprobe.recordings.pairs import (
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import choose_names
-from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
-from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import image_table
+from moeprobe.results.sums import Cell
 from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.progress import Progress, progress_of
@@ -61,13 +56,8 @@ _ACROSS = ("touched", "first_layer", "unshared")
 _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
-# Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
-# a choice about seven times, and are copied as they move to a file.
-INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
 # From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
 Renumber = Callable[[str, Sequence[str], LayerPair], LayerPair]
-# Inputs of a block that is read, and gates of one layer of it (4 MiB); the smaller of the two limits.
-INPUTS_AT_ONCE, _GATES = 256, 2**20
 
 
 @with_options
@@ -167,7 +157,7 @@ def _draw(result: Result) -> "dict[str, Figure]":
     return figures_of(result)
 
 
-class Measuring:
+class Measuring(InputSums):
     """The sums per input of every trace; of the first, alone, only on request.
 
     Args:
@@ -194,82 +184,28 @@ class Measuring:
         of_pairs: Sequence[str] = _OF_PAIRS,
         renumber: Renumber | None = None,
     ) -> None:
-        self._traces, self._expert_map, self._alone = traces, expert_map, alone
-        self._renumber = renumber
-        self._clusters = clusters_of([trace_view.trace for trace_view in traces])
-        self._ids = self._with_clusters_together(ids)
-        # Of each layer as many tokens as the longest of all inputs has.
-        self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
+        self._of_pairs = make_analyses(of_pairs)
+        self._of_one = make_analyses(_ALONE) if alone else ()
+        super().__init__(traces, layers, ids, lists=trial_lists(self._of_pairs))
+        self._expert_map, self._renumber = expert_map, renumber
         self._marked = {
             name
             for name in ("generated", "token_ids")
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self.left_out: dict[str, tuple[int, int]] = {}
-        self._of_pairs = make_analyses(of_pairs)
-        self._of_one = make_analyses(_ALONE) if alone else ()
-        self._lists = trial_lists(self._of_pairs)
 
-    def sums(self, watcher: Progress) -> SumsStore:
-        """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-        layers = self._traces[0].trace.layers
-        of_input = sum(longest * layers[layer].top_k for layer, longest in self._tokens.items())
-        size = max(min(INPUTS_IN_MEMORY, CHOICES_IN_MEMORY // max(of_input, 1)), 1)
-        parts = (self._part(ids, watcher) for ids in self._parts(size))
-        return concat_parts(parts, in_files=len(self._ids) > size)
-
-    def _with_clusters_together(self, ids: Sequence[str]) -> list[str]:
-        order: dict[str, int] = {}
-        for name in ids:
-            order.setdefault(self._cluster(name), len(order))
-        return sorted(ids, key=lambda name: order[self._cluster(name)])
-
-    def _cluster(self, name: str) -> str:
-        return self._clusters.get(name, name)
-
-    def _parts(self, size: int) -> Iterator[Sequence[str]]:
-        """Yield the inputs in parts of about a size, none of which ends inside a cluster."""
-        start = 0
-        while start < len(self._ids):
-            end = min(start + size, len(self._ids))
-            while end < len(self._ids) and self._cluster(self._ids[end]) == self._cluster(self._ids[end - 1]):
-                end += 1
-            yield self._ids[start:end]
-            start = end
-
-    def _part(self, ids: Sequence[str], watcher: Progress) -> SumsStore:
-        accumulators: dict[str, Accumulator] = {}
-        layers = self._traces[0].trace.layers
-        of_one = max(max(longest, 1) * layers[layer].num_experts for layer, longest in self._tokens.items())
-        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
-        for start in range(0, len(ids), size):
-            block = ids[start : start + size]
-            label = {"label": np.full(len(block), -1)}
-            for trace_view, sums in zip(self._traces, self._of_block(block), strict=True):
-                accumulator = accumulators.setdefault(trace_view.name, Accumulator())
-                for cell, columns in sums.items():
-                    placed = dataclasses.replace(cell, view=trace_view.view, severity=trace_view.severity)
-                    accumulator.add(
-                        placed, block, label | {name: to_host(column) for name, column in columns.items()}
-                    )
-            watcher.advance(len(block))
-        return concat(
-            of_table(image_table(sums.by_cluster(self._clusters, lists=self._lists), checkpoint=name))
-            for name, sums in accumulators.items()
-            if sums.cells()
-        )
-
-    def _of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
+    def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some inputs for each trace."""
-        sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self._traces]
-        across = [Across() for _ in self._traces]
-        for layer, longest in self._tokens.items():
-            if any(trace_view.trace.layers[layer].load_only for trace_view in self._traces):
-                for number, trace_view in enumerate(self._traces):
+        sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self.traces]
+        across = [Across() for _ in self.traces]
+        for layer, longest in self.num_tokens.items():
+            if any(trace_view.trace.layers[layer].load_only for trace_view in self.traces):
+                for number, trace_view in enumerate(self.traces):
                     sums_of_traces[number] |= load_of(trace_view.trace, layer, ids)
                 continue
-            blocks = [trace_view.trace.read(layer, ids, num_tokens=longest) for trace_view in self._traces]
-            for number, (trace_view, trace_block) in enumerate(zip(self._traces, blocks, strict=True)):
+            blocks = [trace_view.trace.read(layer, ids, num_tokens=longest) for trace_view in self.traces]
+            for number, (trace_view, trace_block) in enumerate(zip(self.traces, blocks, strict=True)):
                 subject = pair(
                     blocks[0],
                     trace_block,
@@ -294,7 +230,7 @@ class Measuring:
                 sums_of_traces[number] |= sums
                 if number and subject.aligned:
                     across[number].add(layer, subject)
-                    if layer == next(iter(self._tokens)):
+                    if layer == next(iter(self.num_tokens)):
                         self._count(trace_view, blocks[0], trace_block)
         return [
             sums if layers_across.empty else layers_across.joined(sums)

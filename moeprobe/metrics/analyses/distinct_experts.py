@@ -1,0 +1,124 @@
+"""How many different experts do T consecutive tokens of a sequence use?
+
+It is what a batch of T tokens reads from memory, or transfers. Every stretch of T tokens of a sequence counts, so it
+does not matter where the first one begins. Beside it stand independent tokens with the same loads: an expert that a
+token has with probability p_e is missing in T of them with (1 − p_e)^T, so they use Σ_e 1 − (1 − p_e)^T experts. Fewer
+are used where tokens close to each other prefer the same experts.
+
+Axes: B sequences, J tokens, E experts, N choices, R resamples, n sequences of a run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.sequences import WINDOW
+from moeprobe.metrics.stats.of_totals import CountOfTotals, LinearOfTotals
+from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.token_kinds import EXPERTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.metrics.sequences import Sequences
+
+DISTINCT_EXPERTS = Metric(
+    "distinct_experts",
+    about="different experts that T consecutive tokens of a sequence use, on average over all its stretches of T "
+    "tokens; T is in the column severity",
+    label="distinct experts of T tokens",
+    short="distinct",
+    noun="number of distinct experts of consecutive tokens",
+    unit="count",
+    rank=44,
+    severity="tokens",
+)
+INDEPENDENT = Metric(
+    "distinct_experts_independent",
+    about="what distinct_experts would be if tokens chose independently of each other, each expert with the share of "
+    "tokens that it has, Σ 1 − (1 − p)^T over the experts",
+    label="  by independent tokens",
+    unit="count",
+    rank=45,
+    severity="tokens",
+)
+DISTINCT_RATIO = Metric(
+    "distinct_experts_ratio",
+    about="distinct_experts divided by distinct_experts_independent: below 1 where tokens close to each other share "
+    "experts",
+    label="  observed / independent",
+    unit="other",
+    rank=46,
+    severity="tokens",
+)
+
+
+class DistinctExperts(ModelAnalysis["Sequences"]):
+    """Distinct experts of T consecutive tokens, beside independent tokens.
+
+    Args:
+        size: T.
+    """
+
+    measures = (DISTINCT_EXPERTS, INDEPENDENT, DISTINCT_RATIO)
+    signature = "distinct_windows"
+
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+
+    def sums(self, subject: Sequences) -> dict[str, Tensor]:
+        """Return per sequence its windows, their distinct experts, and the choices in them by expert ``(B, E)``."""
+        import torch
+
+        choices, size = subject.choices, self._size
+        position, first = choices.position, choices.run_first
+        # Windows begin at these places at the earliest and at the latest, if they are to hold the token.
+        latest = np.minimum(position, choices.run_last - size + 1)
+        earliest = np.maximum(position - size + 1, first)
+        holding = np.maximum(latest - earliest + 1, 0)
+        # An expert is counted where a window has it first: none that begins before its last use.
+        counted = np.maximum(latest - np.maximum(earliest, choices.last_use + 1) + 1, 0)
+        places = np.arange(choices.present.shape[1])
+        windows = (choices.present & (choices.last - places + 1 >= size)).sum(1)
+        columns = {
+            "distinct_windows": windows,
+            "distinct_sum": choices.by_sequence(counted),
+            "window_choices": choices.by_expert(holding, subject.num_experts),
+            WINDOW: np.full(len(windows), size),
+            EXPERTS: np.full(len(windows), subject.num_experts),
+        }
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the mean, that of independent tokens, and their ratio."""
+        windows, size = columns["distinct_windows"], int(columns[WINDOW].max(initial=1))
+        totals = np.column_stack([columns["window_choices"], columns["distinct_sum"], windows]).astype(
+            np.float64
+        )
+
+        def independent(sums: Array) -> Array:
+            return _independent(sums, size)
+
+        def ratio(sums: Array) -> Array:
+            return divide(divide(sums[-2], sums[-1]), independent(sums))
+
+        return [
+            DISTINCT_EXPERTS.mean_of(columns["distinct_sum"], windows),
+            INDEPENDENT.raw(
+                CountOfTotals(totals, independent, most=columns["window_choices"].shape[1]), windows
+            ),
+            DISTINCT_RATIO.raw(LinearOfTotals(totals, ratio), windows),
+        ]
+
+
+def _independent(sums: Array, size: int) -> Array:
+    """Return the distinct experts of so many independent tokens ``(R,)``.
+
+    ``sums`` ``(E + 2, R)``: choices in windows by expert, distinct experts, and windows.
+    """
+    missing = 1 - divide(sums[:-2], size * sums[-1])
+    return np.where(sums[-1] > 0, 1 - missing**size, np.nan).sum(0)
