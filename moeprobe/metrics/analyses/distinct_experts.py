@@ -5,7 +5,7 @@ does not matter where the first one begins. Beside it stand independent tokens w
 token has with probability p_e is missing in T of them with (1 − p_e)^T, so they use Σ_e 1 − (1 − p_e)^T experts. Fewer
 are used where tokens close to each other prefer the same experts.
 
-Axes: B sequences, J tokens, E experts, N choices, R resamples, n sequences of a run.
+Axes: B sequences, J tokens, E experts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.sequences import WINDOW
-from moeprobe.metrics.stats.of_totals import CountOfTotals, LinearOfTotals
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.distinct import DistinctRatio, IndependentDistinct
 from moeprobe.metrics.token_kinds import EXPERTS
 
 if TYPE_CHECKING:
@@ -96,29 +95,10 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the mean, that of independent tokens, and their ratio."""
         windows, size = columns["distinct_windows"], int(columns[WINDOW].max(initial=1))
-        totals = np.column_stack([columns["window_choices"], columns["distinct_sum"], windows]).astype(
-            np.float64
-        )
-
-        def independent(sums: Array) -> Array:
-            return _independent(sums, size)
-
-        def ratio(sums: Array) -> Array:
-            return divide(divide(sums[-2], sums[-1]), independent(sums))
-
+        independent = IndependentDistinct(columns["window_choices"] / size, windows.astype(np.float64), size)
+        distinct = columns["distinct_sum"]
         return [
-            DISTINCT_EXPERTS.mean_of(columns["distinct_sum"], windows),
-            INDEPENDENT.raw(
-                CountOfTotals(totals, independent, most=columns["window_choices"].shape[1]), windows
-            ),
-            DISTINCT_RATIO.raw(LinearOfTotals(totals, ratio), windows),
+            DISTINCT_EXPERTS.mean_of(distinct, windows),
+            INDEPENDENT.raw(independent, windows),
+            DISTINCT_RATIO.raw(DistinctRatio(distinct.astype(np.float64), independent), windows),
         ]
-
-
-def _independent(sums: Array, size: int) -> Array:
-    """Return the distinct experts of so many independent tokens ``(R,)``.
-
-    ``sums`` ``(E + 2, R)``: choices in windows by expert, distinct experts, and windows.
-    """
-    missing = 1 - divide(sums[:-2], size * sums[-1])
-    return np.where(sums[-1] > 0, 1 - missing**size, np.nan).sum(0)

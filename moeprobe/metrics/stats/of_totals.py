@@ -6,7 +6,6 @@ Axes: C columns, R resamples, n images.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,38 +60,6 @@ class OfTotals:
     @cached_property
     def _sums(self) -> Array:
         return self.columns.sum(0)
-
-
-@dataclass(frozen=True)
-class LinearOfTotals(OfTotals):
-    """Such a number whose intervals are linearized, since a resample has fewer different inputs and so is biased."""
-
-    linear: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class CountOfTotals(OfTotals):
-    """Such a number between 0 and ``most``, whose interval stays there.
-
-    Attributes:
-        most: the largest value that there can be.
-    """
-
-    most: float = field(kw_only=True)
-
-    def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
-        """Return the score interval of its share of the most over ``images``."""
-        share = self.value(self._sums if totals is None else totals) / self.most
-        low, high = proportions.score_interval(share, error / self.most, images)
-        return self.most * low, self.most * high
-
-    def swing(self, totals: Totals | None) -> float:
-        """Return the largest value, which a share of one comes to."""
-        return self.most
-
-    def is_binary(self) -> bool:
-        """Images are no trials of it."""
-        return False
 
 
 @dataclass(frozen=True)
