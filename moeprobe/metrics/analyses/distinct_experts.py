@@ -95,7 +95,7 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the mean, that of independent tokens, and their ratio."""
         windows, size = columns["distinct_windows"], int(columns[WINDOW].max(initial=1))
-        independent = IndependentDistinct(columns["window_choices"] / size, windows.astype(np.float64), size)
+        independent = IndependentDistinct(columns["window_choices"].astype(np.float64) / size, windows.astype(np.float64), size)
         distinct = columns["distinct_sum"]
         return [
             DISTINCT_EXPERTS.mean_of(distinct, windows),

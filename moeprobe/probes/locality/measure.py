@@ -88,7 +88,7 @@ class _Locality(TableWork[Result]):
         for trace in matched:
             check_tokens(trace, purpose="that follow one another")
             for layer in self.layers:
-                _check_layer(trace, layer)
+                check_layer(trace, layer)
         self.ids = common_ids(matched, self.layers)
         self.request = request_of(self.traces, self.ids, options) | {
             "kind": Locality.kind, "view": {"name": _VIEW}, "analyses": list(Locality.analyses),
@@ -145,7 +145,7 @@ def _named(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     ]
 
 
-def _check_layer(trace: TraceFile, name: str) -> None:
+def check_layer(trace: TraceFile, name: str) -> None:
     """Raise ``UserError`` where a layer has no sequences of tokens that choose some of several experts."""
     layer = trace.layers[name]
     if layer.grid_rows is not None:

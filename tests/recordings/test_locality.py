@@ -1,0 +1,207 @@
+"""Reuse along recorded sequences: planted recordings whose numbers are known, from responses to tables."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from moeprobe.probes.analyze_trace import input_sums
+from moeprobe.probes.locality.measure import check_layer
+from moeprobe.recordings.import_experts import import_routed_experts
+from moeprobe.recordings.reading import TraceFile
+from tests.commands import refused, run
+from tests.recordings import serving
+from tests.recordings.test_load_only import imported, stat
+from tests.recordings.test_trace_balance import recording, uniform
+
+EXPERTS, TOP_K, LAYERS = 20, 5, 2
+CONFIG = {"num_hidden_layers": LAYERS, "n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K}
+PROMPT, GENERATED = 17, 30
+Ids = NDArray[np.int64]
+
+
+def keeping(random: np.random.Generator, before: Ids, number: int) -> Ids:
+    """Experts of a token, so many of them of the token before."""
+    others = np.setdiff1d(np.arange(EXPERTS), before)
+    parts = random.choice(before, number, replace=False), random.choice(others, TOP_K - number, replace=False)
+    return random.permutation(np.concatenate(parts))
+
+
+def planted(request: int, *, prompt: int = 4, generated: int = 1) -> Ids:
+    """Each token keeps so many experts of the one before, in layer 1 none ``(rows, L, K)``."""
+    random = np.random.default_rng([7, request])
+    ids = np.empty((PROMPT + GENERATED - 1, LAYERS, TOP_K), np.int64)
+    ids[0] = [random.permutation(EXPERTS)[:TOP_K] for _ in range(LAYERS)]
+    for row in range(1, len(ids)):
+        number = prompt if row < PROMPT else generated
+        ids[row] = [keeping(random, ids[row - 1, layer], (number, 0)[layer]) for layer in range(LAYERS)]
+    return ids
+
+
+def served(path: Path, ids_of: Callable[[int], Ids], *, requests: int = 24, choices: int = 1) -> Path:
+    config = path.with_name("config.json")
+    config.write_text(json.dumps(CONFIG))
+    lines = []
+    for request in range(requests):
+        response = serving.vllm(ids_of(request)) | {"id": f"r{request}"}
+        response["choices"] = [response["choices"][0] | {"index": index} for index in range(choices)]
+        response["usage"] = serving.usage(PROMPT, choices * GENERATED)
+        lines.append(json.dumps(response))
+    log = path.with_suffix(".jsonl")
+    log.write_text("\n".join(lines))
+    return import_routed_experts(log, path, model_config=config).path
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return served(tmp_path_factory.mktemp("locality") / "a.parquet", planted)
+
+
+def cell(table: pd.DataFrame, metric: str, **wanted: object) -> pd.Series:
+    keep = table["metric"] == metric
+    for column, content in ({"layer": "layers.0", "tokens": "token", "null": ""} | wanted).items():
+        keep &= table[column] == content
+    [row] = table[keep].to_dict("records")
+    return pd.Series(row)
+
+
+def test_a_planted_share_is_found_in_prompts_and_generated_tokens(trace: Path) -> None:
+    table = api.trace_locality(trace).table
+    for tokens, share in (("prompt", 0.8), ("generated", 0.2)):
+        assert cell(table, "next_token_reuse", tokens=tokens)["value"] == pytest.approx(share)
+        assert cell(table, "reuse_within_1", tokens=tokens)["value"] == pytest.approx(share)
+        assert cell(table, "next_token_reuse", tokens=tokens, layer="layers.1")["value"] == 0
+    pairs = {"prompt": PROMPT - 1, "generated": GENERATED - 2, "token": PROMPT + GENERATED - 2}
+    for tokens, number in pairs.items():
+        assert cell(table, "next_token_reuse", tokens=tokens)["trials"] == 24 * number
+    # 16 pairs that keep 4 of 5, then the pair between both parts and 28 others that keep 1.
+    every = cell(table, "next_token_reuse")
+    assert every["value"] == pytest.approx((16 * 0.8 + 29 * 0.2) / 45)
+    # All requests reuse as much, so nothing varies.
+    assert every["images"] == 24 and every["ci_low"] == pytest.approx(every["ci_high"])
+    # Experts are drawn evenly in other requests.
+    for null in ("pooled", "position"):
+        chance = cell(table, "next_token_reuse_chance", null=null)
+        assert chance["value"] == pytest.approx(TOP_K / EXPERTS, abs=0.02)
+    beyond = cell(table, "next_token_reuse_kappa", null="sequence", tokens="prompt")
+    assert 0.3 < beyond["ci_low"] < beyond["value"] < 0.75
+    none = cell(table, "next_token_reuse_kappa", null="sequence", layer="layers.1")
+    assert none["ci_high"] < 0
+
+
+def test_distinct_experts_of_planted_tokens(trace: Path) -> None:
+    table = api.trace_locality(trace).table
+    distinct = table[(table["metric"] == "distinct_experts") & (table["tokens"] == "token")]
+    assert sorted(set(distinct["severity"])) == [1, 2, 4, 8, 16, 32]
+    assert cell(table, "distinct_experts", severity=1.0)["value"] == TOP_K
+    # Two tokens of layer 1 share none, of which independent tokens would share a quarter.
+    two = {
+        name: cell(table, f"distinct_experts{name}", severity=2.0, layer="layers.1")["value"]
+        for name in ("", "_independent", "_ratio")
+    }
+    assert two[""] == 2 * TOP_K
+    assert two["_independent"] == pytest.approx(2 * TOP_K - TOP_K**2 / EXPERTS, abs=0.05)
+    assert two["_ratio"] == pytest.approx(two[""] / two["_independent"])
+    # Two tokens of a prompt share four.
+    assert cell(table, "distinct_experts", severity=2.0, tokens="prompt")["value"] == TOP_K + 1
+    # No prompt has 32 tokens.
+    none = cell(table, "distinct_experts", severity=32.0, tokens="prompt")
+    assert np.isnan(none["value"]) and none["flag"] == "no_trials"
+
+
+def test_two_equal_recordings_have_no_side_and_others_do(trace: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "b.parquet"
+    shutil.copy(trace, copied)
+    same = api.trace_locality([trace, copied])
+    assert same.comparison is not None and len(same.comparison) == len(same.table) // 2
+    assert (same.comparison["value"].fillna(0) == 0).all()
+    assert not set(same.comparison["verdict"]) & {"higher", "lower"}
+    other = served(tmp_path / "c.parquet", lambda request: planted(request, prompt=3, generated=2))
+    comparison = api.trace_locality([trace, other]).comparison
+    assert comparison is not None
+    prompt, generated = (
+        cell(comparison, "next_token_reuse", tokens=tokens) for tokens in ("prompt", "generated")
+    )
+    assert prompt["value"] == pytest.approx(-0.2) and prompt["verdict"] == "lower"
+    assert generated["value"] == pytest.approx(0.2) and generated["verdict"] == "higher"
+
+
+def test_blocks_of_requests_change_nothing(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = api.trace_locality(trace)
+    monkeypatch.setattr(input_sums, "INPUTS_AT_ONCE", 5)
+    monkeypatch.setattr(input_sums, "INPUTS_IN_MEMORY", 7)
+    assert api.trace_locality(trace).table.equals(whole.table)
+
+
+def test_choices_of_a_request_are_one_sample(trace: Path, tmp_path: Path) -> None:
+    once = api.trace_locality(trace).table
+    twice = api.trace_locality(served(tmp_path / "a.parquet", planted, choices=2)).table
+    of_requests = ["next_token_reuse", "distinct_experts", "reuse_within_4"]
+    one, two = (table[table["metric"].isin(of_requests)] for table in (once, twice))
+    assert (two["images"].to_numpy() == one["images"].to_numpy()).all()
+    assert (two["trials"].to_numpy() == 2 * one["trials"].to_numpy()).all()
+    columns = ["value", "ci_low", "ci_high"]
+    np.testing.assert_allclose(two[columns].to_numpy(float), one[columns].to_numpy(float))
+
+
+def test_a_recording_without_marks_has_one_kind_of_tokens(tmp_path: Path) -> None:
+    found = api.trace_locality(recording(tmp_path, uniform))
+    assert set(found.table["tokens"]) == {"token"}
+    assert any("prompt and generated tokens apart" in note for note in found.sidecar["notes"])
+    kappa = cell(found.table, "next_token_reuse_kappa", null="sequence")
+    assert kappa["ci_low"] < 0 < kappa["ci_high"]
+
+
+def test_what_has_no_next_token_is_refused(trace: Path, tmp_path: Path) -> None:
+    counts = imported(tmp_path, stat(tmp_path / "stat.pt", serving.routing(rows=64), steps=4)).path
+    assert "holds counts of choices in layers.1, and no tokens" in refused("trace", "locality", counts)
+    every = logged(tmp_path / "every.parquet", {"num_experts": 2, "experts": [[0, 1], [1, 0]]})
+    assert "tokens do not choose some of several experts" in refused("trace", "locality", every)
+    other = logged(tmp_path / "other.parquet", {"num_experts": EXPERTS, "experts": [[0, 1, 2, 3, 4]]})
+    message = refused("trace", "locality", trace, other, "--layers", "layers.0")
+    assert "have no input in common" in message
+    images = TraceFile(trace)
+    images.layers["layers.0"] = replace(images.layers["layers.0"], grid_rows=2, grid_columns=4, patch_size=8)
+    with pytest.raises(UserError, match="holds patches of images, which have no next token"):
+        check_layer(images, "layers.0")
+
+
+def logged(path: Path, line: dict[str, object]) -> Path:
+    log = path.with_suffix(".jsonl")
+    log.write_text(json.dumps({"id": "x", "layer": "layers.0"} | line))
+    return api.import_trace(log, path).path
+
+
+def test_the_command_prints_the_finding_first(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run("trace", "locality", trace, "--out", out)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert printed.startswith(
+        "In layers.0, the first MoE layer (24 requests, 1,080 trials), the reuse of experts"
+    )
+    assert "beyond other tokens of the same sequence, the next token reuses experts with κ" in printed
+    assert "There the reuse is 0.800" in printed and "of generated tokens" in printed
+    assert "32 consecutive tokens use" in printed
+    assert (out / "figures" / "locality.png").exists()
+    again = json.loads(run("trace", "locality", trace, "--json", "--layers", "layers.1").stdout)
+    assert {row["layer"] for row in again["table"]} == {"layers.1"}
+    report = run("report", out, "--out", tmp_path / "report")
+    assert report.exit_code == 0, report.output
+
+
+def test_of_a_single_request_there_is_no_chance_between_requests(tmp_path: Path) -> None:
+    table = api.trace_locality(served(tmp_path / "one.parquet", planted, requests=1)).table
+    assert cell(table, "next_token_reuse", tokens="prompt")["value"] == pytest.approx(0.8)
+    pooled = cell(table, "next_token_reuse_chance", null="pooled")
+    assert np.isnan(pooled["value"]) and pooled["flag"] == "no_trials"
+    assert cell(table, "next_token_reuse_kappa", null="sequence")["value"] > 0
+    assert table["ci_low"].isna().all()
