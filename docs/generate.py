@@ -57,6 +57,7 @@ DRAWN = {
     "good-kappa.png": "kappa_reference",
     "align.png": "printed",
     "guide-drift.png": "printed",
+    "locality.png": "printed",
     "guide-forest.png": "printed",
     "guide-match.png": "printed",
     "guide-noise.png": "printed",

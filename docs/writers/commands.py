@@ -20,6 +20,9 @@ PAGES = {
     Panel.TRACES: ("traces", "Commands for recorded routing"),
     Panel.FILES: ("files", "Checkpoints of other programs"),
 }
+# Commands for servers and their trainers, which have a page of their own.
+SERVERS = {"server", "trace mismatch", "trace indexer"}
+_SERVERS_PAGE = ("servers", "Commands for servers")
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10
 _SOURCE = "the help texts of the command line"
@@ -34,9 +37,9 @@ def pages() -> dict[str, str]:
     same = {option for option, number in counted.items() if number >= _SAME_IN}
     most = max(commands.values(), key=lambda command: len(same.intersection(options(command))))
     shared = [option for option in options(most) if option in same]
-    kinds: dict[tuple[str, str], list[str]] = {kind: [] for kind in PAGES.values()}
+    kinds: dict[tuple[str, str], list[str]] = {kind: [] for kind in (*PAGES.values(), _SERVERS_PAGE)}
     for name, command in commands.items():
-        kinds[PAGES[command.rich_help_panel]].append(name)
+        kinds[_SERVERS_PAGE if name in SERVERS else PAGES[command.rich_help_panel]].append(name)
     written = {
         f"reference/commands-{kind}.md": page(
             title, _SOURCE, *(section(name, commands[name], shared) for name in names)

@@ -16,7 +16,16 @@ from writers.markdown import code, inline, page, table
 Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
 # What is measured of recorded routing alone, and has a page of its own.
-TRACES = ("touched", "unshared", "mismatch", "hot_experts", "rank_load", "indexer")
+TRACES = (
+    "touched",
+    "unshared",
+    "mismatch",
+    "hot_experts",
+    "rank_load",
+    "next_token",
+    "distinct_experts",
+    "indexer",
+)
 # What is measured of flips and of single experts, and has a page of its own, too.
 FLIPS = (
     "critical_noise",

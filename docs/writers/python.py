@@ -28,8 +28,8 @@ STUDIES = {
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {
-    "record", "analyze_trace", "align_traces", "trace_balance", "drift", "import_trace", "import_routed_experts",
-    "check_trace", "recorded_routing",
+    "record", "analyze_trace", "align_traces", "trace_balance", "trace_locality", "drift", "import_trace",
+    "import_routed_experts", "check_trace", "recorded_routing",
 }  # fmt: skip
 SERVERS = {"check_server", "ServerResult", "mismatch", "indexer"}
 # Classes that a caller makes or hands in; every other class is what a function returns.

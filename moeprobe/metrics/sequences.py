@@ -38,13 +38,13 @@ class Sequences:
     num_experts: int
 
     @cached_property
-    def choices(self) -> Choices:
-        """Every choice of the tokens that are present."""
-        return Choices.of(self.experts.numpy(), self.present.numpy(), self.num_experts)
+    def uses(self) -> ExpertUses:
+        """The uses of experts by the tokens that are present: one for each choice."""
+        return ExpertUses.of(self.experts.numpy(), self.present.numpy(), self.num_experts)
 
 
 @dataclass(frozen=True)
-class Choices:
+class ExpertUses:
     """The choices of some sequences, and where their tokens lie in their runs.
 
     Attributes:
@@ -66,10 +66,10 @@ class Choices:
     present: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, experts: NDArray[np.int16], present: NDArray[np.bool_], num_experts: int) -> Choices:
+    def of(cls, experts: NDArray[np.int16], present: NDArray[np.bool_], num_experts: int) -> ExpertUses:
         """Return the choices of tokens ``(B, J, K)`` that are present ``(B, J)``."""
-        sequence, position, place = np.nonzero(present[..., None] & (experts >= 0))
-        expert = experts[sequence, position, place].astype(np.int64)
+        sequence, position, rank = np.nonzero(present[..., None] & (experts >= 0))
+        expert = experts[sequence, position, rank].astype(np.int64)
         # Choices come sequence by sequence and token by token, so a stable sort leaves those of an expert in order.
         user = sequence * num_experts + expert
         order = np.argsort(user, kind="stable")

@@ -59,15 +59,14 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
-    "balance` the window; empty for "
-    "pairs of random views",
+    "balance` the window, for `trace locality` the tokens of `distinct_experts`; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
     "background; for recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
     "one of two checkpoints has); empty for the model's output",
     "metric": "name of the metric",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token; of "
-    "indexers and hot experts random, of indexers also recency",
+    "indexers and hot experts random, of indexers also recency; of reuse along sequences sequence and even",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",

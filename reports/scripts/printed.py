@@ -37,6 +37,7 @@ PAGES = (
     "guide/recorded-routing.md",
     "guide/recipes.md",
     "guide/expert-parallel.md",
+    "guide/locality.md",
     "guide/reports.md",
     "guide/plugins.md",
     "guide/many-machines.md",
@@ -51,6 +52,7 @@ FIGURES = {
     "guide-forest.png": "reports/my-compare/figures/forest.png",
     "guide-own-model.png": "reports/mine/figures/routing.png",
     "guide-drift.png": "reports/my-drift/figures/drift.png",
+    "locality.png": "reports/locality/figures/locality.png",
     "align.png": "reports/my-align/figures/align.png",
 }
 WIDTH = 118

@@ -73,20 +73,20 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
         """Return per sequence its windows, their distinct experts, and the choices in them by expert ``(B, E)``."""
         import torch
 
-        choices, size = subject.choices, self._size
-        position, first = choices.position, choices.run_first
+        uses, size = subject.uses, self._size
+        position, first = uses.position, uses.run_first
         # Windows begin at these places at the earliest and at the latest, if they are to hold the token.
-        latest = np.minimum(position, choices.run_last - size + 1)
+        latest = np.minimum(position, uses.run_last - size + 1)
         earliest = np.maximum(position - size + 1, first)
         holding = np.maximum(latest - earliest + 1, 0)
         # An expert is counted where a window has it first: none that begins before its last use.
-        counted = np.maximum(latest - np.maximum(earliest, choices.last_use + 1) + 1, 0)
-        places = np.arange(choices.present.shape[1])
-        windows = (choices.present & (choices.last - places + 1 >= size)).sum(1)
+        first_uses = np.maximum(latest - np.maximum(earliest, uses.last_use + 1) + 1, 0)
+        token_positions = np.arange(uses.present.shape[1])
+        windows = (uses.present & (uses.last - token_positions + 1 >= size)).sum(1)
         columns = {
             "distinct_windows": windows,
-            "distinct_sum": choices.by_sequence(counted),
-            "window_choices": choices.by_expert(holding, subject.num_experts),
+            "distinct_sum": uses.by_sequence(first_uses),
+            "window_choices": uses.by_expert(holding, subject.num_experts),
             WINDOW: np.full(len(windows), size),
             EXPERTS: np.full(len(windows), subject.num_experts),
         }
@@ -95,7 +95,9 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the mean, that of independent tokens, and their ratio."""
         windows, size = columns["distinct_windows"], int(columns[WINDOW].max(initial=1))
-        independent = IndependentDistinct(columns["window_choices"].astype(np.float64) / size, windows.astype(np.float64), size)
+        independent = IndependentDistinct(
+            columns["window_choices"].astype(np.float64) / size, windows.astype(np.float64), size
+        )
         distinct = columns["distinct_sum"]
         return [
             DISTINCT_EXPERTS.mean_of(distinct, windows),

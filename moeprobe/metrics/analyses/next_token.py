@@ -30,7 +30,7 @@ from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeprobe.metrics.sequences import Choices, Sequences
+    from moeprobe.metrics.sequences import ExpertUses, Sequences
 
 NEXT_TOKEN_REUSE = Metric(
     "next_token_reuse",
@@ -73,13 +73,13 @@ class NextToken(ModelAnalysis["Sequences"]):
         """Return the choices of each sequence ``(B, J + 1, K)``, and counts of reuse per sequence."""
         import torch
 
-        choices = subject.choices
-        hits, trials = _reused(choices)
+        uses = subject.uses
+        hits, trials = _reused(uses)
         columns: dict[str, NDArray[Any]] = {
             "reuse_hits": hits,
             "reuse_trials": trials,
             EXPERTS: np.full(len(hits), subject.num_experts),
-            **_of_other_tokens(choices, subject.experts.shape[2], subject.num_experts),
+            **_of_other_tokens(uses, subject.experts.shape[2], subject.num_experts),
         }
         selected = subject.experts.masked_fill(~subject.present[..., None], NO_PAIR)
         # Sequences of one request are joined to one list: behind each a place stays empty, so that its last token and
@@ -98,21 +98,21 @@ class NextToken(ModelAnalysis["Sequences"]):
             "position": Strata(position, size=columns["sequence_selected"].shape[1], single=True),
         }
         reuse = Share(trials.hits_of_image, trials.number.astype(np.float64))
-        others, beside = (columns[name].astype(np.float64) for name in ("reuse_others", "reuse_beside"))
+        by_others, by_next = (columns[name].astype(np.float64) for name in ("reuse_others", "reuse_beside"))
         several = columns["reuse_several"]
         estimators = [
             NEXT_TOKEN_REUSE.raw(reuse, trials.number),
             *against_chance(NEXT_TOKEN_REUSE, levels(trials, Nulls(between, None))),
             *NEXT_TOKEN_REUSE.chance_and_kappa(
                 "sequence",
-                Share(others, several.astype(np.float64)),
-                Share(beside, several.astype(np.float64)),
+                Share(by_others, several.astype(np.float64)),
+                Share(by_next, several.astype(np.float64)),
                 several,
             ),
         ]
-        for place, distance in enumerate(DISTANCES):
-            number = columns["reuse_trials"][:, place]
-            share = Share(columns["reuse_hits"][:, place].astype(np.float64), number.astype(np.float64))
+        for index, distance in enumerate(DISTANCES):
+            number = columns["reuse_trials"][:, index]
+            share = Share(columns["reuse_hits"][:, index].astype(np.float64), number.astype(np.float64))
             even = 1 - (1 - top_k / num_experts) ** distance
             metric = REUSE_WITHIN.make(str(distance))
             estimators += [
@@ -140,31 +140,31 @@ def _pairs(columns: Columns, num_experts: int) -> tuple[Trials, Integers]:
     return trials, position
 
 
-def _reused(choices: Choices) -> tuple[Integers, Integers]:
+def _reused(uses: ExpertUses) -> tuple[Integers, Integers]:
     """Return how many choices have an expert of the last tokens, and of how many ``(B, distances)``."""
     hits, trials = [], []
     for distance in DISTANCES:
-        is_trial = choices.position - choices.run_first >= distance
-        hits.append(choices.by_sequence(is_trial & (choices.last_use >= choices.position - distance)))
-        trials.append(choices.by_sequence(is_trial))
+        is_trial = uses.position - uses.run_first >= distance
+        hits.append(uses.by_sequence(is_trial & (uses.last_use >= uses.position - distance)))
+        trials.append(uses.by_sequence(is_trial))
     return np.stack(hits, axis=1), np.stack(trials, axis=1)
 
 
-def _of_other_tokens(choices: Choices, top_k: int, num_experts: int) -> dict[str, NDArray[Any]]:
+def _of_other_tokens(uses: ExpertUses, top_k: int, num_experts: int) -> dict[str, NDArray[Any]]:
     """Return the pairs of a token and the next per sequence, their reuse, and that of tokens that are not neighbors.
 
     All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Of these, the
     pairs of a token with itself and with its neighbors are taken out.
     """
-    present = choices.present
+    present = uses.present
     tokens, pairs = present.sum(1), (present[:, :-1] & present[:, 1:]).sum(1)
-    used = choices.by_expert(np.ones(len(choices.expert)), num_experts)
-    is_reused = (choices.last_use >= 0) & (choices.last_use == choices.position - 1)
-    beside = choices.by_sequence(is_reused)
-    common = (used**2).sum(1) - used.sum(1) - 2 * beside
-    others = tokens**2 - tokens - 2 * pairs
-    several = np.where(others > 0, pairs, 0)
-    of_others: Array = common / np.maximum(others * top_k, 1)
+    token_counts = uses.by_expert(np.ones(len(uses.expert)), num_experts)
+    is_reused = (uses.last_use >= 0) & (uses.last_use == uses.position - 1)
+    beside = uses.by_sequence(is_reused)
+    common = (token_counts**2).sum(1) - token_counts.sum(1) - 2 * beside
+    other_pairs = tokens**2 - tokens - 2 * pairs
+    several = np.where(other_pairs > 0, pairs, 0)
+    of_others: Array = common / np.maximum(other_pairs * top_k, 1)
     return {
         "reuse_pairs": pairs,
         "reuse_several": several,

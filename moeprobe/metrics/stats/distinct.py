@@ -53,26 +53,26 @@ class IndependentDistinct:
         """Return the derivative by each sequence's weight, of the plain value: what is added is of a higher order."""
         loads, windows = (self._sums if totals is None else totals)[:2]
         shares = divide(loads, windows)
-        of_shares = divide(self.loads - shares * self.windows[:, None], windows)
-        influence: Array = of_shares @ (self.size * (1 - shares) ** (self.size - 1))
+        share_influence = divide(self.loads - shares * self.windows[:, None], windows)
+        influence: Array = share_influence @ (self.size * (1 - shares) ** (self.size - 1))
         return influence
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return the score interval of its share of all experts, over ``images`` sequences."""
-        share = self.value(self._sums if totals is None else totals) / self._most
-        low, high = proportions.score_interval(share, error / self._most, images)
-        return self._most * low, self._most * high
+        share = self.value(self._sums if totals is None else totals) / self._num_experts
+        low, high = proportions.score_interval(share, error / self._num_experts, images)
+        return self._num_experts * low, self._num_experts * high
 
     def swing(self, totals: Totals | None) -> float:
         """Return the largest value, which a share of one comes to."""
-        return self._most
+        return self._num_experts
 
     def is_binary(self) -> bool:
         """Sequences are no trials of it."""
         return False
 
     @property
-    def _most(self) -> int:
+    def _num_experts(self) -> int:
         return self.loads.shape[1]
 
     @cached_property
@@ -94,7 +94,7 @@ class IndependentDistinct:
         missing = 1 - shares
         added = size * (size - 1) / 2 * missing ** max(size - 2, 0) * variance
         distinct: Array = (1 - missing**size + added).sum(0)
-        return np.minimum(distinct, self._most)
+        return np.minimum(distinct, self._num_experts)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, INDEPENDENT
 from moeprobe.metrics.analyses.next_token import NEXT_TOKEN_REUSE
 from moeprobe.metrics.declaration import CHANCE
-from moeprobe.probes.locality.sentences import STRICT, rows_of
+from moeprobe.probes.locality.sentences import STRICT, rows_of, with_intervals
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 
@@ -27,7 +27,7 @@ def draw(result: Result) -> dict[str, Figure]:
     """Return the figure: a panel of reuse by layer, and panels of distinct experts in the first and the last layer."""
     table = result.table
     reuse = rows_of(table, NEXT_TOKEN_REUSE.name)
-    distinct = rows_of(table, DISTINCT_EXPERTS.name)
+    distinct = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
     if reuse.empty:
         return {}
     every = panels.layers(reuse)
@@ -37,8 +37,12 @@ def draw(result: Result) -> dict[str, Figure]:
     for panel, layer in zip(axes[0, 1:], layers, strict=True):
         _draw_distinct(panel, result, layer)
     axes[0, 1].set_ylabel("distinct experts")
-    drawn = pd.concat([reuse, distinct])
-    return {"locality": panels.finish(figure, drawn, title="Reuse of experts along sequences", notes=notes)}
+    rows_of_panels = pd.concat([reuse, distinct])
+    return {
+        "locality": panels.finish(
+            figure, rows_of_panels, title="Reuse of experts along sequences", notes=notes
+        )
+    }
 
 
 def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
@@ -59,12 +63,12 @@ def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
 
 
 def _draw_distinct(axes: Axes, result: Result, layer: str) -> None:
-    """Draw the distinct experts of each recording in a layer over the number of tokens."""
+    """Draw the distinct experts of each recording in a layer over the number of tokens that enough requests have."""
     names = panels.checkpoints(result.table)
     for name in names:
         of_layer = panels.select(result.table, checkpoint=name, layer=layer)
         for metric, label, style in _DISTINCT:
-            rows = rows_of(of_layer, metric)
+            rows = with_intervals(rows_of(of_layer, metric))
             own_label = label if len(names) == 1 else f"{name}, {label}"
             color = result.sidecar.colors[name]
             panels.points(

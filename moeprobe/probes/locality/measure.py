@@ -81,7 +81,7 @@ class _Locality(TableWork[Result]):
         if not files:
             raise UserError("Name at least one trace.")
         matched, self.matching = match_traces(files, match)
-        self.traces, self.options = _named(matched), options
+        self.traces, self.options = _name_traces(matched), options
         names = [trace_view.name for trace_view in self.traces]
         self.names = choose_names(options.names, names)
         self.layers = common_layers(matched, options.layers)
@@ -102,8 +102,8 @@ class _Locality(TableWork[Result]):
         training = {trace_view.name: trace_view.trace.about["checkpoint"] for trace_view in self.traces}
         info = self.run_info(
             aligned=True,
-            train_seeds={name: about.get("seed") for name, about in training.items()},
-            groups={name: about.get("group") or "" for name, about in training.items()},
+            train_seeds={name: provenance.get("seed") for name, provenance in training.items()},
+            groups={name: provenance.get("group") or "" for name, provenance in training.items()},
         )
         table, comparison = summarize(sums, analyses=make_analyses(Locality.analyses), run_info=info)
         sidecar = self.make_sidecar(
@@ -130,10 +130,10 @@ class _Locality(TableWork[Result]):
         return notes
 
 
-def _named(traces: Sequence[TraceFile]) -> list[NamedTrace]:
+def _name_traces(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     """Return the traces with a name of their own each, so that the others are compared with the first."""
-    named = name_all(traces)
-    names = [trace_view.name for trace_view in named]
+    trace_views = name_all(traces)
+    names = [trace_view.name for trace_view in trace_views]
     return [
         replace(
             trace_view,
@@ -141,7 +141,7 @@ def _named(traces: Sequence[TraceFile]) -> list[NamedTrace]:
             view=_VIEW,
             severity=float("nan"),
         )
-        for trace_view in named
+        for trace_view in trace_views
     ]
 
 

@@ -20,6 +20,12 @@ def rows_of(table: pd.DataFrame, metric: str, null: str = "", *, tokens: str = T
     return table[keep & table["value"].notna()]
 
 
+def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of enough requests, since long stretches of few requests differ by accident; else all."""
+    measured = rows[rows["ci_low"].notna()]
+    return rows if measured.empty else measured
+
+
 def sentences(table: pd.DataFrame) -> list[str]:
     """Return for each recording what the order of tokens adds, how prompts differ, and how many experts are touched."""
     return [
@@ -78,10 +84,7 @@ def _recent(table: pd.DataFrame, kappas: pd.DataFrame) -> str:
 
 def _distinct(table: pd.DataFrame, name: str) -> list[str]:
     """Return how many experts a number of tokens touch, in the layers with the fewest and the most."""
-    distinct = rows_of(table, DISTINCT_EXPERTS.name)
-    # The largest windows that enough requests have; else the largest that any has.
-    measured = distinct[distinct["ci_low"].notna()]
-    measured = distinct if measured.empty else measured
+    measured = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
     if measured.empty or measured["severity"].max() < 2:
         return []
     size = measured["severity"].max()

@@ -26,7 +26,7 @@ def distinct_experts_table(table: pd.DataFrame) -> Table | None:
     sizes = [size for size in dict.fromkeys(ordinary["severity"]) if size > 1]
     if not sizes:
         return None
-    shown = sizes[:: -(-len(sizes) // _MOST_COLUMNS)]
+    columns = sizes[:: -(-len(sizes) // _MOST_COLUMNS)]
     rows = {
         (row["layer"], row["checkpoint"], row["metric"], row["severity"]): row
         for row in ordinary.to_dict("records")
@@ -36,13 +36,13 @@ def distinct_experts_table(table: pd.DataFrame) -> Table | None:
             TableCell(layer),
             TableCell(name),
             TableCell(label),
-            *(_cell(rows.get((layer, name, metric, size))) for size in shown),
+            *(_cell(rows.get((layer, name, metric, size))) for size in columns),
         ]
         for layer in dict.fromkeys(ordinary["layer"])
         for name in dict.fromkeys(ordinary["checkpoint"])
         for metric, label in _LINES.items()
     ]
-    headings = ["layer", "checkpoint", "tokens", *(f"{int(size):,}" for size in shown)]
+    headings = ["layer", "checkpoint", "tokens", *(f"{int(size):,}" for size in columns)]
     note = "independent: as many tokens that choose independently of each other, with the same loads."
     return Table("Distinct experts of so many consecutive tokens", headings, lines, note, keys=3, place=2)
 
