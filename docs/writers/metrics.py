@@ -24,6 +24,7 @@ TRACES = (
     "rank_load",
     "next_token",
     "distinct_experts",
+    "input_experts",
     "indexer",
 )
 # What is measured of flips and of single experts, and has a page of its own, too.

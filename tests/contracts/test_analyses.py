@@ -19,6 +19,7 @@ from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
 from moeprobe.metrics.analyses.hot_experts import WindowLoads
 from moeprobe.metrics.analyses.indexer import KeyOverlap
+from moeprobe.metrics.analyses.input_experts import InputUses
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
@@ -85,6 +86,7 @@ Asked = (
     | RankLoads
     | LayerOutputs
     | Sequences
+    | InputUses
     | list[Path]
     | Forced
 )
@@ -122,7 +124,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | WindowLoads
         | RankLoads
         | LayerOutputs
-        | Sequences,
+        | Sequences
+        | InputUses,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -293,6 +296,7 @@ OF_TOKENS = {
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,
     "rank_load": _rank_loads,
+    "input_experts": lambda: [InputUses(torch.tensor([9, 7, 0, 12, 5]), torch.tensor([2, 1, 0, 3, 1]))],
     "next_token": _sequences,
     "distinct_experts": _sequences,
     "experts": _experts,

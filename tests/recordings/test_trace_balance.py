@@ -338,6 +338,21 @@ def test_choices_of_a_request_are_one_sample(tmp_path: Path) -> None:
     assert (twice["trials"].to_numpy() == 2 * trials).all()
 
 
+def test_the_different_experts_of_an_input_are_counted(tmp_path: Path) -> None:
+    """Requests by their tokens, and steps of a batch by their counts."""
+    table = api.trace_balance(recording(tmp_path, uniform)).table
+    for index, layer in enumerate(LAYERS):
+        experts = [len(np.unique(uniform(number, index))) for number in range(REQUESTS)]
+        row = value(table, "distinct_experts_of_input", layer=layer)
+        assert row["value"] == pytest.approx(np.mean(experts)) and row["trials"] == REQUESTS
+        assert row["ci_low"] < row["value"] < row["ci_high"]
+    ids = serving.routing(rows=12)
+    steps = imported(tmp_path, stat(tmp_path / "stat.pt", ids, steps=6)).path
+    row = value(api.trace_balance(steps, windows=2).table, "distinct_experts_of_input", layer="layers.1")
+    assert row["value"] == pytest.approx(np.mean([len(np.unique(part[:, 0])) for part in np.split(ids, 6)]))
+    assert row["value"] < 4
+
+
 def test_counts_without_tokens_are_enough(tmp_path: Path) -> None:
     """Each step of SGLang's recorder is an input."""
     trace = imported(tmp_path, stat(tmp_path / "stat.pt", serving.routing(rows=64), steps=4)).path
@@ -363,7 +378,8 @@ def test_one_input_has_a_load_and_no_course(tmp_path: Path) -> None:
         keep_default_na=False,
         na_values={"ci_low": [""], "severity": [""]},
     )
-    assert set(table["view"]) == {"consecutive"} and table["severity"].isna().all()
+    of_input = table[table["view"] != "consecutive"]
+    assert set(of_input["metric"]) == {"distinct_experts_of_input"} and table["severity"].isna().all()
     for place, layer in enumerate(("layers.1", "layers.2", "layers.3", "layers.4")):
         loads = np.bincount(ids[:, place].ravel(), minlength=8).reshape(4, 2).sum(1)
         row = value(table, "rank_imbalance", layer=layer, view="consecutive")

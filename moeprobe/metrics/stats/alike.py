@@ -73,8 +73,8 @@ def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_ex
 def overlap(reference: Integers, view: Integers, *, num_experts: int) -> Alike:
     """Return the similarity of sets of K experts ``(M, K)``: the share of the K that is in both; below 0 = none."""
     # What is absent gets a code that the other side never has.
-    absent = (np.where(side < 0, num_experts + bit, side) for bit, side in enumerate((reference, view)))
-    return (Codes(1 / reference.shape[1], *absent, num_experts + 2),)
+    codes = [np.where(side < 0, num_experts + bit, side) for bit, side in enumerate((reference, view))]
+    return (Codes(1 / reference.shape[1], codes[0], codes[1], num_experts + 2),)
 
 
 def coefficient(number: int, size: int) -> float:

@@ -10,6 +10,6 @@ class TraceBalance(Kind):
     kind = "trace-balance"
     title = "Load over time and ranks"
     concluded_by = "moeprobe.probes.trace_balance.sentences:sentences"
-    analyses = ("hot_experts", "rank_load")
+    analyses = ("hot_experts", "input_experts", "rank_load")
     headlines = ()
     joinable = False

@@ -17,6 +17,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
+from moeprobe.metrics.analyses.input_experts import InputExperts, InputUses
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
 from moeprobe.metrics.declaration import NumberName
@@ -173,9 +174,9 @@ class _Load(TableWork[Result]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
         progress.start(TraceBalance.kind, len(self.trace.ids))
-        choices = self._choices(progress)
+        choices, uses = self._choices(progress)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
-        sums = self._sums(choices)
+        sums = self._sums(choices, uses)
         analyses = make_analyses(TraceBalance.analyses)
         table, comparison = summarize(sums, analyses=analyses, run_info=info)
         table = with_rows(table, list(self._relabeled(choices, info)))
@@ -203,8 +204,14 @@ class _Load(TableWork[Result]):
             "are one sample"
         ]
 
-    def _choices(self, progress: Progress) -> dict[str, NDArray[np.integer[Any]]]:
-        """Return how often each sample chose each expert ``(n, E)``, by layer."""
+    def _choices(
+        self, progress: Progress
+    ) -> tuple[dict[str, NDArray[np.integer[Any]]], dict[str, NDArray[np.int64]]]:
+        """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
+
+        The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
+        several inputs uses more experts than one of them.
+        """
         trace, row_of = self.trace, self.requests.row_of
         # A request has far fewer choices than an int32 holds; counts of days of serving do not fit.
         counts = {
@@ -214,6 +221,7 @@ class _Load(TableWork[Result]):
             )
             for layer in self.layers
         }
+        uses = {layer: np.zeros((2, len(self.requests.names)), np.int64) for layer in self.layers}
         widest = max(
             max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
             for layer in self.layers
@@ -223,23 +231,37 @@ class _Load(TableWork[Result]):
             block = trace.ids[start : start + size]
             rows = [row_of[self.clusters.get(name, name)] for name in block]
             for layer in self.layers:
-                np.add.at(counts[layer], rows, _choices_of(trace, layer, block))
+                of_block = _choices_of(trace, layer, block)
+                np.add.at(counts[layer], rows, of_block)
+                for column, numbers in zip(
+                    uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
+                ):
+                    np.add.at(column, rows, numbers)
             progress.advance(len(block))
-        return counts
+        return counts, uses
 
-    def _sums(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> SumsStore:
+    def _sums(
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
+    ) -> SumsStore:
         """Return the sums of all cells; of many requests they are kept in files."""
         parts = (
-            of_table(image_table(accumulator, checkpoint=self.name)) for accumulator in self._cells(choices)
+            of_table(image_table(accumulator, checkpoint=self.name))
+            for accumulator in self._cells(choices, uses)
         )
         return concat_parts(parts, in_files=sum(counts.size for counts in choices.values()) > _COUNTS)
 
-    def _cells(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> Iterator[Accumulator]:
-        """Yield the hot experts of each layer, then the ranks of each layer and of all, under each placement."""
+    def _cells(
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
+    ) -> Iterator[Accumulator]:
+        """Yield the experts of each layer, then the ranks of each layer and of all, under each placement."""
         every = slice(0, len(self.requests.names))
-        for layer, counts in choices.items() if not self.requests.is_single else ():
-            subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
-            yield self._cell(layer, _VIEW, every, HotExperts().sums(subject))
+        for layer, counts in choices.items():
+            experts, inputs = torch.from_numpy(uses[layer])
+            columns = InputExperts().sums(InputUses(experts, inputs))
+            if not self.requests.is_single:
+                subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
+                columns |= HotExperts().sums(subject)
+            yield self._cell(layer, _VIEW, every, columns)
         if self.placement is None:
             return
         for judged in self._judged(choices):
