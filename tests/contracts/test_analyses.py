@@ -283,6 +283,11 @@ def _sequences() -> list[Asked]:
     return [Sequences(experts, present, 6)]
 
 
+def _input_uses() -> list[Asked]:
+    """Experts of one or several inputs of a sample; one has no choice."""
+    return [InputUses(torch.tensor([9, 7, 0, 12, 5]), torch.tensor([2, 1, 0, 3, 1]))]
+
+
 OF_TOKENS = {
     "critical_noise": lambda: _margins()[0],
     "flip_prediction": lambda: _margins()[1],
@@ -296,7 +301,7 @@ OF_TOKENS = {
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,
     "rank_load": _rank_loads,
-    "input_experts": lambda: [InputUses(torch.tensor([9, 7, 0, 12, 5]), torch.tensor([2, 1, 0, 3, 1]))],
+    "input_experts": _input_uses,
     "next_token": _sequences,
     "distinct_experts": _sequences,
     "experts": _experts,
