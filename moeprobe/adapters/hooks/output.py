@@ -16,7 +16,7 @@ from moeprobe.errors import UserError
 def read(
     module: nn.Module, arguments: tuple[Any, ...], output: Any, *, how: Read | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of one call of a router: ``logits``, or ``indices``, or both, and ``weights`` if given.
+    """Return the tensors of one call of a router: logits, or the indices of experts, or both; and weights.
 
     Args:
         module: the router.

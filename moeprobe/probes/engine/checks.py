@@ -459,6 +459,8 @@ def check_some_layer(
     """
     for model in models:
         routing = routing_of_blank_input(model, layers)
+        if not routing:
+            check_layers({model.name: model.model.layer_names}, layers)
         if not any(applies(layer) for layer in routing):
             raise UserError(
                 f"In no layer of {model.name} ({routing[0].router}) {missing}: tokens must choose fewer than all "
@@ -479,6 +481,7 @@ def routers_of(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> dict[s
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model
-    check_layers({checkpoint.name: model.layer_names}, layers)
     layer_names = chosen_layers(model.layer_names, layers)
+    if not layer_names:
+        return []
     return list(model.trace(checkpoint.framing.blank(), layers=layer_names, logits=False)[1].layers.values())

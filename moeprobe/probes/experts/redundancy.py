@@ -147,13 +147,11 @@ def dispensable(table: pd.DataFrame) -> pd.DataFrame:
     """Return for each checkpoint, layer and expert what it costs to ban it alone, cheapest first.
 
     Returns:
-        Columns checkpoint, layer, expert, images, price, and ``highest``: the upper end of the price, of all experts
+        Columns checkpoint, layer, expert, price, and ``highest``: the upper end of the price, of all experts
         of the checkpoint at once in 95 % of samples.
     """
     rows = table[table["metric"] == PRICE_BAND.name].dropna(subset=["ci_high"])
-    bounds = rows[["checkpoint", "layer", "expert", "images"]].assign(
-        price=rows["value"], highest=rows["ci_high"]
-    )
+    bounds = rows[["checkpoint", "layer", "expert"]].assign(price=rows["value"], highest=rows["ci_high"])
     order = bounds.groupby(["checkpoint", "layer"], sort=False).ngroup()
     return bounds.assign(order=order).sort_values(["order", "highest"], kind="stable").drop(columns="order")
 
@@ -214,9 +212,7 @@ def _cheapest(rows: pd.DataFrame) -> str:
     sentences = []
     if untouched:  # not a bound: other inputs may change
         listing = " or ".join(str(int(float(row.expert))) for row in untouched)
-        sentences.append(
-            f"without expert {listing}, the loss of none of the {untouched[0].images:,} inputs changes"
-        )
+        sentences.append(f"without expert {listing}, the loss of no input changes")
     if priced:
         first, *next_ones = [(int(float(row.expert)), _bound(row.highest)) for row in priced]
         remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)

@@ -23,7 +23,7 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 
 # Changes of class scores, as a share of the largest, that passes of another batch differ by.
-_ROUNDING = 1e-5
+_ROUNDING = 2e-6
 
 
 @dataclass(frozen=True)
