@@ -368,7 +368,7 @@ def banded(ends: list[float], loss: float | None = None) -> pd.DataFrame:
     [
         (
             None,
-            "without expert 1, the loss of no input changes; without expert 2 the loss rises by at most 0.061 nats, 3 by 0.09",
+            "without expert 1, the loss of no input changes; without expert 2 the loss rises by at most 0.061 nats",
         ),
         (0.1, "3 of 5 experts may go, each alone, at a loss below 0.1 nats (95 % for all at once): 1–3."),
         (0.08, "2 of 5 experts may go, each alone, at a loss below 0.08 nats (95 % for all at once): 1, 2."),
