@@ -29,6 +29,13 @@ def wanted_layers(layers: Sequence[str] | None, available: Sequence[str]) -> lis
     return [name for name in available if layers is None or name in layers]
 
 
+class PassEnd(BaseException):
+    """All that was wanted of a forward pass is there, so a hook ends it.
+
+    No ``Exception``: it is no error, and a model that catches its own errors must not catch it.
+    """
+
+
 class Adapter(ABC):
     """What opens models of a kind by name, ``scheme:reference``; a plug-in's scheme is its name in the catalog.
 

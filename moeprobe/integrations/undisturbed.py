@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from moeprobe.runtime.seeds import torch_seed
+from moeprobe.runtime.torch_state import buffers_kept, random_numbers_kept
 
 A = TypeVar("A")
 # Attributes by the object that has them: a module, or the configuration of one.
@@ -59,10 +60,10 @@ def undisturbed(net: nn.Module, *, seed: int) -> Iterator[None]:
     """
     devices = {parameter.device for parameter in net.parameters() if parameter.device.type != "cpu"}
     attributes = attributes_of(net)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
     with ExitStack() as stack:
-        stack.enter_context(_random_states_kept(devices))
+        stack.enter_context(random_numbers_kept(devices))
+        stack.enter_context(buffers_kept(net))
         for kind in {"cpu", *(device.type for device in devices)}:
             stack.enter_context(_autocast_without_cache(kind))
         _seed(torch_seed(seed, "monitor"), devices)
@@ -72,11 +73,6 @@ def undisturbed(net: nn.Module, *, seed: int) -> Iterator[None]:
             restore(attributes)
             for parameter, before in requires_grad:
                 parameter.requires_grad_(before)
-            with torch.no_grad():
-                for buffer, content in buffers:
-                    # Not where nothing has changed: a graph that waits for its backward pass may hold the buffer.
-                    if not torch.equal(buffer, content):
-                        buffer.copy_(content)
 
 
 def attributes_of(net: nn.Module) -> Attributes:
@@ -123,21 +119,6 @@ def _configurations(config: Any) -> list[Any]:
     """Return a configuration of ``transformers`` and the one of its text model, if that is a part."""
     text_config = getattr(config, "get_text_config", None)
     return [config] if text_config is None else [config, text_config()]
-
-
-@contextmanager
-def _random_states_kept(devices: set[torch.device]) -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with ExitStack() as stack:
-        # The state of the CPU is kept with either.
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        for device in devices:
-            stack.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 def _seed(seed: int, devices: set[torch.device]) -> None:

@@ -23,7 +23,6 @@ from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.output import described
 from moeprobe.adapters.hooks.replay import replayed_scores, unforced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
-from moeprobe.adapters.hooks.use import random_numbers_kept
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
@@ -31,6 +30,7 @@ from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import RoutingTrace, joined, split
 from moeprobe.runtime.arguments import checked_class
 from moeprobe.runtime.catalog import DATA
+from moeprobe.runtime.torch_state import random_numbers_kept
 
 
 @checked_class
@@ -129,7 +129,7 @@ class Hooks(Adapter):
         self._module = HookedModule(net, self.settings)
         self.class_names = _class_names(self.settings.classes)
         images = images_to_try(image_size)
-        with random_numbers_kept(self._module.device):
+        with random_numbers_kept([self._module.device]):
             self._learn(images, group_images=group_images, head=head)
 
     def _learn(self, images: Tensor, *, group_images: int, head: str | None) -> None:
@@ -139,11 +139,12 @@ class Hooks(Adapter):
         self._batch_dependence = batch_dependence(self._module, self._layers, images)
         self.group_images = 1
         self.group(group_images)
+        trial = self._module.run(images, self._layers)
+        self.output_kind = trial.kind
         if self.class_names:
-            self._check_classes(images)
-        self.output_kind = self._module.gives(self._module.forward(images, [])[0], len(images))
+            self._check_classes(trial.output)
         is_random = self._batch_dependence.startswith(RANDOM)
-        self._unforced = unforced(self._module, self._layers, images, is_random=is_random)
+        self._unforced = unforced(self._module, self._layers, images, trial.layers, is_random=is_random)
         if head is not None:
             self.features = self._features
             self.features(images)
@@ -282,9 +283,8 @@ class Hooks(Adapter):
             )
         return dataclasses.replace(model, provenance=factory.of_files(built) | dict(model.provenance))
 
-    def _check_classes(self, images: Tensor) -> None:
+    def _check_classes(self, scores: Tensor | None) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""
-        scores = self._module.run(images, self._layers).output
         assert scores is not None  # refused where classes are named
         if scores.shape[1] != len(self.class_names):
             raise UserError(

@@ -42,7 +42,7 @@ class HookedLayer:
         by_gates: the choice is that of the highest gates, as the images showed that were tried.
         reads: what its output says: some of logits, indices and weights.
         use: what was found out about the experts' work, in words.
-        is_checked: each expert was changed, and processes the tokens that chose it.
+        obeys: experts process the tokens that they are forced on; None where that could not be tried.
         drops: some choices are not carried out, so what the experts process is read on every pass.
     """
 
@@ -59,7 +59,7 @@ class HookedLayer:
     by_gates: bool = True
     reads: frozenset[str] = frozenset({"logits"})
     use: str = ""
-    is_checked: bool = False
+    obeys: bool | None = None
     drops: bool = False
 
     @property

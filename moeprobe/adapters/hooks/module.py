@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moeprobe.adapters.base import PassEnd
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.hooks.factory import HookSettings
@@ -24,25 +25,26 @@ from moeprobe.adapters.hooks.use import (
     ExpertBlock,
     find_block,
     listening,
-    random_numbers_kept,
     used_experts,
 )
-from moeprobe.adapters.hooks.watch import ChoiceAt, Force, PassEnd, Watch, tensors_of, watching
+from moeprobe.adapters.hooks.watch import ChoiceAt, Force, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.capabilities import FEATURES, SCORES
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.torch_state import random_numbers_kept
 
 
 @dataclass(frozen=True)
 class Pass:
     """What some images gave: the output, None where not wanted or given, and each layer's routing.
 
-    The output is class scores ``(B, classes)``, or features ``(B, D)``.
+    The output is class scores ``(B, classes)``, or features ``(B, D)``, as ``kind`` says.
     """
 
     output: Tensor | None
     layers: dict[str, LayerRouting]
+    kind: str | None = None
 
 
 class HookedModule:
@@ -132,14 +134,15 @@ class HookedModule:
                     if layer.drops
                     else None,
                 )
-        return Pass(self.answer(output, len(images)) if logits else None, routings), calls
+        answer, kind = self.answer(output, len(images)) if logits else (None, None)
+        return Pass(answer, routings, kind), calls
 
     def outputs_with(self, images: Tensor, forced: Mapping[ChoiceAt, Force]) -> list[Tensor]:
         """Return the tensors of the module's output where calls are made to choose other experts.
 
         Random numbers are the same in every such pass.
         """
-        with random_numbers_kept(self.device):
+        with random_numbers_kept([self.device]):
             torch.manual_seed(0)
             with watching(self.net, Watch(forced=forced), {location.module for location in forced}):
                 output, _ = self.forward(images, [])
@@ -161,10 +164,11 @@ class HookedModule:
             raise UserError(f"{block.name}, which runs its experts, gives no output for each token here.")
         return work
 
-    def answer(self, output: Any, num_images: int) -> Tensor | None:
-        """Return the class scores ``(B, classes)`` float32 in the module's output, or features ``(B, D)``, or None.
+    def answer(self, output: Any, num_images: int) -> tuple[Tensor | None, str | None]:
+        """Return what a module's output answers for each image ``(B, .)`` float32, and its kind; None where nothing.
 
-        Features are a tensor with an entry for each image that is not to be read as scores; ``D`` is all of it.
+        That is "scores" of classes, or "features": a tensor with an entry for each image that is not to be read as
+        scores, all of it.
 
         Raises:
             UserError: there is nothing such at the place that was set.
@@ -173,21 +177,15 @@ class HookedModule:
         value = output if output_key is None else part(output, output_key)
         has_rows = isinstance(value, Tensor) and value.ndim > 1 and len(value) == num_images
         if has_rows and value.is_floating_point() and (not self.settings.classes or value.ndim == 2):
-            return value.flatten(1).float()
+            kind = SCORES if self.settings.scores and value.ndim == 2 else FEATURES
+            return value.flatten(1).float(), kind
         if output_key is None and not self.settings.classes:
-            return None
+            return None, None
         what = "class scores" if self.settings.classes else "output"
         raise UserError(
             f"The {what} of {num_images} images should be a tensor ({num_images}, classes); the model gives "
             f"{described(output)}. Say where they are, e.g. output: 0; a model without class scores has no classes."
         )
-
-    def gives(self, output: Any, num_images: int) -> str | None:
-        """Return whether a module's output is "scores" or "features"; None where it is neither."""
-        if self.answer(output, num_images) is None:
-            return None
-        value = output if self.settings.output is None else part(output, self.settings.output)
-        return SCORES if self.settings.scores and value.ndim == 2 else FEATURES
 
     def scores(self, output: Any, num_images: int) -> Tensor:
         """Return the class scores ``(B, classes)`` float32 in the module's output.
@@ -195,8 +193,8 @@ class HookedModule:
         Raises:
             UserError: there are none.
         """
-        answer = self.answer(output, num_images)
-        if answer is None or self.gives(output, num_images) != SCORES:
+        answer, kind = self.answer(output, num_images)
+        if answer is None or kind != SCORES:
             raise UserError(f"The model gives no class scores: it gives {described(output)}.")
         return answer
 

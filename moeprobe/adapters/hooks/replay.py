@@ -10,7 +10,7 @@ Axes: B images, T tokens, N = B·T tokens in the order of the module, E experts,
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from moeprobe.adapters.hooks.factory import KEYS
 from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.module import HookedModule, check_fired, naming
 from moeprobe.adapters.hooks.output import by_image, put, read
-from moeprobe.adapters.hooks.use import changeable, listening, used_experts
 from moeprobe.adapters.hooks.watch import ChoiceAt, Force, HookedChoice, Watch, tensors_of, watching
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -198,7 +197,12 @@ def _exchanged(
 
 
 def unforced(
-    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor, *, is_random: bool
+    hooked: HookedModule,
+    layers: Mapping[str, HookedLayer],
+    images: Tensor,
+    routings: Mapping[str, LayerRouting],
+    *,
+    is_random: bool,
 ) -> dict[str, str]:
     """Return by layer why its choice cannot be forced, in words that follow the name of its router; none if it can.
 
@@ -206,19 +210,17 @@ def unforced(
         hooked: the model.
         layers: its layers.
         images: to be tried.
+        routings: of these images.
         is_random: the model draws random numbers at evaluation.
     """
     if is_random:
         reason = "is in a model that draws random numbers at evaluation, so a repeated choice shows nothing"
         return dict.fromkeys(layers, reason)
-    reference, before = hooked.run(images, layers), outputs(hooked, images)
+    before = outputs(hooked, images)
     return {
         name: reason
         for name, layer in layers.items()
-        if (
-            reason := _missing(hooked, layer)
-            or _tried(hooked, name, layer, images, before, reference.layers[name])
-        )
+        if (reason := _missing(hooked, layer) or _tried(hooked, name, layer, images, before, routings[name]))
     }
 
 
@@ -254,16 +256,11 @@ def _tried(
         return f"cannot be made to repeat a choice ({str(error).rstrip('.')})"
     if _differ(hooked, before, again):
         return "does not give the same output where it repeats its own choices"
-    carried_out = _are_carried_out(hooked, name, layer, images, shifted)
-    if carried_out is False:
+    if layer.obeys is False:
         return "is made to choose experts that do not process the tokens then"
     # What a layer does may reach the output nowhere: then its experts alone show whether it can be forced.
-    is_narrow = routing.top_k < routing.num_experts
-    if (
-        carried_out is None
-        and is_narrow
-        and all(torch.equal(*pair) for pair in zip(again, changed, strict=True))
-    ):
+    is_untold = layer.obeys is None and routing.top_k < routing.num_experts
+    if is_untold and all(torch.equal(*pair) for pair in zip(again, changed, strict=True)):
         return "gives the same output whatever experts it is made to choose"
     return ""
 
@@ -275,26 +272,6 @@ def _differ(hooked: HookedModule, first: list[Tensor], second: list[Tensor]) -> 
         float((value - repeated).abs().max()) > share * float(value.abs().max())
         for value, repeated in zip(first, second, strict=True)
     )
-
-
-def _are_carried_out(
-    hooked: HookedModule, name: str, layer: HookedLayer, images: Tensor, forced: LayerRouting
-) -> bool | None:
-    """Whether experts process the tokens that they were forced on; None where they cannot be changed one by one."""
-    block = hooked.block_of(layer) if layer.is_checked else None
-    if block is None:
-        return None
-
-    def forcing() -> AbstractContextManager[None]:
-        return replaying(hooked, {name: layer}, RoutingTrace({name: forced}), gates="recomputed")
-
-    with forcing(), listening(hooked.net, {name: block}) as calls:
-        hooked.forward(images, [])
-    # The block is run again by itself, once for each expert, and is forced each time.
-    work = used_experts(hooked.net, block, calls[name][0], layer, len(images), during=forcing)
-    assert work is not None
-    is_changeable = changeable(block, work.device)
-    return torch.equal(work & is_changeable, forced.selected_mask & is_changeable)
 
 
 def outputs(hooked: HookedModule, images: Tensor) -> list[Tensor]:

@@ -157,18 +157,19 @@ def _with_use(
                 call = calls[name][0]
                 with suppress(UserError):  # a block that cannot be run by itself
                     work = used_experts(hooked.net, blocks[name], call, layer, len(images))
+            # Where no expert changes anything, or the block mixes its tokens, their work cannot be told apart.
+            is_seen = work is not None and bool(work[..., changeable(blocks[name], work.device)].any())
             if (
-                work is None
-                or not work[..., changeable(blocks[name], work.device)].any()
-                or (
-                    layer.num_tokens > 1
-                    and is_mixed(work, routing.selected_mask)
-                    and mixes_tokens(hooked.net, blocks[name], call, layer, len(images))
-                )
+                work is not None
+                and is_seen
+                and layer.num_tokens > 1
+                and is_mixed(work, routing.selected_mask)
             ):
-                with_use[name] = _tried_by_exchange(hooked, layer, routing, images)
-            else:
+                is_seen = not mixes_tokens(hooked.net, blocks[name], call, layer, len(images))
+            if work is not None and is_seen:
                 with_use[name] = _compared(hooked, layer, blocks[name], call, work, routing)
+            else:
+                with_use[name] = _tried_by_exchange(hooked, layer, routing, images)
     return with_use
 
 
@@ -230,9 +231,9 @@ def _with_every_expert(
         changeable(block, routing.gates.device),
         routing.selected_mask.flatten(0, 1).any(0),
     )
-    can_force = (bool(layer.choice) or hands_on(hooked, layer)) and bool((routing.selected >= 0).all())
-    for selected in _forced_sets(routing) if can_force else ():
-        forced = dataclasses.replace(routing, selected=selected)
+    obeys = None
+    for selected in _forced_sets(routing) if layer.choice or hands_on(hooked, layer) else ():
+        forced = dataclasses.replace(routing, selected=selected.where(routing.selected >= 0, -1))
         trace = RoutingTrace({layer.module: forced})
         work = None
         with suppress(UserError):  # why it cannot be forced is said where a routing is to be replayed
@@ -244,7 +245,10 @@ def _with_every_expert(
                 len(routing.valid),
                 during=partial(replaying, hooked, {layer.module: layer}, trace, gates="recomputed"),
             )
-        if work is None or (work & ~forced.selected_mask & is_changeable).any():
+        if work is None:
+            break
+        if (work & ~forced.selected_mask & is_changeable).any():
+            obeys = False
             break
         lost = (forced.selected_mask & ~work & is_changeable).flatten(0, 1).any(0)
         if lost.any():
@@ -254,11 +258,12 @@ def _with_every_expert(
                 drops=True,
                 use=f"leave out tokens that are forced on expert {listing}; what they process is read on every pass",
             )
+        obeys = True
         is_tried |= forced.selected_mask.flatten(0, 1).any(0)
     unchecked = (~is_tried).nonzero().flatten().tolist()
     if unchecked:
         text += f"; not checked, as no token chose them: {', '.join(map(str, unchecked))}"
-    return dataclasses.replace(layer, use=text, is_checked=True)
+    return dataclasses.replace(layer, use=text, obeys=obeys)
 
 
 def _forced_sets(routing: LayerRouting) -> list[Tensor]:

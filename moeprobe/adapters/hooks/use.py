@@ -7,13 +7,11 @@ expert's parameters changed. The tokens whose output differs are the expert's. N
 Axes: B images, T tokens, E experts, D width.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +19,7 @@ from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.watch import tensors_of
 from moeprobe.errors import UserError
+from moeprobe.runtime.torch_state import RandomStates, buffers_kept, random_numbers_kept, values_exchanged
 
 # An expert's parameters become so many times as large, of the other sign, so that a token that gives the expert next to
 # no weight is seen; float16 would overflow. What is zero is moved by a hundredth of it.
@@ -49,7 +48,7 @@ class BlockCall:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     device: torch.device
-    random_states: tuple[Any, ...]
+    random_states: RandomStates
 
 
 def find_block(net: nn.Module, router: str, num_experts: int) -> ExpertBlock | None:
@@ -57,14 +56,19 @@ def find_block(net: nn.Module, router: str, num_experts: int) -> ExpertBlock | N
 
     Experts are the E members of a list of modules, or the slices of parameters ``(E, ., .)``.
     """
-    path = router
-    while path:
-        path = path.rpartition(".")[0]
-        inside = router[len(path) + 1 :] if path else router
+    for path, inside in _around(router):
         parameters = _experts(net.get_submodule(path), inside, num_experts)
         if parameters:
             return ExpertBlock(path, parameters)
     return None
+
+
+def _around(router: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of the modules around a router, the nearest first, and the router's name below each."""
+    path = router
+    while path:
+        path = path.rpartition(".")[0]
+        yield path, router[len(path) + 1 :] if path else router
 
 
 def _experts(
@@ -109,10 +113,7 @@ def _is_list_of(module: nn.Module, num_experts: int) -> bool:
 
 def count_experts(net: nn.Module, router: str) -> int | None:
     """Return how many members the nearest list of modules around a router has; None where there is none."""
-    path = router
-    while path:
-        path = path.rpartition(".")[0]
-        inside = router[len(path) + 1 :] if path else router
+    for path, inside in _around(router):
         for name, module in net.get_submodule(path).named_modules():
             if isinstance(module, nn.ModuleList | nn.ModuleDict) and not inside.startswith(f"{name}."):
                 return len(module)
@@ -133,7 +134,7 @@ def mixes_tokens(
     tokens = None if not arguments else _tokens(arguments[0], layer, num_images)
     if tokens is None or tokens.data_ptr() != arguments[0].data_ptr():
         return True
-    with torch.inference_mode(), random_numbers_kept(call.device):
+    with torch.inference_mode(), random_numbers_kept([call.device]):
         before = _tokens(_run(module, call), layer, num_images)
         tokens[:, 0] += 1
         after = _tokens(_run(module, replace(call, arguments=arguments)), layer, num_images)
@@ -152,7 +153,7 @@ def listening(net: nn.Module, blocks: Mapping[str, ExpertBlock]) -> Iterator[dic
             # Copied: what comes after may write into them.
             copied = _copied(arguments), _copied(keywords)
             device = next((value.device for value in tensors_of(copied)), torch.device("cpu"))
-            calls[layer].append(BlockCall(*copied, device, _random_states(device)))
+            calls[layer].append(BlockCall(*copied, device, RandomStates.now([device])))
 
         return keep
 
@@ -195,7 +196,7 @@ def used_experts(
     was_training = [inner for inner in module.modules() if inner.training]
     module.eval()
     try:
-        with torch.inference_mode(), random_numbers_kept(call.device):
+        with torch.inference_mode(), random_numbers_kept([call.device]):
             with during():
                 before = _tokens(_run(module, call), layer, num_images)
             if before is None:
@@ -205,7 +206,7 @@ def used_experts(
                 if not names:
                     work.append(torch.ones_like(before[..., 0], dtype=torch.bool))
                     continue
-                with during(), _exchange_parameters(module, names):
+                with during(), _expert_moved(module, names):
                     after = _tokens(_run(module, call), layer, num_images)
                 assert after is not None
                 work.append((after != before).any(-1))
@@ -213,30 +214,6 @@ def used_experts(
     finally:
         for inner in was_training:
             inner.training = True
-
-
-@contextmanager
-def random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Leave the random numbers of PyTorch (of the CPU and of a device), NumPy and Python as they are found."""
-    states = _random_states(device)
-    try:
-        yield
-    finally:
-        _set_random_states(states, device)
-
-
-def _random_states(device: torch.device) -> tuple[Any, ...]:
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), on_device, np.random.get_state(), random.getstate()
-
-
-def _set_random_states(states: tuple[Any, ...], device: torch.device) -> None:
-    on_cpu, on_device, of_numpy, of_python = states
-    torch.set_rng_state(on_cpu)
-    if on_device is not None:
-        torch.cuda.set_rng_state(on_device, device)
-    np.random.set_state(of_numpy)
-    random.setstate(of_python)
 
 
 def is_mixed(work: Tensor, choice: Tensor) -> bool:
@@ -255,43 +232,22 @@ def _run(module: nn.Module, call: BlockCall) -> Any:
     Raises:
         UserError: it cannot be run by itself.
     """
-    _set_random_states(call.random_states, call.device)
-    buffers = [
-        (inner, name, buffer, buffer.clone())
-        for inner in module.modules()
-        for name, buffer in inner._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        with running("The model", doing="where a layer was run by itself"):
-            return module(*_copied(call.arguments), **_copied(call.keywords))
-    finally:
-        for inner, name, buffer, content in buffers:
-            inner._buffers[name] = buffer
-            buffer.copy_(content)
+    call.random_states.restore()
+    with buffers_kept(module), running("The model", doing="where a layer was run by itself"):
+        return module(*_copied(call.arguments), **_copied(call.keywords))
 
 
-@contextmanager
-def _exchange_parameters(module: nn.Module, names: Sequence[tuple[str, int | None]]) -> Iterator[None]:
-    """Move an expert's parameters far from what they are, in place, and back bit by bit.
-
-    Args:
-        module: that holds them.
-        names: of the expert's parameters, with its index where experts share a tensor.
-    """
-    parts = [
-        parameter if index is None else parameter[index]
-        for name, index in names
-        if (parameter := module.get_parameter(name).detach()).is_floating_point()
-    ]
-    before = [part.clone() for part in parts]
-    try:
-        for part in parts:
-            part.copy_(_far_from(part))
-        yield
-    finally:
-        for part, content in zip(parts, before, strict=True):
-            part.copy_(content)
+def _expert_moved(module: nn.Module, names: Sequence[tuple[str, int | None]]) -> AbstractContextManager[None]:
+    """Move an expert's parameters, by their names below a module, far from what they are, and back."""
+    parameters = [(module.get_parameter(name).detach(), index) for name, index in names]
+    return values_exchanged(
+        [
+            value if index is None else value[index]
+            for value, index in parameters
+            if value.is_floating_point()
+        ],
+        _far_from,
+    )
 
 
 def _far_from(parameter: Tensor) -> Tensor:
@@ -308,9 +264,9 @@ def _tokens(output: Any, layer: HookedLayer, num_images: int) -> Tensor | None:
         for value in tensors_of(output)
         if value.is_floating_point() and (tokens := _by_token(value, layer, num_images)) is not None
     ]
-    return (
-        None if not values else values[0] if len(values) == 1 else torch.cat([v.float() for v in values], -1)
-    )
+    if len(values) > 1:
+        return torch.cat([value.float() for value in values], -1)
+    return values[0] if values else None
 
 
 def _by_token(value: Tensor, layer: HookedLayer, num_images: int) -> Tensor | None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from moeprobe.adapters.base import PassEnd
+
 _CHOOSING = {"topk", "argmax", "max", "sort", "argsort"}
 _KEEPING = {
     "softmax", "logsoftmax", "sigmoid", "float", "double", "half", "bfloat16", "to", "type", "typeas", "view",
@@ -24,10 +26,6 @@ _KEEPING = {
     "getitem",
 }  # fmt: skip
 _ACTIVATIONS = {"softmax": "softmax", "logsoftmax": "softmax", "sigmoid": "sigmoid"}
-
-
-class PassEnd(BaseException):
-    """What was wanted is there; the rest of the forward is not needed."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +112,6 @@ class SeenChoice:
     def precision(self) -> float:
         """Of the scores: the smallest step from one."""
         return self.calls[0].precision
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether several calls choose one expert each."""
-        return len(self.calls) > 1
 
 
 # Given a call, returns the experts (..., K) that it is to choose.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
+from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
@@ -118,7 +118,7 @@ class HuggingfaceAdapter(Adapter):
             self._watching(selected_layers, stop=not with_scores),
             replay.noise_added(self._embedding, texts, unit=self._rms),
         ):
-            with suppress(routers.Stop):
+            with suppress(PassEnd):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
@@ -175,7 +175,7 @@ class HuggingfaceAdapter(Adapter):
             self._watching(names, stop=True),
             replay.noise_added(self._embedding, batch, unit=self._rms),
             replay.entering(self._body, {name: self._layers[name] for name in names}) as hidden,
-            suppress(routers.Stop),
+            suppress(PassEnd),
         ):
             self._forward(batch, with_scores=False)
         return hidden
@@ -247,7 +247,7 @@ class HuggingfaceAdapter(Adapter):
         return scores[:, 0].float()
 
     def _run(self, texts: TokenBatch) -> Any:
-        """Return the output of the library's own model, whose errors are its owner's; ``routers.Stop`` passes.
+        """Return the output of the library's own model, whose errors are its owner's; ``PassEnd`` passes.
 
         A classifier looks for the last token by the id of its padding.
         """
@@ -260,12 +260,12 @@ class HuggingfaceAdapter(Adapter):
             with running(f"The model of type {self._body.config.model_type!r}"):
                 try:
                     return self._body(input_ids=ids, attention_mask=texts.present.long())
-                except routers.Stop:
+                except PassEnd:
                     stopped = True
         finally:
             text_config.pad_token_id = own_padding
         if stopped:
-            raise routers.Stop
+            raise PassEnd
         return None
 
     @contextmanager
@@ -390,11 +390,11 @@ class HuggingfaceAdapter(Adapter):
 
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             collected.append(output[0] if isinstance(output, tuple) else output)
-            raise routers.Stop
+            raise PassEnd
 
         with torch.inference_mode(), ExitStack() as stack:
             stack.callback(module.register_forward_hook(keep).remove)
-            with suppress(routers.Stop):
+            with suppress(PassEnd):
                 self._run(texts)
         (output,) = collected or (None,)
         if not isinstance(output, Tensor) or not output.is_floating_point():

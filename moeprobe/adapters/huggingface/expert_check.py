@@ -8,8 +8,7 @@ that the record assigns to it. The passes end with the block that holds the expe
 Axes: N tokens of a batch, E experts, K choices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from moeprobe.adapters.huggingface.routers import RouterLayer
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting
+from moeprobe.runtime.torch_state import values_exchanged
 
 # Experts that are changed in a layer: those with most tokens of the record, and those with none.
 _MOST_TAKEN, _LEAST_TAKEN = 6, 2
@@ -84,7 +84,7 @@ def check_experts(
     assigned, visible = _assigned(routing)
     numbers = _experts_to_change(assigned, len(slices))
     for number in numbers:
-        with changed(slices[number]):
+        with values_exchanged(slices[number], _far_from):
             after = run_until(block)
         assert after is not None
         got = _changed(before, after)
@@ -165,21 +165,10 @@ def _ancestors(trunk: nn.Module, layer: RouterLayer) -> list[nn.Module]:
     return modules
 
 
-@contextmanager
-def changed(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Change parameters in place, far enough to be seen in a rounded output, and put back their very bits."""
-    originals = [parameter.detach().clone() for parameter in parameters]
-    try:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, originals, strict=True):
-                # Zeros change too, by the size of the other numbers.
-                size = value.abs().float().mean()
-                parameter.mul_(-4).add_(torch.where(size > 0, size, torch.ones_like(size)).to(value.dtype))
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, originals, strict=True):
-                parameter.copy_(value)
+def _far_from(value: Tensor) -> Tensor:
+    """Return other values, far enough to be seen in a rounded output; zeros change too, by the size of the others."""
+    size = value.abs().float().mean()
+    return value * -4 + torch.where(size > 0, size, torch.ones_like(size)).to(value.dtype)
 
 
 def _changed(before: Tensor, after: Tensor) -> Tensor:

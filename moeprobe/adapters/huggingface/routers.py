@@ -11,15 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from moeprobe.adapters.base import PassEnd
 from moeprobe.adapters.huggingface.outputs import Fired, OutputReader
 from moeprobe.errors import UserError, option
 
 # A capacity that no batch reaches.
 _NO_LIMIT = 2**30
-
-
-class Stop(Exception):  # noqa: N818 — nothing went wrong: all that was asked for is there
-    """The last router asked for has fired."""
 
 
 @dataclass
@@ -42,14 +39,14 @@ def watch(layer: RouterLayer, stack: ExitStack, *, stop: bool) -> None:
         inputs = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, Tensor)]
         layer.fired.append(Fired(outputs, tuple(inputs)))
         if stop and not wait:
-            raise Stop
+            raise PassEnd
 
     def keep_choice(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if layer.fired:
             last = layer.fired.pop()
             layer.fired.append(Fired(last.outputs, last.inputs, (*args, *kwargs.values())))
         if stop:
-            raise Stop
+            raise PassEnd
 
     stack.callback(layer.module.register_forward_hook(keep, with_kwargs=True).remove)
     if wait:
