@@ -28,16 +28,16 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe import api
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.registry import of_kind, scales
 from moeprobe.judging import conclusions, differences, summarize
-from moeprobe.judging.headlines import RunTables, sentences_of
+from moeprobe.judging.headlines import RunTables, headlines_of, sentences_of
 from moeprobe.judging.properties import judge_run
 from moeprobe.judging.tables import overview
 from moeprobe.judging.words import FALSE_SIDES
 from moeprobe.metrics.registry import analyses_of, compared_first, find
-from moeprobe.probes.base import audit_entry
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.registry import headlines_of, of_kind, scales
 from moeprobe.results.finished import Measured, read
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar

@@ -53,8 +53,19 @@ COMMANDS: dict[str, list[str]] = {
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "3", "--limit", "20"],
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
+    "align": ["--permutations", "40"],
     "trace record": [],
     "correspond": ["--count", "2"],
+}
+# What commands for recordings are given apart from a folder; capitals are files that ``_record`` writes.
+RECORDED: dict[str, list[str]] = {
+    "trace analyze": ["FIRST", "SECOND"],
+    "trace align": ["FIRST", "SECOND", "--permutations", "40"],
+    "trace balance": ["FIRST", "--ranks", "2"],
+    "trace locality": ["FIRST", "SECOND"],
+    "trace drift": ["FIRST", "SECOND", "THIRD"],
+    "trace indexer": ["KEYS", "OTHER_KEYS", "--model-config", "SPARSE"],
+    "trace mismatch": ["hf:MODEL", "--tokens", "TOKENS", "--routing", "SERVED"],
 }
 # Options that are wrong, or have a wrong value, for any command that knows them.
 WRONG = (
@@ -81,7 +92,8 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("--against", type=Path, help="fingerprints to compare these with; nothing is run")
-    parser.add_argument("--commands", default=",".join(COMMANDS), help="comma-separated; default: all")
+    everything = ",".join([*COMMANDS, *RECORDED])
+    parser.add_argument("--commands", default=everything, help="comma-separated; default: all")
     options = parser.parse_args()
     if options.against is not None:
         differing = differences(*(json.loads(path.read_text()) for path in (options.file, options.against)))
@@ -96,30 +108,82 @@ def main() -> None:
 
 def fingerprints(commands: list[str]) -> dict[str, str]:
     """Return the hash of everything that these commands write and print, by what it is."""
-    models = [str(REFERENCE / name) for name in MODELS]
     hashes = {f"help {name}": _hash(text) for name, text in _helps()}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for name in commands:
-            counted = {"--limit", "--count"} & {*COMMANDS[name]}
-            extra = COMMANDS[name] if counted else [*COMMANDS[name], "--limit", "24"]
-            of_two = [*name.split(), *models[: 1 if name == "correspond" else 2], *extra]
-            hashes |= _outcome(f"{name} --out", [*of_two, "--out", str(root / name)], root)
+        for name, written, printed in lines(commands, root):
+            hashes |= _outcome(f"{name} --out", [*written, "--out", str(root / name)], root)
             hashes |= {f"{name}: {path}": text for path, text in _files(root / name)}
-            if name not in ("trace record", "overlay", "correspond"):
-                hashes |= _outcome(f"{name} --json", [*name.split(), models[2], *extra, "--json"], root)
-        if "match-ratio" in commands:
-            given = ["compare", str(root / "match-ratio"), "--out", str(root / "compare")]
-            hashes |= _outcome("compare", given, root) | {
-                f"compare: {path}": text for path, text in _files(root / "compare")
-            }
-            given = ["report", str(root / "match-ratio"), "--out", str(root / "report")]
-            hashes |= _outcome("report", given, root) | {
-                f"report: {path}": text for path, text in _files(root / "report")
-            }
-        for line in wrong_inputs(models[0]):
+            if printed:
+                hashes |= _outcome(f"{name} --json", [*printed, "--json"], root)
+        for line in wrong_inputs(str(REFERENCE / MODELS[0])):
             hashes |= _outcome(f"wrong: {' '.join(line)}".replace(str(REFERENCE), "REFERENCE"), line, root)
     return hashes
+
+
+def lines(commands: list[str], root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each command with what is typed to write into a folder, and what to print; empty = it prints nothing more.
+
+    The folder of a command is ``root / name``; later commands read those of earlier ones, and recordings in ``root``.
+    """
+    models = [str(REFERENCE / name) for name in MODELS]
+    for name in [name for name in commands if name in COMMANDS]:
+        counted = {"--limit", "--count"} & {*COMMANDS[name]}
+        extra = COMMANDS[name] if counted else [*COMMANDS[name], "--limit", "24"]
+        written = [*name.split(), *models[: 1 if name == "correspond" else 2], *extra]
+        printed = [*name.split(), models[2], *extra]
+        if name == "align":
+            printed = [*name.split(), *models[2:], *extra]
+        yield name, written, [] if name in ("trace record", "overlay", "correspond") else printed
+    if recorded := [name for name in commands if name in RECORDED]:
+        files = _record(root / "recordings")
+        for name in recorded:
+            words = [*name.split(), *(_filled(word, files) for word in RECORDED[name])]
+            yield name, words, words
+    if "match-ratio" in commands:
+        for name in ("compare", "report"):
+            yield name, [name, str(root / "match-ratio")], []
+
+
+def _filled(word: str, files: dict[str, str]) -> str:
+    """Return a word of ``RECORDED`` with the file that it names."""
+    kind, colon, name = word.rpartition(":")
+    return kind + colon + files.get(name, name)
+
+
+def _record(folder: Path) -> dict[str, str]:
+    """Write small recordings of made-up servers, and return the paths by the names that ``RECORDED`` has for them."""
+    import numpy as np
+
+    from moeprobe import api
+    from tests.recordings import selecting, serving
+    from tests.recordings.test_mismatch import served
+
+    folder.mkdir()
+    for number, name in enumerate(("FIRST", "SECOND", "THIRD")):
+        lines = []
+        for request in range(24):
+            ids = serving.routing(request)
+            moved = np.random.default_rng(request).random(len(ids)) < 0.1 * number
+            ids[moved] = (ids[moved] + number) % 8
+            lines.append(serving.vllm(ids) | {"id": f"r{request}"})
+        (folder / name).mkdir()
+        log, config = serving.write(folder / name, *lines)
+        api.import_routed_experts(log, folder / f"{name}.parquet", model_config=config)
+    model = folder / "of_server"
+    model.mkdir()
+    served(model, "olmoe", rerouted=0.2)
+    paths = {name: folder / f"{name}.parquet" for name in ("FIRST", "SECOND", "THIRD")} | {
+        "MODEL": model / "model",
+        "TOKENS": model / "responses.jsonl",
+        "SERVED": model / "served.parquet",
+        "KEYS": selecting.capture(folder / "keys.jsonl", selecting.selections),
+        "OTHER_KEYS": selecting.capture(
+            folder / "other-keys.jsonl", lambda seed: selecting.selections(seed, noise=0.2)
+        ),
+        "SPARSE": selecting.config(folder),
+    }
+    return {name: str(path) for name, path in paths.items()}
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ Tests hold that what is committed is what this writes.
 
 from pathlib import Path
 
-from writers import columns, commands, configurations, metrics, plugins, python, speed, terms
+from writers import columns, commands, configurations, metrics, plugins, python, speed, stubs, terms
 from writers.markdown import code, table
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +82,8 @@ def main() -> None:
     """Write all of it."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    for name, text in stubs.files().items():
+        (ROOT / name).write_text(text, encoding="utf-8")
     ARCHITECTURE.write_text(with_sizes(ARCHITECTURE.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "img").mkdir(exist_ok=True)
     for name, source in FIGURES.items():

@@ -17,8 +17,8 @@ Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 # What files speak of without having it in their code: names of other programs and formats, values, fields of others.
 ELSEWHERE = {
-    "adamw", "attention", "b", "batch_size", "bf16", "column", "crop_fraction", "fp16", "fp8_e4m3",
-    "indexer_topk", "int4_g128", "int8", "j", "kl_weight", "nohup", "passes", "per_token", "repr",
+    "adamw", "b", "batch_size", "column", "crop_fraction",
+    "j", "kl_weight", "nohup", "per_token", "repr",
     "representation_size", "rest",
     "routed_experts", "save_pretrained", "save_to_disk", "sgd", "sigmoid", "sofmax", "stat", "std", "test",
     "top1_match", "transformers", "umask", "val", "valid",

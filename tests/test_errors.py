@@ -15,10 +15,10 @@ from typer.main import get_command
 import moeprobe
 from moeprobe import api
 from moeprobe.cli.app import app
+from moeprobe.declarations import registry
+from moeprobe.declarations.fields import fields_of
 from moeprobe.errors import FinishedError, UserError, already_finished, option
 from moeprobe.integrations import RoutingMonitor
-from moeprobe.probes import registry
-from moeprobe.probes.base import fields_of
 from tests.sources import tree_of
 
 _PACKAGE = Path(moeprobe.__file__).parent

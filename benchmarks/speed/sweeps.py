@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import FLOOR_IMAGES, Options
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.data.folder import Folder
@@ -28,8 +30,6 @@ from moeprobe.inputs.views.base import PairView
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import capture
-from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.run import run
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
 from moeprobe.results.folder import Result

@@ -7,7 +7,7 @@ from typing import Any
 from typer.main import get_command
 
 from moeprobe.cli.app import app
-from moeprobe.probes.base import Panel
+from moeprobe.declarations import Panel
 from writers.markdown import code, docstring, first_sentence, page, table
 
 # The page of each heading of ``--help``, and its title.

@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin
 
 _WIDTH = 100
 # Sections of a docstring that become a list, and those that become a sentence.
@@ -66,7 +66,10 @@ def first_sentence(text: str) -> str:
 
 def signature(function: Callable[..., Any], name: str) -> str:
     """Return how a function is called, as its source says it: on one line, or on several where that is long."""
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    from writers.stubs import is_made, stub
+
+    plain = inspect.unwrap(function)
+    source = stub(name, function) if is_made(function) else textwrap.dedent(inspect.getsource(plain))
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef)
     # An annotation in quotes is one all the same.
@@ -86,6 +89,17 @@ def signature(function: Callable[..., Any], name: str) -> str:
             lines.append(one)
     inner = ",\n    ".join(line for line in lines if line)
     return f"{name}(\n    {inner},\n){returns}"
+
+
+def annotation(kind: Any) -> str:
+    """Return an annotation as source has it, without the modules of its names."""
+    if isinstance(kind, str):
+        return kind
+    if get_origin(kind) is Unpack:
+        return f"Unpack[{get_args(kind)[0].__name__}]"
+    plain = isinstance(kind, type) and not getattr(kind, "__args__", ())
+    text = kind.__name__ if plain else str(kind)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
 
 
 def _arguments(arguments: ast.arguments, defaults: Mapping[str, object]) -> list[str]:

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from moeprobe.declarations import registry
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.probes import registry
 from moeprobe.runtime import catalog
 from moeprobe.runtime.catalog import Catalog
 from writers.markdown import code, first_sentence, inline, page, table

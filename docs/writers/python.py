@@ -5,9 +5,11 @@ import re
 from typing import Any
 
 from moeprobe import api
-from moeprobe.probes.base import Panel
-from moeprobe.probes.registry import probes
+from moeprobe.api.making import SHARED
+from moeprobe.declarations import Panel
+from moeprobe.declarations.registry import probes
 from writers.markdown import code, docstring, first_sentence, page, signature, table
+from writers.stubs import is_made
 
 # What is no measurement; every other function is on the page of measurements.
 MODELS = {
@@ -28,10 +30,10 @@ STUDIES = {
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {
-    "record", "analyze_trace", "align_traces", "trace_balance", "trace_locality", "drift", "import_trace",
-    "import_routed_experts", "check_trace", "recorded_routing",
+    "record", "analyze_trace", "align_traces", "trace_locality", "drift", "recorded_routing", "import_trace",
+    "import_routed_experts", "check_trace",
 }  # fmt: skip
-SERVERS = {"check_server", "ServerResult", "mismatch", "indexer"}
+SERVERS = {"check_server", "ServerResult", "mismatch", "indexer", "trace_balance"}
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
 TITLES = {
@@ -47,6 +49,8 @@ TITLES = {
     "results": "Python: classes that functions return",
 }
 _SOURCE = "moeprobe/api"
+# Of functions that are made of declarations, those that say what all have in common.
+_WHOLE = ("match_ratio", "analyze_trace")
 
 
 def pages() -> dict[str, str]:
@@ -99,7 +103,21 @@ def section(name: str) -> str:
         return f"## {name}\n\n{docstring(text(thing))}"
     if not inspect.isfunction(inspect.unwrap(thing)):
         return f"## {name}\n\n{text(thing)}"
-    return f"## {name}\n\n```python\n{signature(thing, name)}\n```\n\n{docstring(text(thing))}"
+    described = text(thing)
+    if is_made(thing) and name not in _WHOLE:
+        described = without_shared(described)
+    return f"## {name}\n\n```python\n{signature(thing, name)}\n```\n\n{docstring(described)}"
+
+
+def without_shared(described: str) -> str:
+    """Return a docstring without the arguments that all functions have, and with a sentence on them."""
+    before, _, after = described.partition("\n\nArgs:\n")
+    arguments, _, _ = after.partition("\n\nRaises:\n")
+    entries = re.split(r"\n    (?=\S)", arguments.removeprefix("    "))
+    own = [entry for entry in entries if entry.partition(":")[0] not in SHARED]
+    like = "match_ratio" if entries[0].startswith("models:") else "analyze_trace"
+    parts = [before, *(["Args:\n    " + "\n    ".join(own)] if own else [])]
+    return "\n\n".join([*parts, f"Other arguments and errors as in ``{like}``."])
 
 
 def sentence(name: str) -> str:

@@ -26,44 +26,10 @@ if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint, Model, Models
     from moeprobe.adapters.hooks import Hooks
     from moeprobe.adapters.open import load_model, wrap
-    from moeprobe.api.asking import (
-        measure_shard,
-        merge,
-        plan,
-        plan_contagion,
-        plan_discontinuity,
-        plan_fewshot,
-        plan_overlay,
-        plan_record,
-        trace,
-        use_plugins,
-    )
-    from moeprobe.api.probing import (
-        align,
-        confidence,
-        contagion,
-        discontinuity,
-        evaluate,
-        fewshot,
-        match_ratio,
-        noise_sweep,
-        overlay,
-        probe,
-        record,
-        routes,
-        s_matrix,
-        sweep,
-    )
-    from moeprobe.api.stress import (
-        attack,
-        corruptions,
-        determinism,
-        experts,
-        flips,
-        frames,
-        margins,
-        precision,
-    )
+    from moeprobe.api import questions
+    from moeprobe.api.asking import measure_shard, merge, plan, probe, trace, use_plugins
+    from moeprobe.api.questions import *  # noqa: F403
+    from moeprobe.declarations.options import Options
     from moeprobe.errors import UserError
     from moeprobe.inputs.data.readers.naming import open_data
     from moeprobe.inputs.open import open_view
@@ -71,21 +37,13 @@ if TYPE_CHECKING:
     from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
     from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
     from moeprobe.models.training.reporting import Report
-    from moeprobe.probes.align.recorded import align_traces
-    from moeprobe.probes.analyze_trace.measure import analyze_trace
     from moeprobe.probes.correspond.measure import CorrespondResult, correspond
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult
-    from moeprobe.probes.drift.measure import drift
     from moeprobe.probes.engine.merging import MeasuredShard
-    from moeprobe.probes.engine.options import Options
     from moeprobe.probes.engine.run import Plan
-    from moeprobe.probes.indexer.measure import indexer
-    from moeprobe.probes.locality.measure import trace_locality
-    from moeprobe.probes.mismatch.measure import mismatch
     from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.routes.measure import RoutesResult
     from moeprobe.probes.trace.measure import Recorded
-    from moeprobe.probes.trace_balance.measure import trace_balance
     from moeprobe.recordings.check_trace import CheckedTrace, Overlap, check_trace
     from moeprobe.recordings.faults import Finding
     from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
@@ -143,74 +101,46 @@ __all__ = [
     "TradeoffResult",
     "UserError",
     "Watcher",
-    "align",
-    "align_traces",
-    "analyze_trace",
-    "attack",
     "audit",
     "check_server",
     "check_trace",
     "choose_device",
     "compare",
-    "confidence",
-    "contagion",
     "correspond",
-    "corruptions",
     "curves",
-    "determinism",
-    "discontinuity",
     "downloads",
-    "drift",
-    "evaluate",
-    "experts",
     "export_vmoe",
-    "fewshot",
-    "flips",
-    "frames",
     "import_routed_experts",
     "import_swin_moe",
     "import_trace",
     "import_vmoe",
-    "indexer",
     "load_model",
-    "margins",
-    "match_ratio",
     "measure_shard",
     "merge",
-    "mismatch",
-    "noise_sweep",
     "open_data",
     "open_view",
-    "overlay",
     "paper",
     "plan",
     "plan_audit",
     "plan_comparison",
-    "plan_contagion",
-    "plan_discontinuity",
-    "plan_fewshot",
-    "plan_overlay",
     "plan_paper",
-    "plan_record",
     "plan_tradeoff",
-    "precision",
     "probe",
     "read_audit",
-    "record",
     "recorded_routing",
     "report",
-    "routes",
-    "s_matrix",
-    "sweep",
     "trace",
-    "trace_balance",
-    "trace_locality",
     "tradeoff",
     "train",
     "train_pipeline",
     "use_plugins",
     "wrap",
 ]
+if TYPE_CHECKING:
+    __all__ += questions.__all__
+_NAMES = tuple(__all__)
+# Asked of ``__getattr__`` from here on, so that ``import *`` finds the functions of questions, too.
+del __all__
 
 
 @cache
@@ -222,17 +152,23 @@ def _read_imports() -> dict[str, tuple[str, str]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("moeprobe.")
         for alias in node.names
+        if alias.name in _NAMES or alias.asname in _NAMES
     }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: reading a table needs neither torch nor timm."""
-    if name not in __all__:
+    if name in _NAMES:
+        module, original = _read_imports()[name]
+        globals()[name] = getattr(import_module(module), original)
+        return globals()[name]
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = _read_imports()[name]
-    globals()[name] = getattr(import_module(module), original)
-    return globals()[name]
+    # Last, since it reads all declarations. Not kept: plug-ins may join later.
+    return getattr(import_module("moeprobe.api.questions"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_NAMES, *dir(import_module("moeprobe.api.questions"))])

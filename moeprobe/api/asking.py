@@ -2,31 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from moeprobe.adapters.base import Model, Models
 from moeprobe.adapters.open import as_checkpoint
+from moeprobe.api.making import fields_among
+from moeprobe.declarations import Probe, registry
+from moeprobe.declarations.fields import fields_of, keyword_of
+from moeprobe.declarations.options import Options, combine
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.pixels import to_pixels
-from moeprobe.probes import registry
-from moeprobe.probes.base import Probe
-from moeprobe.probes.contagion import Contagion
-from moeprobe.probes.discontinuity import Discontinuity
 from moeprobe.probes.engine import merging
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.merging import MeasuredShard
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import Plan
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.probes.fewshot import Fewshot
-from moeprobe.probes.overlay import Overlay
-from moeprobe.probes.trace import Trace
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime import catalog
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import checked, several, signature_of
+from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.device import full_float32
 from moeprobe.runtime.progress import Progress
 
@@ -36,169 +33,100 @@ R = TypeVar("R")
 use_plugins = checked(catalog.use_plugins)
 
 
-def ask(
-    probe: Probe[R],
-    models: Models,
-    data: str | None,
-    options: Options | None,
-    watcher: Progress | None,
-    changes: Keywords,
-) -> R:
-    """Run a probe with its own defaults, where no options are given, and the changes applied."""
-    options = combine(options, changes, defaults=probe.defaults)
-    return engine.run(probe, models, data=data, options=options, watcher=watcher)
-
-
-def attribution(attribute: str | None) -> dict[str, Any]:
-    """Return the fields of a sweep that say whether, and with which gates, its changes are attributed."""
-    return {} if attribute is None else {"attribute": True, "gates": attribute}
-
-
-def choose_probe(
-    kind: str | Probe[R], view: str | None, severities: Sequence[float] | None, attribute: str | None
-) -> Probe[R]:
-    """Return a probe by its command, with the fields that are given."""
-    fields = {"view": view, "severities": severities} | attribution(attribute)
+def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tuple[Probe[R], Options]:
+    """Return a probe by its command, or as given, and common options, both of keywords."""
+    options = keywords.pop("options", None)
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
-    if isinstance(kind, Probe):
-        if set_twice := [name for name, value in fields.items() if value is not None]:
+    declared = type(kind) if isinstance(kind, Probe) else registry.probe_named(kind)
+    accepted_names = signature_of(Options).parameters | {
+        keyword_of(declared, field): None for field in fields_of(declared)
+    }
+    for keyword in keywords:
+        if keyword not in accepted_names:
             raise UserError(
-                f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(set_twice)}."
+                f"api.{name} of {declared.name} has no argument {keyword!r}.{did_you_mean(keyword, accepted_names)} "
+                f"There are: {', '.join(accepted_names)}."
             )
-        return kind
-    return registry.probe_named(kind).with_fields(fields)
+    fields = fields_among(declared, keywords)
+    if isinstance(kind, Probe) and fields:
+        raise UserError(
+            f"{declared.__name__}(...) sets all of its fields; omit "
+            f"{', '.join(keyword_of(declared, field) for field in fields)}."
+        )
+    probe = kind if isinstance(kind, Probe) else declared.with_fields(fields)
+    return probe, combine(options, keywords, defaults=probe.defaults)  # type: ignore[arg-type]
 
 
-@with_options
-def plan(
+@checked
+def probe(
     kind: str | Probe[R],
     models: Models,
     *,
     data: str | None = None,
-    view: str | None = None,
-    severities: Sequence[float] | None = None,
-    attribute: str | None = None,
-    options: Options | None = None,
-    **changes: Unpack[Keywords],
-) -> Plan:
-    """Return what ``probe`` would take, by running a few images of each checkpoint; nothing is written."""
-    probe = choose_probe(kind, view, severities, attribute)
-    return engine.plan(probe, models, data=data, options=combine(options, changes, defaults=probe.defaults))
+    watcher: Progress | None = None,
+    **keywords: Any,
+) -> R:
+    """Ask checkpoints what a probe asks, e.g. ``"match-ratio"`` or ``MatchRatio(view="prc_crops")``.
+
+    Args:
+        kind: the probe, or its command.
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+        keywords: those of the probe's own function, e.g. ``view``, unless ``kind`` has them; and ``options``, or
+            what is changed of them.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    question, options = _question("probe", kind, keywords)
+    return engine.run(question, models, data=data, options=options, watcher=watcher)
 
 
 @checked
-def plan_contagion(
-    models: Models,
-    *,
-    data: str | None = None,
-    share: float = Contagion.share,
-    options: Options | None = None,
-) -> Plan:
-    """Plan ``contagion``; ``passes`` counts the checkpoint that takes most."""
-    return engine.plan(Contagion(share=share), models, data=data, options=options)
+def plan(kind: str | Probe[R], models: Models, *, data: str | None = None, **keywords: Any) -> Plan:
+    """Return what a probe would take, by running a few images of each checkpoint; nothing is written.
+
+    Args:
+        kind: as in ``probe``.
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        keywords: as in ``probe``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    question, options = _question("plan", kind, keywords)
+    return engine.plan(question, models, data=data, options=options)
 
 
 @checked
-def plan_fewshot(
-    models: Models,
-    *,
-    data: str | None = None,
-    shots: Sequence[int] = (10,),
-    draws: int = Fewshot.draws,
-    options: Options | None = None,
-) -> Plan:
-    """Plan ``fewshot``; the regressions are not in it."""
-    return engine.plan(Fewshot(shots=shots, draws=draws), models, data=data, options=options)
-
-
-@checked
-def plan_discontinuity(
-    models: Models,
-    *,
-    data: str | None = None,
-    view: str = Discontinuity.view,
-    steps: int = Discontinuity.steps,
-    until: float | None = None,
-    images: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    options: Options | None = None,
-) -> Plan:
-    """Plan ``discontinuity``, by following two images; ``passes`` counts the steps alone."""
-    probe = Discontinuity(view=view, steps=steps, until=until, images=images, files=files)
-    return engine.plan(probe, models, data=data, options=options)
-
-
-@checked
-def plan_overlay(
-    models: Models,
-    *,
-    data: str | None = None,
-    images: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    count: int = Overlay.count,
-    view: str = Overlay.view,
-    severity: float | None = None,
-    severities: Sequence[float] | None = None,
-    animate: bool = False,
-    options: Options | None = None,
-) -> Plan:
-    """Plan ``overlay``, by running two images; the drawing is not in it."""
-    probe = Overlay(
-        images=images, files=files, count=count, view=view, severity=severity, severities=severities, animate=animate
-    )  # fmt: skip
-    return engine.plan(probe, models, data=data, options=options)
-
-
-@checked
-def plan_record(
-    models: Models,
-    *,
-    data: str | None = None,
-    view: str = Trace.view,
-    severities: Sequence[float] | None = None,
-    all_gates: bool = False,
-    options: Options | None = None,
-) -> Plan:
-    """Plan ``record``."""
-    probe = Trace(view=view, severities=severities, all_gates=all_gates)
-    return engine.plan(probe, models, data=data, options=options)
-
-
-@with_options
 def measure_shard(
     kind: str | Probe[R],
     models: Models,
     *,
     shard: str,
     data: str | None = None,
-    view: str | None = None,
-    severities: Sequence[float] | None = None,
-    attribute: str | None = None,
-    options: Options | None = None,
     watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
+    **keywords: Any,
 ) -> MeasuredShard:
     """Measure one part of what ``probe`` measures, into the folder ``out``; ``merge`` puts the parts together.
 
     Args:
-        kind: as in ``probe``, with ``data``, ``view``, ``severities`` and ``attribute``.
+        kind: as in ``probe``.
         models: as in ``match_ratio``.
         shard: which part of how many, e.g. ``"2/8"``: whole batches of the run's list.
         data: as in ``match_ratio``.
-        view: as in ``probe``.
-        severities: as in ``probe``.
-        attribute: as in ``probe``.
-        options: as in ``match_ratio``, with ``changes``; ``out`` must be named.
         watcher: as in ``match_ratio``.
+        keywords: as in ``probe``; ``out`` must be named.
 
     Raises:
         UserError: something named does not exist or does not fit, or the probe is not measured in parts.
     """
-    probe = choose_probe(kind, view, severities, attribute)
-    combined = combine(options, changes, defaults=probe.defaults)
+    question, options = _question("measure_shard", kind, keywords)
     return merging.measure_shard(
-        probe, models, Shard.read(shard), data=data, options=combined, watcher=watcher
+        question, models, Shard.read(shard), data=data, options=options, watcher=watcher
     )
 
 

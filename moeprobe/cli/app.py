@@ -12,6 +12,7 @@ import typer
 from moeprobe import __version__
 from moeprobe.cli.commands import (
     audit,
+    check_trace,
     compare,
     correspond,
     demo,
@@ -22,18 +23,18 @@ from moeprobe.cli.commands import (
     paper,
     runs,
     server,
-    traces,
     tradeoff,
     train,
     vmoe,
 )
 from moeprobe.cli.commands.probe_command import probe_command
+from moeprobe.cli.commands.recording_command import recording_command
 from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
 from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup, deferred
+from moeprobe.declarations import Panel, registry
+from moeprobe.declarations.question import panel_of
 from moeprobe.errors import FinishedError, UserError
-from moeprobe.probes import registry
-from moeprobe.probes.base import Panel, panel_of
 from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import blamed, use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
@@ -133,9 +134,9 @@ def _options(
     pass
 
 
-_probes = registry.probes()
-# What no probe is, under its heading; in each heading the probes come first.
-_others: dict[Panel, dict[str, Callable[..., None]]] = {
+_probes, _recording_probes = registry.probes(), registry.recording_probes()
+# Commands that are not made of declarations, by heading; probes come before them, questions to recordings after them.
+_written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.START: {
         "demo": demo.demo,
         "audit": audit.audit,
@@ -147,7 +148,6 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.PROBES: {"correspond": correspond.correspond},
     Panel.COMPARE: {
         "compare": compare.compare,
-        "trace align": traces.align,
         "report": runs.report,
         "paper": paper.paper,
         "merge": runs.merge,
@@ -156,13 +156,7 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.STRESS: {},
     Panel.TRACES: {
         "trace import": import_routing.import_routing,
-        "trace check": traces.check_trace,
-        "trace analyze": traces.analyze_trace,
-        "trace balance": traces.balance,
-        "trace locality": traces.locality,
-        "trace drift": traces.drift,
-        "trace mismatch": traces.mismatch,
-        "trace indexer": traces.indexer,
+        "trace check": check_trace.check_trace,
         "server": server.server,
     },
     Panel.FILES: {
@@ -187,7 +181,7 @@ _groups = {
     ),
 }
 _panels = {"trace": Panel.TRACES, "import": Panel.FILES, "export": Panel.FILES}
-# Options are names to be explained.
+# ``explain`` takes the names of options, such as --limit, as arguments.
 _settings = {"explain": {"ignore_unknown_options": True}}
 
 
@@ -204,8 +198,11 @@ for _panel in Panel:
     for _probe in _probes:
         if panel_of(_probe) is _panel:
             _register(_probe.name, probe_command(_probe), _panel)
-    for _name, _command in _others[_panel].items():
+    for _name, _command in _written_commands[_panel].items():
         _register(_name, _command, _panel)
+    for _question in _recording_probes:
+        if panel_of(_question) is _panel:
+            _register(_question.name, recording_command(_question), _panel)
 for _name, _group in _groups.items():
     app.add_typer(_group, name=_name, rich_help_panel=_panels[_name])
 _names = Counter(command.name for command in app.registered_commands)
@@ -213,9 +210,9 @@ _names.update(_groups.keys())
 _names.update(
     f"{_name} {command.name}" for _name, _group in _groups.items() for command in _group.registered_commands
 )
-for _probe in _probes:
-    if _names[_probe.name] > 1:
+for _declared in (*_probes, *_recording_probes):
+    if _names[_declared.name] > 1:
         raise UserError(
-            f"The probe {_probe.__name__} of a plug-in is called {_probe.name!r}, as another command is; give it "
+            f"The probe {_declared.__name__} of a plug-in is called {_declared.name!r}, as another command is; give it "
             "another name."
         )

@@ -22,6 +22,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.hooks.detection import unwrapped
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.integrations import measure
@@ -33,7 +34,6 @@ from moeprobe.metrics.analyses.load import DEAD_EXPERTS, LOAD_ENTROPY
 from moeprobe.metrics.analyses.selection import SELECTION_MARGIN
 from moeprobe.metrics.stats.bootstrap import Estimate
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.probes.base import CLEAN
 from moeprobe.runtime.distributed import process_rank
 from moeprobe.runtime.seeds import random_state_kept
 

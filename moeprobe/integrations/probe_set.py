@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.data.base import Dataset, Example, ImageDataset, TextDataset, TextExample
@@ -16,7 +17,6 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images
 

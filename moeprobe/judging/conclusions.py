@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from moeprobe.declarations import Headline
 from moeprobe.inputs.modality import Modality
 from moeprobe.judging import tables as judged_tables
-from moeprobe.judging.declared import Headline
 from moeprobe.judging.headlines import HeadlineValues, Row, family_word
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, false_sides, is_side, word_of
 from moeprobe.metrics import registry

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moeprobe.declarations import Agreement, Headline
+from moeprobe.declarations.headlines import Which
+from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
-from moeprobe.judging.declared import Agreement, Headline, Which
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
@@ -113,6 +115,18 @@ class HeadlineValues:
         pair = difference["checkpoint"], difference["reference"]
         rows = [row for row in self.differences_in_layers if (row["checkpoint"], row["reference"]) == pair]
         return rows or [difference]
+
+
+def headlines_of(run: RunTables) -> list[HeadlineValues]:
+    """Return the headlines of a run with their values; none where its kind is not declared."""
+    kind = of_kind(run.kind)
+    return [] if kind is None else collect_headlines(run, kind.headlines)
+
+
+def conclusions_of(run: RunTables) -> list[str]:
+    """Return the sentences that the kind of a run has on several of its numbers together (``Kind.conclusions``)."""
+    kind = of_kind(run.kind)
+    return [] if kind is None or run.table is None else kind.conclusions(run.table)
 
 
 def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) -> list[HeadlineValues]:

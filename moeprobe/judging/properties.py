@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moeprobe.declarations import CLEAN, Headline, Property, Rule
+from moeprobe.declarations.headlines import Which
 from moeprobe.inputs.modality import IMAGE, modality_of
-from moeprobe.judging.declared import CLEAN, Headline, Property, Rule, Which
 from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
 from moeprobe.judging.scales import SCALES, Scale
 from moeprobe.judging.words import COLLAPSED, FamilyWord, is_side, word_of

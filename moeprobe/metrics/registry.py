@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from moeprobe.declarations.registry import kinds, measured_by
 from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.metrics import alignment, corruption_error, costs, key_routes, relabeled_ranks
 from moeprobe.metrics.analyses.match import TOP_K, TOP_K_SET
@@ -329,3 +330,9 @@ def _ranked(field: str) -> tuple[Metric, ...]:
     """Return the metrics of which a field is set, in the order of reading."""
     metrics = [metric for metric in declared() if isinstance(metric, Metric) and getattr(metric, field)]
     return tuple(sorted(metrics, key=lambda one: one.rank))
+
+
+def measuring(metric: str) -> list[str]:
+    """Return the commands that measure a metric."""
+    analyses = {*analyses_of(metric)}
+    return [kind.name for kind in kinds() if analyses & {*measured_by(kind)}]

@@ -1,4 +1,4 @@
-"""What is said of an imbalance of ranks by comparison with relabeled experts; ``probes/trace_balance`` computes it."""
+"""What is said of an imbalance of ranks beside that of relabeled experts; ``recorded/trace_balance`` computes it."""
 
 from typing import NamedTuple
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moeprobe.probes.base import AuditEntry, Headline, Layout, Probe, Property
+from moeprobe.declarations import AuditEntry, Headline, Layout, Probe, Property
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -18,6 +18,7 @@ class Evaluate(Probe["Result"]):
     """
 
     name = "eval"
+    function = "evaluate"
     title = "Accuracy on clean images"
     analyses = ("output",)
     headlines = (Headline("accuracy"),)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Property
+from moeprobe.declarations import Agreement, Arg, AuditEntry, Property
 from moeprobe.probes.sweep import AlongSeverity
 
 
@@ -43,6 +43,7 @@ class NoiseSweep(AlongSeverity):
         Arg(
             "Comma-separated standard deviations, in units of the [0, 1] pixel range.",
             flag="--sigmas",
+            keyword="sigmas",
         ),
     ] = None
 

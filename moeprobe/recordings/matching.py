@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.declarations.recording_probe import NAMES, TOKENS
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.reading import TraceFile
 
-NAMES, TOKENS = "names", "tokens"
 # Inputs whose tokens are in memory at a time, filled up to the longest.
 _BLOCK = 256
 

@@ -56,6 +56,14 @@ def read(name: str, annotation: Any, value: Any, *, flag: str | None = None) -> 
         raise UserError(f"{option(name, flag=flag)} takes {what}; got {value!r}.") from None
 
 
+def what_of(annotation: Any) -> str:
+    """Return what an argument takes in numbers, e.g. "a whole number"; of a list its numbers."""
+    kind, _ = _without_none(annotation)
+    return {int: "a whole number", Sequence[int]: "whole numbers", Sequence[float]: "numbers"}.get(
+        kind, "a number"
+    )
+
+
 def _without_none(annotation: Any) -> tuple[Any, bool]:
     """Return an annotation without its None, and whether it had one."""
     kinds = get_args(annotation)
@@ -167,18 +175,15 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
         defaults: of those keys.
     """
     signature_read = inspect.signature(function)
-    parameters = [
+    unpacked = [
         parameter
         for parameter in signature_read.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
+        if parameter.kind is parameter.VAR_KEYWORD and get_args(parameter.annotation)
     ]
-    for unpacked in (
-        parameter.annotation
-        for parameter in signature_read.parameters.values()
-        if parameter.kind is parameter.VAR_KEYWORD
-    ):
-        [keywords] = get_args(unpacked)
-        declared = {parameter.name for parameter in parameters}
+    parameters = [parameter for parameter in signature_read.parameters.values() if parameter not in unpacked]
+    for parameter in unpacked:
+        [keywords] = get_args(parameter.annotation)
+        declared = {one.name for one in parameters}
         parameters += [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind

@@ -274,7 +274,11 @@ VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", helpers=("crops", 
 DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", helpers=("readers",))
 OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="Objective")
 ANALYSES = Catalog("moeprobe.metrics.analyses", "analysis", base="Analysis", contract="moeprobe.metrics.base")
-PROBES = Catalog("moeprobe.probes", "probe", base="Kind", helpers=("engine", "registry"))
+PROBES = Catalog(
+    "moeprobe.probes", "probe", base="Kind", helpers=("engine",), contract="moeprobe.declarations.kinds"
+)
+# Those from outside are of the catalog above.
+RECORDED = Catalog("moeprobe.recorded", "probe", base="", helpers=("engine",))
 READERS = Catalog("moeprobe.recordings.readers", "reader", base="Reader")
 ADAPTERS = Catalog(
     "moeprobe.adapters", "adapter", base="Adapter", helpers=("foreign_errors", "inspection", "open")

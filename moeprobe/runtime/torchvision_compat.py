@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from moeprobe.runtime.deferred_compiler import compiler_deferred
+
 _NAME = "torchvision"
 _ERROR = "operator torchvision::nms does not exist"
 _SCHEMAS = (
@@ -82,22 +84,23 @@ class _Loader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module; where it lacks the operators, declare them and run it again."""
+        """Run the module without the compiler; where it lacks the operators, declare them and run it again."""
         before = dict(vars(module))
-        try:
+        with compiler_deferred():
+            try:
+                self._loader.exec_module(module)
+            except RuntimeError as error:
+                if _declared or _ERROR not in str(error):
+                    raise
+            else:
+                return
+            _declare()
+            # Of what was imported before the failure, nothing may be left that knows only a part of the package.
+            for name in [name for name in sys.modules if name.startswith(f"{_NAME}.")]:
+                del sys.modules[name]
+            vars(module).clear()
+            vars(module).update(before)
             self._loader.exec_module(module)
-        except RuntimeError as error:
-            if _declared or _ERROR not in str(error):
-                raise
-        else:
-            return
-        _declare()
-        # Of what was imported before the failure, nothing may be left that knows only a part of the package.
-        for name in [name for name in sys.modules if name.startswith(f"{_NAME}.")]:
-            del sys.modules[name]
-        vars(module).clear()
-        vars(module).update(before)
-        self._loader.exec_module(module)
 
 
 def _declare() -> None:

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.declarations import Kind
+from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
+from moeprobe.declarations.options import Keywords, Options, combine, with_options
+from moeprobe.declarations.registry import comparable_kind, measured_by, to_compare
 from moeprobe.errors import FinishedError, UserError, already_finished, option
 from moeprobe.judging import differences, words
 from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
-from moeprobe.probes.base import NONE, Kind, arg_of, fields_of, flag_of
+from moeprobe.metrics.registry import measuring
 from moeprobe.probes.engine.checks import analyses_of
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
-from moeprobe.probes.registry import comparable_kind, measured_by, measuring, to_compare
 from moeprobe.results import finished
 from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.finished import Measured

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moeprobe.adapters.open import load_model
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.config import load
 from moeprobe.models.training.reporting import Report
-from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep

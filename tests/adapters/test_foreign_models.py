@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models
-from moeprobe.probes.engine.options import Options
 from moeprobe.results.caveats import ENOUGH_IMAGES
 from tests.adapters import zoo
 from tests.commands import refused, run

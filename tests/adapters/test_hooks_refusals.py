@@ -17,11 +17,11 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.hooks.factory import load_weights
 from moeprobe.adapters.open import load_model
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.models.config import UpcycleConfig
 from moeprobe.models.training.start import _from_file
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.options import Options
 from tests.adapters import zoo
 from tests.adapters.zoo import VIT, TokenMoe
 from tests.routing.routings import checkpoint

@@ -317,6 +317,6 @@ def test_a_recorded_routing_is_replayed_and_probes_that_replay_run(tmp_path: Pat
     ):
         with pytest.raises(UserError, match=said):
             api.recorded_routing(path, **asked)
-    swept = api.noise_sweep([checkpoint], data="digits", limit=8, sigmas=[0.3], attribute="recomputed")
+    swept = api.noise_sweep([checkpoint], data="digits", limit=8, sigmas=[0.3], attribute=True)
     parts = swept.table.query("severity == 0.3 and metric.str.contains('switching')")
     assert len(parts) and parts["value"].notna().any()

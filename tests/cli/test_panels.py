@@ -7,9 +7,10 @@ from typer.main import get_command
 
 from moeprobe.cli.app import app
 from moeprobe.cli.front.options import PANELS, CommonOptions
-from moeprobe.probes.base import Panel, panel_of
+from moeprobe.declarations import Panel
+from moeprobe.declarations.question import panel_of
+from moeprobe.declarations.registry import probes
 from moeprobe.probes.noise_sweep import NoiseSweep
-from moeprobe.probes.registry import probes
 from tests.commands import refused, run
 from tests.docs.pages import COMMANDS
 

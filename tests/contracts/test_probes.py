@@ -13,28 +13,18 @@ import pytest
 
 from moeprobe import api
 from moeprobe.cli.commands.probe_command import probe_command
+from moeprobe.declarations import Agreement, Arg, Kind, Layout, Probe, Views, registry
+from moeprobe.declarations.fields import arg_of, fields_of, flag_of
+from moeprobe.declarations.kinds import resolve
+from moeprobe.declarations.options import Keywords, Options
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
-from moeprobe.probes import registry
-from moeprobe.probes.base import (
-    Agreement,
-    Arg,
-    Kind,
-    Layout,
-    Probe,
-    Views,
-    arg_of,
-    fields_of,
-    flag_of,
-    resolve,
-)
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.engine.run import prepare
 from moeprobe.routing.pass_precision import precision_of
-from moeprobe.runtime.catalog import ANALYSES, PROBES
+from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED
 from tests.routing.routings import checkpoint
 
 KINDS = {kind.name: kind for kind in registry.kinds()}
@@ -44,7 +34,7 @@ EVERY_PROBE = pytest.mark.parametrize("kind", ASKED.values(), ids=ASKED)
 
 
 def test_names_are_unique() -> None:
-    assert len(KINDS) == len(PROBES.names())
+    assert len(KINDS) == len(PROBES.names()) + len(RECORDED.names())
 
 
 @EVERY_KIND
@@ -140,9 +130,10 @@ def test_keywords_are_the_fields_of_options() -> None:
 
 
 def test_declarations_are_light() -> None:
-    modules = ", ".join(f"moeprobe.probes.{name}" for name in PROBES.names())
+    names = [f"moeprobe.probes.{name}" for name in PROBES.names()]
+    names += [f"moeprobe.recorded.{name}" for name in RECORDED.names()]
     code = (
-        f"import sys; import {modules}, moeprobe.probes.registry, moeprobe.probes.engine.run\n"
+        f"import sys; import {', '.join(names)}, moeprobe.declarations.registry, moeprobe.probes.engine.run\n"
         "heavy = {'torch', 'scipy', 'pandas', 'matplotlib', 'pyarrow'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
@@ -150,8 +141,10 @@ def test_declarations_are_light() -> None:
 
 
 def test_what_measures_draws_nothing_yet() -> None:
-    files = Path(registry.__file__).parent.glob("*/measure.py")
-    modules = [f"moeprobe.probes.{file.parent.name}.measure" for file in files]
+    package = Path(registry.__file__).parents[1]
+    files = [file for part in ("probes", "recorded") for file in (package / part).glob("*/measure.py")]
+    modules = [f"moeprobe.{file.parent.parent.name}.{file.parent.name}.measure" for file in files]
+    assert len(modules) > 15
     code = f"import sys; import {', '.join(modules)}\nassert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

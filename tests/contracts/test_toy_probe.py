@@ -11,7 +11,7 @@ TOY = '''"""The declaration of ``toy-sureness``."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from moeprobe.probes.base import Agreement, Arg, Headline, Probe
+from moeprobe.declarations import Agreement, Arg, Headline, Probe
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result

@@ -2,9 +2,8 @@
 
 import pandas as pd
 
-from moeprobe.judging import declared
+from moeprobe.declarations import headlines
 from moeprobe.judging.headlines import RunTables, collect_headlines
-from moeprobe.probes import base
 from moeprobe.results.tables import frame
 from tests.studies.report.making import Value, row, sidecar
 
@@ -16,7 +15,7 @@ def run_of(table: pd.DataFrame) -> RunTables:
 
 
 def values_in(table: pd.DataFrame) -> list[float]:
-    (headline,) = collect_headlines(run_of(table), (declared.Headline("fewshot_accuracy"),))
+    (headline,) = collect_headlines(run_of(table), (headlines.Headline("fewshot_accuracy"),))
     return [line["value"] for line in headline.rows[headline.which]]
 
 
@@ -32,8 +31,4 @@ def test_single_draws_are_no_headline() -> None:
 
 def test_a_run_without_a_table_has_no_headline() -> None:
     run = RunTables(sidecar=sidecar("evaluate", "a"), table=None, comparison=None)
-    assert collect_headlines(run, (declared.Headline("accuracy"),)) == []
-
-
-def test_declarations_of_plugins_import_them_from_the_base_of_probes() -> None:
-    assert (base.Headline, base.Agreement) == (declared.Headline, declared.Agreement)
+    assert collect_headlines(run, (headlines.Headline("accuracy"),)) == []

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.registry import of_kind, scales
 from moeprobe.judging import conclusions, differences
 from moeprobe.judging.headlines import sentences_of
 from moeprobe.judging.properties import judge_run
 from moeprobe.judging.tables import overview, tables
 from moeprobe.judging.words import IDENTICAL, FamilyWord, word_of
 from moeprobe.metrics.registry import find
-from moeprobe.probes.base import audit_entry
-from moeprobe.probes.registry import of_kind, scales
 from moeprobe.results.finished import read_result
 from moeprobe.results.numbers import interval, number
 from moeprobe.studies.report.reading import Run, read_runs

@@ -10,6 +10,8 @@ import torch
 
 from moeprobe import api
 from moeprobe.adapters.inspection import facts_of_built, facts_of_header, inspect_checkpoint
+from moeprobe.declarations import registry
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.models import config, grid
 from moeprobe.models.checkpoints import checkpoint
@@ -17,9 +19,7 @@ from moeprobe.models.checkpoints.header import read_info
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.probes import registry
 from moeprobe.probes.engine.checks import preflight
-from moeprobe.probes.engine.options import Options
 from tests.commands import refused, run
 
 

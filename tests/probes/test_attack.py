@@ -330,7 +330,7 @@ def test_attacks_on_the_load_fill_the_expert_and_overflow_it() -> None:
 def test_what_is_crafted_on_one_is_shown_to_the_other() -> None:
     models = [checkpoint("a"), checkpoint("b", seed=1)]
     common: dict[str, Any] = {"data": "digits", "limit": 8, "epsilons": (0, 16), "steps": 2}
-    result = api.attack(models, transfer=True, attribute="recomputed", **common)
+    result = api.attack(models, transfer=True, attribute=True, **common)
     of_a = result.table[result.table["checkpoint"] == "a"]
     assert set(of_a["view"]) == {"attack", "attack_from_b", "random_signs"}
     assert set(result.plot()) == {"routing", "output", "attribution", "transfer"}

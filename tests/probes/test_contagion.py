@@ -152,7 +152,7 @@ def test_what_cannot_be_exchanged_is_one_sentence(trained: Trained) -> None:
     assert "at least 8 images are needed" in refused("contagion", trained["prc"], "--limit", 7)
     for share in (0, 1, -0.5):
         assert "between 0 and 1" in refused("contagion", trained["prc"], f"--share={share}")
-    assert "--group-images takes a positive number" in refused(
+    assert "--group-images takes a number of images from 1 up" in refused(
         "contagion", trained["prc"], "--group-images", 0
     )
     assert "is about matches" in refused("contagion", trained["prc"], "--class-null")

@@ -153,7 +153,7 @@ def test_what_cannot_be_asked_is_one_sentence(trained: Trained, tmp_path: Path) 
     for given in ("0,5", "5,5", "2.5", ""):
         said = refused("fewshot", trained["prc"], "--shots", given)
         assert "different whole numbers from 1 up" in said and f"got {given!r}" in said
-    assert "--draws takes a positive number" in refused("fewshot", trained["prc"], "--draws", 0)
+    assert "--draws takes a whole number from 1 up" in refused("fewshot", trained["prc"], "--draws", 0)
     assert "cannot be judged too" in refused("fewshot", trained["prc"], "--split", "train")
     assert "leave --layers out" in refused("fewshot", trained["prc"], "--layers", "blocks.3")
     assert "--masks is about matches" in refused("fewshot", trained["prc"], "--masks", tmp_path)

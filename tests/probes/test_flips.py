@@ -18,14 +18,13 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.judging.headlines import RunTables, sentences_of
+from moeprobe.judging.headlines import RunTables, headlines_of, sentences_of
 from moeprobe.metrics.analyses.flips import FORCED, FlipsAnalysis, ForcedFlips
 from moeprobe.models.nn.capture import moe_layers, switch_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.flips.price import CleanPass, ForcedSets, forced_sets, price_flips
 from moeprobe.probes.flips.sentences import sentences
-from moeprobe.probes.registry import headlines_of
 from moeprobe.results.finished import read_result
 from moeprobe.routing.capabilities import Replayable, Resumable
 from moeprobe.routing.record import LayerRouting, RoutingTrace

@@ -290,7 +290,7 @@ def test_a_narrow_window_cuts_no_interval(trained: Trained, monkeypatch: pytest.
 
     from moeprobe.cli.front import tables
 
-    result = api.noise_sweep(list(trained.values()), sigmas=[0, 0.1], attribute="recomputed", limit=22)
+    result = api.noise_sweep(list(trained.values()), sigmas=[0, 0.1], attribute=True, limit=22)
     narrow = Console(width=80, force_terminal=False, highlight=False)
     monkeypatch.setattr(tables, "console", lambda: narrow)
     with narrow.capture() as captured:

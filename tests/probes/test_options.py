@@ -13,16 +13,17 @@ from PIL import Image
 from torch import nn
 
 from moeprobe import api
+from moeprobe.declarations.options import Keywords, Options
 from moeprobe.errors import UserError
-from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.recorded.analyze_trace import AnalyzeTrace
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import nearest
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
-          "corruptions", "experts", "flips", "margins", "discontinuity", "overlay", "record", "analyze_trace",
+          "corruptions", "experts", "flips", "margins", "discontinuity", "overlay", "record",
           "compare", "correspond")  # fmt: skip
 
 
@@ -40,8 +41,33 @@ def test_a_notebook_completes_the_options(name: str) -> None:
     assert parameters["limit"].annotation == int | None
 
 
+def test_a_question_to_recordings_takes_some_of_them() -> None:
+    parameters = inspect.signature(api.analyze_trace).parameters
+    assert {*parameters} & {field.name for field in dataclasses.fields(Options)} == {*AnalyzeTrace.common}
+    with pytest.raises(UserError, match="no argument 'batch_size'"):
+        api.analyze_trace("x.parquet", batch_size=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["probe", "plan", "measure_shard"])
+def test_a_mistyped_keyword_of_a_named_probe_is_a_sentence(name: str) -> None:
+    more = {"shard": "1/2"} if name == "measure_shard" else {}
+    with pytest.raises(
+        UserError, match=rf"api\.{name} of eval has no argument 'limt'\. Did you mean 'limit'\?"
+    ):
+        getattr(api, name)("eval", "checkpoints/x", limt=1, **more)
+    with pytest.raises(UserError, match=r"MatchRatio\(\.\.\.\) sets all of its fields; omit view"):
+        getattr(api, name)(MatchRatio(), "checkpoints/x", view="random_crop", **more)
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in api.__all__ if inspect.isfunction(getattr(api, name)) and name != "open_view"]
+    "name",
+    [
+        name
+        for name in api.__all__
+        if name not in ("probe", "plan", "measure_shard")
+        and inspect.isfunction(getattr(api, name))
+        and name != "open_view"
+    ],
 )
 def test_a_mistyped_keyword_is_a_sentence(name: str) -> None:
     with pytest.raises(UserError, match=rf"api\.{name} has no argument 'wacher'"):
@@ -65,8 +91,8 @@ def test_the_keyword_that_was_meant() -> None:
         ({"limit": "5"}, "limit takes a whole number, or None; got '5'."),
         ({"limit": 2.5}, "limit takes a whole number, or None; got 2.5."),
         ({"limit": True}, "limit takes a whole number, or None; got True."),
-        ({"limit": 0}, "limit takes a positive number of images; got 0."),
-        ({"batch_size": -1}, "batch_size takes a positive number of images; got -1."),
+        ({"limit": 0}, "limit takes a number of images from 1 up; got 0."),
+        ({"batch_size": -1}, "batch_size takes a number of images from 1 up; got -1."),
         ({"workers": -1}, "workers takes a number of processes from 0 to 256; got -1."),
         ({"seed": None}, "seed takes a whole number; got None."),
         ({"split": 3}, "split takes a string; got 3."),

@@ -16,9 +16,9 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.open import load_model
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models, measure_floor
-from moeprobe.probes.engine.options import Options
 from moeprobe.results.caveats import PRECISION_FLOOR, changed_share, sentences_of
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar

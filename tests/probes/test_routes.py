@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from moeprobe import api
+from moeprobe.declarations.options import Options
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.images import Framing
 from moeprobe.metrics.stats.permutations import compare_with
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import run as run_probe
 from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes import key_routes as module

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from moeprobe import api
+from moeprobe.declarations import registry
 from moeprobe.errors import UserError
-from moeprobe.probes import registry
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
 from moeprobe.runtime.files import FINISHED, PARTS, SHARD

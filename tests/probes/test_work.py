@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import Work
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar, provenance

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.probes.drift.sentences import sentences, steps_of
+from moeprobe.recorded.drift.sentences import sentences, steps_of
 from tests.commands import names_in, refused, run
 from tests.recordings.serving import routing
 from tests.recordings.test_expert_map import trace

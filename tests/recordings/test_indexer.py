@@ -15,7 +15,7 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.metrics.stats.hypergeometric import expected_jaccard
-from moeprobe.probes.indexer.overlaps import count_common
+from moeprobe.recorded.indexer.overlaps import count_common
 from moeprobe.recordings.indexer import read_selections, scores_beside
 from moeprobe.recordings.model_config import read_indexer_shape
 from tests.commands import run

@@ -12,7 +12,7 @@ import torch
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.analyses.load import LoadAnalysis
-from moeprobe.probes.analyze_trace.sums import load_of
+from moeprobe.recorded.engine.across import load_of
 from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.reading import TraceFile

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.probes.analyze_trace import input_sums
-from moeprobe.probes.locality.measure import check_layer
+from moeprobe.recorded.engine import input_sums
+from moeprobe.recorded.locality.measure import check_layer
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused, run

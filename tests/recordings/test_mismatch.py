@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
-from moeprobe.probes.mismatch.figure import draw
+from moeprobe.recorded.mismatch.figure import draw
 from tests.adapters.test_replay import FAMILIES, forced, model_of, scores
 from tests.adapters.tiny_texts import tokenizer
 

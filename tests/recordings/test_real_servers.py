@@ -16,7 +16,7 @@ import torch
 
 from moeprobe import api
 from moeprobe.adapters.huggingface.heads import kind_of
-from moeprobe.probes.mismatch import Mismatch
+from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
 from moeprobe.recordings.readers.base import npy

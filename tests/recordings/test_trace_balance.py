@@ -13,7 +13,7 @@ from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.rank_load import RELABELINGS, Placed, RankImbalance, busiest_ranks
-from moeprobe.probes.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
+from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.import_log import import_trace
 from moeprobe.recordings.placement import consecutive, greedy, read_placement

@@ -14,7 +14,7 @@ import pytest
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.probes.analyze_trace import describe, input_sums, layout
+from moeprobe.recorded.engine import describe, input_sums, layout
 from moeprobe.recordings import format as traced_file
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored_cell import Spilled

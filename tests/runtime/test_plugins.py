@@ -61,7 +61,7 @@ from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.probes.base import Headline, Probe
+from moeprobe.declarations import Headline, Probe
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.models.training.objectives.base import Objective, Term
 from moeprobe.routing.record import LayerRouting, RoutingTrace

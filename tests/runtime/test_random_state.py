@@ -16,7 +16,7 @@ CALLS: dict[str, Callable[[Path, Path], Any]] = {
     "s_matrix": lambda model, out: api.s_matrix([model], limit=4),
     "confidence": lambda model, out: api.confidence([model], limit=4),
     "sweep": lambda model, out: api.sweep(
-        [model], view="gaussian_noise", severities=[0.1], attribute="recomputed", limit=4
+        [model], view="gaussian_noise", severities=[0.1], attribute=True, limit=4
     ),
     "evaluate": lambda model, out: api.evaluate([model], limit=4),
     "contagion": lambda model, out: api.contagion([model], limit=8),

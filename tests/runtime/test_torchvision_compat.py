@@ -82,3 +82,55 @@ print(operators_were_declared())
 def test_another_failure_is_passed_on(tmp_path: Path) -> None:
     result = imported(tmp_path, "raise RuntimeError('operator torchvision::roi does not exist')")
     assert "RuntimeError: operator torchvision::roi does not exist" in result.stderr
+
+
+COMPILES_LATER = """
+import sys
+from moeprobe import api
+import torch
+{first}
+import timm, torchvision
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("api.load_model", "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)).tolist() == [2, 2]"),
+        ("api.load_model", "import torch._dynamo; assert torch._dynamo.config.cache_size_limit > 0"),
+        # A function that torchvision keeps out of compiled graphs, before and after the compiler is loaded.
+        (
+            "api.load_model",
+            "from torchvision import tv_tensors as tv\n"
+            "image = tv.Image(torch.ones(3, 2, 2))\n"
+            "assert type(tv.wrap(torch.ones(1), like=image)) is tv.Image\n"
+            "def wrapped(x): return tv.wrap(x + 1, like=image)\n"
+            "made = torch.compile(wrapped, backend='eager')(torch.ones(3, 2, 2))\n"
+            "assert type(made) is tv.Image and made.flatten()[0] == 2",
+        ),
+    ],
+)  # fmt: skip
+def test_the_compiler_is_loaded_when_it_is_needed(first: str, then: str) -> None:
+    script = COMPILES_LATER.format(first=first, then=then)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_what_else_is_asked_of_the_compiler_loads_it(tmp_path: Path) -> None:
+    """A torchvision that takes more of it than today's is imported all the same."""
+    (tmp_path / "torchvision").mkdir()
+    source = "import torch\nfrom torch._dynamo import config\nfrom torch._dynamo.utils import counters, is_compile_supported\n"
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        source + "limit = torch._dynamo.config.cache_size_limit\n"
+    )
+    script = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from moeprobe.runtime.torchvision_compat import import_with_operators
+module = import_with_operators("torchvision")
+import torch
+assert module.config is torch._dynamo.config and module.limit > 0 and module.counters is torch._dynamo.utils.counters
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

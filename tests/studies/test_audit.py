@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
+from moeprobe.declarations import AuditEntry, Headline, Probe, Property
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.inputs.modality import TEXT
 from moeprobe.judging import properties, scales
 from moeprobe.judging.properties import PropertyNumbers
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE
-from moeprobe.probes.base import AuditEntry, Headline, Probe, Property
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime.catalog import VIEWS
@@ -241,8 +241,8 @@ def test_a_probe_joins_by_its_declaration(monkeypatch: pytest.MonkeyPatch) -> No
             order=9, properties=(Property("toys", "Toys", (Headline("gate_highest"),), "confidence"),)
         )
 
-    monkeypatch.setattr("moeprobe.probes.registry.probes", lambda: [MatchRatio, Toy])
-    monkeypatch.setattr("moeprobe.probes.registry.kinds", lambda: [MatchRatio, Toy])
+    monkeypatch.setattr("moeprobe.declarations.registry.probes", lambda: [MatchRatio, Toy])
+    monkeypatch.setattr("moeprobe.declarations.registry.kinds", lambda: [MatchRatio, Toy])
     result = api.audit(MODEL, probes=("toy",), **FEW)
     assert lines_of(result.verdicts)[0].title == "Toys"
     assert verdict(result, "toys") in ("low", "medium", "high", "medium to low", "low to medium")

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moeprobe import api
+from moeprobe.declarations import registry
 from moeprobe.errors import FinishedError, RunWarning, UserError
-from moeprobe.probes import registry
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.studies import compare as comparing

@@ -15,10 +15,10 @@ from matplotlib.text import Text
 from torch import Tensor
 
 from moeprobe import api
+from moeprobe.declarations import Probe
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
-from moeprobe.probes.base import Probe
 from moeprobe.results.figures.tradeoff import draw, draw_published
 from moeprobe.results.figures.tradeoff.rows import numbers_of, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images

@@ -7,7 +7,7 @@ import typer
 from moeprobe.cli.front.early import check_comparison
 from moeprobe.cli.front.environment import FAILED, print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Full, numbers, with_common_options
-from moeprobe.probes.registry import USUAL, comparable
+from moeprobe.declarations.registry import USUAL, comparable
 
 if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison

@@ -7,8 +7,8 @@ import typer
 from moeprobe.cli.front.early import check_folder
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Data, require_folder, with_common_options
+from moeprobe.declarations.kinds import OUT_OF_FIGURES
 from moeprobe.inputs.modality import IMAGE, sources
-from moeprobe.probes.base import OUT_OF_FIGURES
 
 if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult

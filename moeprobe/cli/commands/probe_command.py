@@ -22,8 +22,8 @@ from moeprobe.cli.front.options import (
     require_folder,
     with_parameters,
 )
+from moeprobe.declarations import Layout, Probe
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.runtime import distributed
 

@@ -9,7 +9,7 @@ from moeprobe.cli.front.early import check_folder, result_of
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.cli.front.options import names as split_names
-from moeprobe.probes.engine.options import Options
+from moeprobe.declarations.options import Options
 
 if TYPE_CHECKING:
     import pandas as pd

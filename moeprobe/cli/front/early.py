@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.cli.front.environment import print_json
+from moeprobe.declarations.registry import comparable_kind
 from moeprobe.errors import FinishedError, UserError
-from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.runtime.characters import in_one_line
 from moeprobe.runtime.files import (
@@ -83,9 +83,9 @@ def check_comparison(sources: Sequence[str], asked: Mapping[str, Any], changes: 
         asked: probe, data, view and severities; None = the usual.
         changes: common options by name.
     """
+    from moeprobe.declarations.options import Options
+    from moeprobe.declarations.registry import to_compare
     from moeprobe.probes.engine.checks import preflight
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.registry import to_compare
 
     try:
         check_checkpoints(sources)

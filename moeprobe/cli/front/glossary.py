@@ -188,7 +188,7 @@ def _meaning(form: registry.Form) -> str:
 
 def _facts(form: registry.Form) -> dict[str, str]:
     """Return side, unit, chance levels and who computes a metric."""
-    from moeprobe.probes.registry import measuring
+    from moeprobe.metrics.registry import measuring
 
     metric = form.metric
     facts = {

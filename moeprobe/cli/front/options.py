@@ -17,9 +17,12 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from moeprobe.cli.front.early import check_arguments
+from moeprobe.declarations import Arg
+from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
+from moeprobe.declarations.kinds import OUT_OF_FIGURES
+from moeprobe.declarations.options import Options
+from moeprobe.declarations.recording_probe import MatchedTraces
 from moeprobe.errors import UserError
-from moeprobe.probes.base import NONE, OUT_OF_FIGURES, Arg, arg_of, fields_of, flag_of
-from moeprobe.probes.engine.options import Options
 from moeprobe.runtime import hub
 
 Checkpoints = Annotated[
@@ -74,12 +77,7 @@ ShardOption = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
 Names = Annotated[str | None, typer.Option("--names", help=arg_of(Options, "names").help)]
 IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
-Match = Annotated[
-    str,
-    typer.Option(
-        help="How inputs of two files belong together: names, or tokens where the names differ and token ids are known."
-    ),
-]
+Match = Annotated[str, typer.Option(help=arg_of(MatchedTraces, "match").help)]
 Dtype = Annotated[str, typer.Option("--dtype", help=arg_of(Options, "dtype").help)]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
@@ -114,16 +112,27 @@ class CommonOptions:
     Args:
         defaults: replace defaults of ``Options``, by name; None = not given unless typed.
         helps: other sentences, by name.
+        only: which of them, in their order; None = all, with all switches.
     """
 
-    def __init__(self, *, defaults: Mapping[str, Any] = NONE, helps: Mapping[str, str] = NONE) -> None:
-        self._fields = fields_for(Options, defaults=defaults, helps=helps, but=_NOT_TYPED)
+    def __init__(
+        self,
+        *,
+        defaults: Mapping[str, Any] = NONE,
+        helps: Mapping[str, str] = NONE,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        by_name = {
+            field.name: field for field in fields_for(Options, defaults=defaults, helps=helps, but=_NOT_TYPED)
+        }
+        self._fields = [by_name[name] for name in (by_name if only is None else only) if name in by_name]
+        self._switches = _SWITCHES if only is None else {"json": AsJson}
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return what typer makes options of."""
         return [
             *(field.parameter() for field in self._fields),
-            *(keyword(name, switch, False) for name, switch in _SWITCHES.items()),
+            *(keyword(name, switch, False) for name, switch in self._switches.items()),
         ]
 
     def read(self, typed: dict[str, Any]) -> Common:
@@ -132,7 +141,7 @@ class CommonOptions:
         Raises:
             UserError: a word is none of the choices.
         """
-        typed.pop("download")
+        switches = {name: typed.pop(name) for name in self._switches}
         read = {field.name: field.read(typed.pop(field.name)) for field in self._fields}
         # None where it is no value of the field: nothing was typed.
         changes = {
@@ -140,7 +149,7 @@ class CommonOptions:
             for field in self._fields
             if read[field.name] is not None or NoneType in get_args(field.annotation)
         }
-        return Common(changes | {"command": command_line()}, typed.pop("json"), typed.pop("dry_run"))
+        return Common(changes | {"command": command_line()}, switches["json"], switches.get("dry_run", False))
 
 
 def with_common_options(
@@ -216,6 +225,11 @@ class Field:
 
     def parameter(self) -> inspect.Parameter:
         """Return the parameter that typer makes the option of."""
+        if self.arg.metavar:
+            argument = typer.Argument(metavar=self.arg.metavar, help=self.arg.help)
+            several = _REPEATED in self._kinds()
+            kind = str if self.annotation is Any else list[Path] if several else Path
+            return keyword(self.name, Annotated[kind, argument])
         if self.annotation is bool and self.arg.choices is None:
             option = typer.Option(self.flag, help=self.arg.help)
         else:

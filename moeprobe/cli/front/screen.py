@@ -151,8 +151,8 @@ def print_files(screen: Console, out: Path) -> None:
 
 def footing(result: "Result") -> str:
     """Return the notes on what the numbers rest on."""
+    from moeprobe.declarations import registry
     from moeprobe.inputs.open import mirroring_omitted
-    from moeprobe.probes import registry
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
     from moeprobe.results.layouts.along_severity import random_routers
     from moeprobe.results.numbers import no_intervals

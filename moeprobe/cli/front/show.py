@@ -13,14 +13,16 @@ from moeprobe.cli.front import tables
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings, records
 from moeprobe.cli.front.tables import fit, on_screen
+from moeprobe.declarations import Layout, Probe
+from moeprobe.declarations.headlines import Which
+from moeprobe.declarations.question import Question
 from moeprobe.inputs.modality import IMAGE, ORDINARY, modality_of
-from moeprobe.judging.declared import Which
 from moeprobe.judging.headlines import HeadlineValues, RunTables
 from moeprobe.metrics import registry
 from moeprobe.metrics.registry import output_along_severity
-from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
 from moeprobe.probes.engine.run import Plan
+from moeprobe.recorded.engine.layout import along_a_severity, labeled, steps_alone
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
 
-def show(probe: Probe[Any], result: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
+def show(probe: Question[Any], result: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
     """Print the result of a probe and its files, or everything as JSON."""
     if probe.layout is Layout.TRACES:
         print_traces(result, as_json=as_json)
@@ -46,12 +48,12 @@ def show(probe: Probe[Any], result: Any, *, out: Path | None, as_json: bool, ful
         print_overlays(result, out=out, as_json=as_json)
     else:
         print_result(result, out=out, as_json=as_json, show=_tables(probe, result, full=full))
-        if probe.timed and not as_json:
+        if isinstance(probe, Probe) and probe.timed and not as_json:
             _print_rates(with_names(result))
 
 
 def _tables(
-    probe: Probe[Any], result: "Result", *, full: bool
+    probe: Question[Any], result: "Result", *, full: bool
 ) -> "Callable[[Result], Sequence[Table | str]]":
     title = modality_of(result.table["tokens"]).translate(probe.heading(result.sidecar))
     layouts: dict[Layout, Callable[[Result], Sequence[Table | str]]] = {
@@ -62,6 +64,11 @@ def _tables(
         Layout.BY_VIEW: partial(by_view, title=title),
         Layout.MEANS: partial(means, title=title, full=full),
         Layout.ALIGNED: partial(aligned, title=title),
+        Layout.IN_FULL: partial(side_by_side, title=title, full=True),
+        Layout.RECORDED: partial(recordings, title=title, full=full),
+        Layout.SELECTED_KEYS: partial(selected_keys, title=title),
+        Layout.REUSE: reuse_along_sequences,
+        Layout.LOAD_OVER_TIME: load_over_time,
     }
     return layouts[probe.layout]
 
@@ -250,7 +257,14 @@ def aligned(result: "Result", *, title: str) -> Printed:
     return [*leading_sentences(result, Layout.ALIGNED), *parts]
 
 
-def selected_keys(result: "Result") -> Printed:
+def recordings(result: "Result", *, title: str, full: bool) -> Printed:
+    """Return the output for recordings: side by side, or along the severity of one view."""
+    if along_a_severity(result):
+        return along_severity(steps_alone(result), title=title, full=full)
+    return side_by_side(labeled(result), title=title, full=full)
+
+
+def selected_keys(result: "Result", *, title: str) -> Printed:
     """Return the output for selected keys of indexers: sentences, and a line per layer."""
     from moeprobe.metrics.analyses.indexer import KEY_JACCARD
 
@@ -258,7 +272,7 @@ def selected_keys(result: "Result") -> Printed:
         result.table[result.table["layer"] != ""],
         None,
         [KEY_JACCARD.name],
-        caption="Selected keys of sparse-attention indexers",
+        caption=title,
         modality=modality_of(result.table["tokens"], data=result.sidecar.request.data),
         nulls=("random", "recency"),
     )

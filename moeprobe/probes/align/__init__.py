@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 from moeprobe.runtime.arguments import check_two
 
 if TYPE_CHECKING:
-    from moeprobe.probes.engine.options import Options
+    from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
@@ -65,15 +65,13 @@ class Align(Probe["Result"]):
     )
 
     permutations: Annotated[
-        int, Arg("Random orders of the images that show how well unrelated routing can be aligned.")
+        int,
+        Arg(
+            "Random orders of the images that show how well unrelated routing can be aligned.",
+            low=40,
+            high=100_000,
+        ),
     ] = 200
-
-    def check(self) -> None:
-        """Raise ``UserError`` where there are too few orders for the ends of their range."""
-        if not 40 <= self.permutations <= 100_000:
-            raise UserError(
-                f"{option('permutations')} takes a whole number from 40 to 100,000; got {self.permutations}."
-            )
 
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where the null by class is wanted."""

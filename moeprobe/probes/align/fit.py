@@ -18,8 +18,8 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.alignment import JointCounts, Numbers, joint_counts, permuted_orders
 from moeprobe.metrics.token_kinds import Paired, patches
-from moeprobe.probes.analyze_trace.describe import most_tokens
-from moeprobe.probes.analyze_trace.input_sums import INPUTS_AT_ONCE
+from moeprobe.recorded.engine.describe import most_tokens
+from moeprobe.recorded.engine.input_sums import INPUTS_AT_ONCE
 from moeprobe.recordings.pairs import NamedTrace, pair
 from moeprobe.routing.record import LayerPair, LayerRouting
 from moeprobe.runtime.seeds import generator

@@ -12,6 +12,8 @@ import pandas as pd
 import torch
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations.options import Options
+from moeprobe.declarations.question import Question
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import alignment
@@ -20,14 +22,13 @@ from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, NumberName
 from moeprobe.metrics.stats.training_pairs import FEWEST, Pair, Quantity, SetShare
 from moeprobe.probes.align import Align
 from moeprobe.probes.align.fit import Fit, Halves, fit_layer, with_numbers
-from moeprobe.probes.analyze_trace.measure import Measuring
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import check_choices, make_analyses, make_spec
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, Work, time_sample
 from moeprobe.probes.engine.run_spec import make_request
 from moeprobe.probes.trace import recording
+from moeprobe.recorded.engine.paired_sums import PairedSums
 from moeprobe.recordings.pairs import NamedTrace, clusters_of, common_ids, common_layers
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
@@ -205,7 +206,7 @@ class AlignedTrainings:
                 fit_of[pair, layer] = fit_layer(
                     traces, layer, self._halves, orders=self._permutations, seed=self._seed
                 )
-            measuring = Measuring(
+            paired = PairedSums(
                 traces,
                 self._layers,
                 self._halves.ids,
@@ -213,7 +214,7 @@ class AlignedTrainings:
                 of_pairs=Align.analyses,
                 renumber=partial(self._renumbered, {layer: fit_of[pair, layer] for layer in self._layers}),
             )
-            parts.append(measuring.sums(progress))
+            parts.append(paired.sums(progress))
         sums = concat(parts)
         table, _ = summarize(sums, analyses=make_analyses(Align.analyses), run_info=info)
         # Nothing is measured in a layer whose tokens all have all experts.
@@ -302,7 +303,7 @@ class AlignedTrainings:
 
 
 def align_trainings(
-    work: Work[Result], probe: Align, aligned: AlignedTrainings, progress: Progress, **facts: Any
+    work: Work[Result], probe: Question[Result], aligned: AlignedTrainings, progress: Progress, **facts: Any
 ) -> Result:
     """Return the result of ``work``; ``facts`` are what its sidecar says of the trainings."""
     table, sums = aligned.measure(work.run_info, progress)

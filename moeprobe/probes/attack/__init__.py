@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import AGREEMENT, Agreement, Arg, Headline, Layout, Panel
+from moeprobe.declarations.fields import plain
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, plain
 from moeprobe.probes.sweep import Attributed
 from moeprobe.runtime.catalog import unknown
 
@@ -86,10 +87,16 @@ class Attack(Attributed):
             choices={name: name for name in EPSILONS},
         ),
     ] = LINF
-    steps: Annotated[int, Arg("Steps of the ascent, each of size 2.5 epsilon / steps.")] = 10
+    steps: Annotated[int, Arg("Steps of the ascent, each of size 2.5 epsilon / steps.", low=1, high=1000)] = (
+        10
+    )
     restarts: Annotated[
         int,
-        Arg("Ascents from random points, beside that from the image itself; the worst of each image counts."),
+        Arg(
+            "Ascents from random points, beside that from the image itself; the worst of each image counts.",
+            low=0,
+            high=1000,
+        ),
     ] = 0
     direction: Annotated[
         str,
@@ -129,12 +136,6 @@ class Attack(Attributed):
             raise UserError(
                 f"{option('epsilons')} takes {bounds}, in {LEVELS}ths of the range of a pixel; got "
                 f"{list(self.levels)}."
-            )
-        if not 1 <= self.steps <= 1000:
-            raise UserError(f"{option('steps')} takes a whole number from 1 to 1,000; got {self.steps}.")
-        if not 0 <= self.restarts <= 1000:
-            raise UserError(
-                f"{option('restarts')} takes a whole number from 0 to 1,000; got {self.restarts}."
             )
         if (self.expert is None) == (self.on == ONE_EXPERT) or (self.expert or 0) < 0:
             raise UserError(

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, Headline, Probe
+from moeprobe.declarations import Arg, Headline, Probe
 from moeprobe.runtime.catalog import ANALYSES
 
 if TYPE_CHECKING:
@@ -38,15 +37,15 @@ class Contagion(Probe["Result"]):
     defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
 
     share: Annotated[
-        float, Arg("Share of an image's patches that are exchanged, between 0 and 1.", in_request=False)
+        float,
+        Arg(
+            "Share of an image's patches that are exchanged, between 0 and 1.",
+            in_request=False,
+            above=0,
+            below=1,
+            what="a share of the patches,",
+        ),
     ] = 0.25
-
-    def check(self) -> None:
-        """Raise ``UserError`` unless the share is one."""
-        if not 0 < self.share < 1:
-            raise UserError(
-                f"{option('share')} takes a share of the patches, between 0 and 1; got {self.share:g}."
-            )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the exchanged part, and its share."""

@@ -1,6 +1,6 @@
 """The declaration of ``correspond``: a picture of views, with or without a checkpoint."""
 
-from moeprobe.probes.base import Kind, Layout
+from moeprobe.declarations import Kind, Layout
 
 
 class Correspond(Kind):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import load_model
+from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
@@ -25,7 +26,6 @@ from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.checks import check_images
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe

@@ -6,9 +6,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moeprobe.declarations import CLEAN
 from moeprobe.inputs.corruptions import EXTRA, FAMILIES, MEAN
 from moeprobe.metrics.analyses.output import ACCURACY
-from moeprobe.probes.base import CLEAN
 from moeprobe.results.figures import panels
 from moeprobe.results.layouts.by_view import agreement_rows
 

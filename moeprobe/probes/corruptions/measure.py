@@ -12,6 +12,7 @@ from functools import partial, reduce
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.corruptions import FAMILIES, MEAN, STANDARD
 from moeprobe.inputs.views.corruption import Corruption
@@ -21,7 +22,6 @@ from moeprobe.metrics.base import OutputAnalysis
 from moeprobe.metrics.corruption_error import CORRUPTION_ERROR
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.bootstrap import Replicates, average
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.engine.batch_sums import ForwardResult, load_all_views
 from moeprobe.probes.engine.loop import RunBlock, run_batch

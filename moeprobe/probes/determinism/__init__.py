@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -57,8 +57,8 @@ class Determinism(Probe["Result"]):
         1,
         8,
     )
-    padding: Annotated[int, Arg("Padding tokens added to texts; 0 = none.")] = 16
-    repeats: Annotated[int, Arg("How often the batch is run again unchanged.")] = 1
+    padding: Annotated[int, Arg("Padding tokens added to texts; 0 = none.", low=0, high=1000)] = 16
+    repeats: Annotated[int, Arg("How often the batch is run again unchanged.", low=0, high=1000)] = 1
 
     def check(self) -> None:
         """Raise ``UserError`` where a number is out of range."""
@@ -68,11 +68,6 @@ class Determinism(Probe["Result"]):
             raise UserError(
                 f"{option('batches')} takes different positive numbers; got {list(self.batches)}."
             )
-        for name in ("padding", "repeats"):
-            if not 0 <= getattr(self, name) <= 1000:
-                raise UserError(
-                    f"{option(name)} takes a whole number from 0 to 1,000; got {getattr(self, name)}."
-                )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the compared variants."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.texts import TokenBatch
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.batch_sums import ForwardResult, layer_sums, output_sums
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Arg, Headline, Probe, Views
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Arg, Headline, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult  # noqa: F401  # named in the class
@@ -39,7 +39,9 @@ class Discontinuity(Probe["DiscontinuityResult"]):
     at_least = True
 
     view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.")] = "gaussian_noise"
-    steps: Annotated[int, Arg("Equal steps along the severity, at least 200.", in_request=False)] = MIN_STEPS
+    steps: Annotated[
+        int, Arg("Equal steps along the severity, at least 200.", in_request=False, low=MIN_STEPS)
+    ] = MIN_STEPS
     until: Annotated[
         float | None, Arg("Largest severity; default: the last of the view's own steps.", in_request=False)
     ] = None
@@ -51,7 +53,10 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         Sequence[str | Path],
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("Number of images to draw.", in_request=False, of_figures=True)] = 3
+    count: Annotated[
+        int,
+        Arg("Number of images to draw.", in_request=False, of_figures=True, low=1, what="a number of images"),
+    ] = 3
     pick: Annotated[
         str,
         Arg(
@@ -66,10 +71,6 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         """Raise ``UserError`` where there are too few steps, nothing is drawn, or nobody knows what."""
         if self.pick not in (RANDOM, LARGEST_JUMP):
             raise UserError(f"Images are picked {RANDOM} or {LARGEST_JUMP}; got {self.pick!r}.")
-        if self.count < 1:
-            raise UserError(f"Draw a positive number of images; got {self.count}.")
-        if self.steps < MIN_STEPS:
-            raise UserError(f"A path takes at least {MIN_STEPS} steps; got {self.steps}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return how far the paths go."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.declarations import CLEAN, Probe, Views, registry
+from moeprobe.declarations.options import FLOOR_IMAGES, Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers import naming
@@ -21,9 +23,6 @@ from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.models.checkpoints.header import ServingSettings, read_info
-from moeprobe.probes import registry
-from moeprobe.probes.base import CLEAN, Probe, Views
-from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.outputs import without_missing_output
 from moeprobe.probes.engine.run_spec import RunSpec, check_layers, choose_images, chosen_layers

@@ -3,10 +3,16 @@
 import itertools
 from collections.abc import Collection, Sequence
 
-from moeprobe.judging.declared import Which
-from moeprobe.judging.headlines import HeadlineValues, RunTables, beside_sentence, sentences_of
-from moeprobe.probes.base import Layout
-from moeprobe.probes.registry import conclusions_of, headlines_of
+from moeprobe.declarations import Layout
+from moeprobe.declarations.headlines import Which
+from moeprobe.judging.headlines import (
+    HeadlineValues,
+    RunTables,
+    beside_sentence,
+    conclusions_of,
+    headlines_of,
+    sentences_of,
+)
 from moeprobe.results.folder import Result
 
 
@@ -25,7 +31,9 @@ def leading_sentences(
     if headlines is None:
         headlines = measured_headlines(run)
     match layout:
-        case Layout.SIDE_BY_SIDE:
+        case (
+            Layout.SIDE_BY_SIDE | Layout.IN_FULL | Layout.SELECTED_KEYS | Layout.REUSE | Layout.LOAD_OVER_TIME
+        ):
             return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(with_experts)]
         case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:
             return _of_first(run, headlines)

@@ -16,17 +16,17 @@ import pandas as pd
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import Modality
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.judging.summarize import Combine, summarize
-from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import floors, loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges

@@ -15,11 +15,11 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.declarations import Probe, registry
+from moeprobe.declarations.fields import fields_of, plain
+from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, UserError, option
-from moeprobe.probes import registry
-from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.checks import check_folder, check_some
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import ProbeWork, prepare
 from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.folder import OutputFolder, figures_as_asked

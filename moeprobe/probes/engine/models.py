@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
+from moeprobe.declarations import CLEAN
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TextFraming
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_cut, distinct_names
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.caveats import changed_share
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.probes.base import Probe
+from moeprobe.declarations import Probe
 from moeprobe.probes.engine.run_spec import OF_FEATURES
 from moeprobe.routing.capabilities import FEATURES, SCORES, output_kind
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
-from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.checks import check_folder, check_precision, check_some, preflight
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.earlier_format import is_earlier

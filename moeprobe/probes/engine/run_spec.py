@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from moeprobe.adapters.base import AnyFraming, Checkpoint
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import FLOOR_IMAGES, Options
+from moeprobe.declarations.registry import measured_by
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
 from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
-from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.options import FLOOR_IMAGES, Options
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.probes.registry import measured_by
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32

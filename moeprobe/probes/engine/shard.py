@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.options import Options
 
 
 @dataclass(frozen=True, order=True)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
+from moeprobe.declarations import Arg, AuditEntry, Headline, Panel, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -65,18 +64,16 @@ class Experts(Probe["Result"]):
 
     loss: Annotated[
         float | None,
-        Arg("List the experts whose ban alone raises the loss by less than this, in nats; default: no list."),
+        Arg(
+            "List the experts whose ban alone raises the loss by less than this, in nats; default: no list.",
+            above=0,
+            what="a number of nats",
+        ),
     ] = None
     draws: Annotated[
-        int, Arg("Random choices, and permutations, of experts that are drawn for each input.")
+        int,
+        Arg("Random choices, and permutations, of experts that are drawn for each input.", low=1, high=1000),
     ] = 4
-
-    def check(self) -> None:
-        """Raise ``UserError`` where a field is out of range."""
-        if self.loss is not None and not 0 < self.loss < float("inf"):
-            raise UserError(f"{option('loss')} takes a number of nats above 0; got {self.loss:g}.")
-        if not 1 <= self.draws <= 1000:
-            raise UserError(f"{option('draws')} takes a whole number from 1 to 1,000; got {self.draws}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
 from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, other_sets, runner_up
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
 from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from moeprobe.declarations import Arg, Headline, Layout, Probe
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, Headline, Layout, Probe
 
 if TYPE_CHECKING:
-    from moeprobe.probes.engine.options import Options
+    from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
@@ -44,7 +44,7 @@ class Fewshot(Probe["Result"]):
         Sequence[int],
         Arg("Training images per class, comma-separated, e.g. 1,5,10,25.", in_request=False),
     ] = (10,)
-    draws: Annotated[int, Arg("Draws of the training images, the same for all checkpoints.")] = 5
+    draws: Annotated[int, Arg("Draws of the training images, the same for all checkpoints.", low=1)] = 5
 
     def check(self) -> None:
         """Raise ``UserError`` unless shots and draws are counts."""
@@ -59,8 +59,6 @@ class Fewshot(Probe["Result"]):
             raise UserError(
                 f"{option('shots')} takes different whole numbers from 1 up, e.g. 1,5,10; got {shots!r}."
             )
-        if self.draws < 1:
-            raise UserError(f"{option('draws')} takes a positive number; got {self.draws}.")
 
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where the judged images would be those that are learned from, or a layer is named."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 
 if TYPE_CHECKING:
-    from moeprobe.probes.engine.options import Options
+    from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 # Choices of later layers: as in the clean pass, or as their routers choose after the flip.
@@ -71,13 +71,15 @@ class Flips(Probe["Result"]):
         Sequence[float] | None, Arg("The severity of the perturbation; default: the view's strongest.")
     ] = None
     patches: Annotated[
-        int, Arg("Patches of an image that are flipped, in each layer to each kind of set.")
+        int,
+        Arg("Patches of an image that are flipped, in each layer to each kind of set.", low=1, high=10_000),
     ] = 8
     later: Annotated[
         str,
         Arg(
             "Choices of later layers: fixed as in the clean pass, or free to follow.",
             choices={FIXED: FIXED, FREE: FREE},
+            words=(FIXED, FREE),
         ),
     ] = FIXED
     predict: Annotated[
@@ -89,10 +91,6 @@ class Flips(Probe["Result"]):
 
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range."""
-        if not 1 <= self.patches <= 10_000:
-            raise UserError(f"{option('patches')} takes a whole number from 1 to 10,000; got {self.patches}.")
-        if self.later not in (FIXED, FREE):
-            raise UserError(f"{option('later')} takes {FIXED} or {FREE}; got {self.later!r}.")
         if self.severities is not None and len(self.severities) != 1:
             raise UserError(f"{option('severities')} takes one severity here; got {list(self.severities)}.")
         if self.predict and self.later != FIXED:

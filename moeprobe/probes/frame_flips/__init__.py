@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from moeprobe.declarations import Layout, Panel, Probe
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import CLIP
-from moeprobe.probes.base import Layout, Panel, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

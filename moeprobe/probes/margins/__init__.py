@@ -4,20 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY
-from moeprobe.probes.base import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 from moeprobe.runtime.device import FLOAT32
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from moeprobe.probes.engine.options import Options
+    from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result
 
 # A perturbation that is no view: the clean inputs, run in this dtype.
 BFLOAT16 = "bfloat16"
+# Largest standard deviation of noise, as its views have it (``inputs.views.base``, which ``--help`` does without).
+LARGEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +74,20 @@ class Margins(Probe["Result"]):
         Arg(
             "Comma-separated levels of the nested noise, its standard deviations; default: the view's own.",
             flag="--sigmas",
+            keyword="sigmas",
+            low=0,
+            high=LARGEST,
+            what="standard deviations",
         ),
     ] = None
     draws: Annotated[
-        int, Arg("Draws of small noise from which the sensitivity of a margin is estimated.")
+        int,
+        Arg("Draws of small noise from which the sensitivity of a margin is estimated.", low=2, high=1000),
     ] = 8
-    small: Annotated[float, Arg("Standard deviation of the small noise.")] = 0.01
+    small: Annotated[
+        float,
+        Arg("Standard deviation of the small noise.", above=0, high=LARGEST, what="a standard deviation"),
+    ] = 0.01
     transfer: Annotated[
         str | None,
         Arg(
@@ -90,15 +100,6 @@ class Margins(Probe["Result"]):
 
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range."""
-        if not 2 <= self.draws <= 1000:
-            raise UserError(f"{option('draws')} takes a whole number from 2 to 1,000; got {self.draws}.")
-        from moeprobe.inputs.views.base import STANDARD_DEVIATION  # not for the help of the command
-
-        if not 0 < self.small <= STANDARD_DEVIATION.high:
-            raise UserError(
-                f"{option('small')} takes a standard deviation above 0, up to {STANDARD_DEVIATION.high:g}; got "
-                f"{self.small:g}."
-            )
         if self.transfer_severity is not None and self.transfer is None:
             raise UserError(
                 f"{option('transfer_severity')} belongs to {option('transfer')}: name the view, or leave it out."

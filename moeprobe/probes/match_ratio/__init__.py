@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, AuditEntry, Probe, Property, Views
+from moeprobe.declarations import AGREEMENT, Agreement, Arg, AuditEntry, Probe, Property, Views
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class

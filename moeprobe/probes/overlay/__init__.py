@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from moeprobe.declarations import Arg, AuditEntry, Layout, Probe, Views
+from moeprobe.declarations.kinds import OUT_OF_FIGURES
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import OUT_OF_FIGURES, Arg, AuditEntry, Layout, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult  # noqa: F401  # named in the class
@@ -47,7 +48,12 @@ class Overlay(Probe["OverlayResult"]):
         Sequence[str | Path],
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("How many images or texts, if none is named.", in_request=False)] = 4
+    count: Annotated[
+        int,
+        Arg(
+            "How many images or texts, if none is named.", in_request=False, low=1, what="a number of images"
+        ),
+    ] = 4
     view: Annotated[str, Arg("A view with a severity.")] = "gaussian_noise"
     severity: Annotated[float | None, Arg("Severity of the view; 0.2 if not given.", in_request=False)] = None
     animate: Annotated[
@@ -63,8 +69,6 @@ class Overlay(Probe["OverlayResult"]):
 
     def check(self) -> None:
         """Raise ``UserError`` where no image is wanted, or severities are given in two ways."""
-        if self.count < 1:
-            raise UserError(f"The number of images must be positive; got {self.count}.")
         if self.severity is not None and (self.animate or self.severities is not None):
             raise UserError(
                 f"{option('severity')} is one alone: give {option('severities')} for several, or leave out one of "

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches, stack_texts
@@ -25,7 +26,6 @@ from moeprobe.inputs.open import content_of, pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request, recipe
 from moeprobe.probes.overlay import Overlay

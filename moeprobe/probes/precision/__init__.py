@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from moeprobe.declarations import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property, Rule
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property, Rule
 from moeprobe.routing.parts import PARTS
 from moeprobe.runtime.catalog import unknown
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
 from moeprobe.models.nn.quantize import quantized
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec

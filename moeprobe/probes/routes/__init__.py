@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.errors import UserError, option
-from moeprobe.probes.base import Arg, AuditEntry, Headline, Probe, Property, Rule
+from moeprobe.declarations import Arg, AuditEntry, Headline, Probe, Property, Rule
 
 if TYPE_CHECKING:
     from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
@@ -72,13 +71,15 @@ class Routes(Probe["RoutesResult"]):
         Arg("Names of images to draw a sheet of, comma-separated.", in_request=False, of_figures=True),
     ] = ()
     count: Annotated[
-        int, Arg("Number of images with a sheet, if none is named.", in_request=False, of_figures=True)
+        int,
+        Arg(
+            "Number of images with a sheet, if none is named.",
+            in_request=False,
+            of_figures=True,
+            low=0,
+            what="a number of images",
+        ),
     ] = 2
-
-    def check(self) -> None:
-        """Raise ``UserError`` where the number of sheets is negative."""
-        if self.count < 0:
-            raise UserError(f"{option('count')} takes a number of images from 0 up; got {self.count}.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""

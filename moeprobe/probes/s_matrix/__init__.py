@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.probes.base import Arg, Headline, Probe, Views
+from moeprobe.declarations import Arg, Headline, Probe, Views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

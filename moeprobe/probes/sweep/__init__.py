@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.errors import UserError, option
-from moeprobe.probes.base import (
+from moeprobe.declarations import (
     AGREEMENT,
     Agreement,
     Arg,
@@ -16,6 +15,7 @@ from moeprobe.probes.base import (
     Property,
     Views,
 )
+from moeprobe.errors import UserError, option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

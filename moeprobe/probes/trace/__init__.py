@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from moeprobe.declarations import CLEAN, Arg, Layout, Panel, Probe, Views
+from moeprobe.declarations.kinds import resolve
 from moeprobe.errors import UserError, option
-from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, resolve
 
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
+    from moeprobe.declarations.options import Options
     from moeprobe.probes.engine.run import ProbeWork
     from moeprobe.probes.trace.measure import Recorded
 
@@ -27,6 +28,7 @@ class Trace(Probe["Recorded"]):
     """
 
     name = "trace record"
+    function = "record"
     kind = "trace"
     title = "Recorded routing"
     work = "moeprobe.probes.trace.measure:Recording"

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from moeprobe import __version__
 from moeprobe.adapters.base import AnyFraming, Checkpoint
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.probes.base import CLEAN
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.recordings.format import metadata, writing

@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import Plan, ProbeWork
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers, precision_request
 from moeprobe.probes.trace import Trace

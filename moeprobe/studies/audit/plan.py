@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import AuditEntry, Probe, registry
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.probes import registry
-from moeprobe.probes.base import AuditEntry, Probe, audit_entry
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import ProbeWork
 from moeprobe.probes.engine.run_spec import chosen_layers
 from moeprobe.runtime.catalog import unknown

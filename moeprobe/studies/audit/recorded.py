@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeprobe.adapters.base import Model
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
-from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.analyze_trace.measure import analyze_trace
-from moeprobe.probes.base import audit_entry
-from moeprobe.probes.engine.options import Options
+from moeprobe.recorded.analyze_trace import AnalyzeTrace
+from moeprobe.recorded.engine.work import run
 from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trace
 from moeprobe.recordings.matching import NAMES, check_match
 from moeprobe.results.finished import read_result
@@ -65,7 +65,7 @@ def audit_recordings(
         command=options.command,
     )  # fmt: skip
     try:
-        result = analyze_trace(list(paths), match=match, options=of_run, watcher=watcher)
+        result = run(AnalyzeTrace(traces=list(paths), match=match), options=of_run, watcher=watcher)
     except FinishedError as error:
         result = read_result(error.folder)
     names = list(dict.fromkeys(result.table["checkpoint"]))

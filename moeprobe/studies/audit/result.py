@@ -12,13 +12,14 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe import __version__
+from moeprobe.declarations import AuditEntry, Property
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.registry import kinds
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import Modality
-from moeprobe.judging.headlines import RunTables
+from moeprobe.judging.headlines import RunTables, conclusions_of
 from moeprobe.judging.properties import COLUMNS, property_numbers
-from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.base import AuditEntry, Property, audit_entry
-from moeprobe.probes.registry import conclusions_of, kinds
+from moeprobe.recorded.analyze_trace import AnalyzeTrace
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment

@@ -9,15 +9,15 @@ from typing import Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.declarations import AuditEntry, Property
+from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE, Modality, modality_of
 from moeprobe.inputs.open import content_of
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
-from moeprobe.probes.base import AuditEntry, Property
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request

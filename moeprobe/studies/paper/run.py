@@ -9,16 +9,16 @@ from typing import Any, TypeVar, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond.measure import correspond
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
 from moeprobe.probes.engine.run import Plan, Work
 from moeprobe.probes.engine.run_spec import study_request

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.declarations.registry import scales
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.judging.conclusions import conclude
-from moeprobe.probes.registry import scales
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from moeprobe.declarations import Probe
+from moeprobe.declarations.registry import of_kind
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Probe
-from moeprobe.probes.registry import of_kind
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
 from moeprobe.results.sidecars import Sidecar

@@ -16,12 +16,11 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
-from moeprobe.judging.headlines import HeadlineValues, RunTables
-from moeprobe.probes.base import CLEAN
-from moeprobe.probes.registry import headlines_of
+from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
 from moeprobe.results.columns import COMPARISON_COLUMNS, NUMBERS, WHOLE
 from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.packed import find_run

@@ -18,9 +18,9 @@ import pandas as pd
 from jinja2 import Environment
 
 from moeprobe import __version__
+from moeprobe.declarations.kinds import audit_entry
+from moeprobe.declarations.registry import of_kind
 from moeprobe.judging.conclusions import Conclusion
-from moeprobe.probes.base import audit_entry
-from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless

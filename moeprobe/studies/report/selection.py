@@ -4,11 +4,11 @@ import dataclasses
 
 import pandas as pd
 
+from moeprobe.declarations import Layout
+from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import Modality, modality_of
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
-from moeprobe.probes.base import Layout
-from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from moeprobe.declarations.registry import of_kind, scales
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.judging import conclusions
 from moeprobe.judging import tables as judged_tables
 from moeprobe.judging.conclusions import Names
-from moeprobe.judging.headlines import sentences_of
+from moeprobe.judging.headlines import conclusions_of, sentences_of
 from moeprobe.metrics import registry
-from moeprobe.probes.registry import conclusions_of, of_kind, scales
 from moeprobe.results.caveats import sentences_of as caveats_of
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.studies.report.reading import Run

@@ -7,17 +7,17 @@ from typing import Any, Unpack
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import as_checkpoint
+from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.inputs.texts import TextFraming
-from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import Work
-from moeprobe.probes.mismatch import Mismatch
-from moeprobe.probes.mismatch.measure import mismatch
 from moeprobe.probes.trace import Trace
+from moeprobe.recorded.analyze_trace import AnalyzeTrace
+from moeprobe.recorded.engine.work import run as run_on_recordings
+from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.results.folder import OutputFolder, Result
@@ -144,13 +144,13 @@ class _ServerCheck(Work[ServerResult]):
             ).files
         ]
         runs = {
-            "agreement": analyze_trace(
-                [model_traces[0], traces[0], *model_traces[1:]],
+            "agreement": run_on_recordings(
+                AnalyzeTrace(traces=[model_traces[0], traces[0], *model_traces[1:]]),
                 options=self._inside(path / "agreement"),
                 watcher=progress,
             ),
-            "determinism": analyze_trace(
-                traces, options=self._inside(path / "determinism"), watcher=progress
+            "determinism": run_on_recordings(
+                AnalyzeTrace(traces=traces), options=self._inside(path / "determinism"), watcher=progress
             ),
         }
         left_out = self._split(path, runs, progress)
@@ -207,10 +207,12 @@ class _ServerCheck(Work[ServerResult]):
     def _split(self, path: Path, runs: dict[str, Result], progress: Progress) -> list[str]:
         """Add the mismatch of log-probabilities to the runs; returns why there is none."""
         try:
-            runs["mismatch"] = mismatch(
-                self.checkpoint,
-                tokens=self._responses(path, FIRST),
-                routing=path / "traces" / f"{FIRST}.parquet",
+            runs["mismatch"] = run_on_recordings(
+                Mismatch(
+                    model=self.checkpoint,
+                    tokens=self._responses(path, FIRST),
+                    routing=path / "traces" / f"{FIRST}.parquet",
+                ),
                 options=self._inside(path / "mismatch"),
                 watcher=progress,
             )

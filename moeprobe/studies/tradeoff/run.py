@@ -11,11 +11,11 @@ import pandas as pd
 
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
-from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar, make_sidecar, provenance
 from moeprobe.runtime.arguments import checked, several

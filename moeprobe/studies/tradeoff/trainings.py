@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.models import grid
 from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.models.pipeline import Pipeline
-from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.contagion import Contagion
-from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import run
 from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.fewshot import Fewshot
@@ -34,7 +34,7 @@ from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, SUMMARY, read_
 
 
 @dataclass(frozen=True)
-class Question:
+class CellProbe:
     """One probe, the name of its folder, and the severities that its run is known by."""
 
     folder: str
@@ -77,20 +77,20 @@ class Question:
         return True
 
 
-def questions(measure: MeasureConfig, *, dense: bool = False) -> list[Question]:
+def questions(measure: MeasureConfig, *, dense: bool = False) -> list[CellProbe]:
     """Return the runs to measure; of a dense model, only runs that need no routing.
 
     On clean images, between pairs of views, under noise, with few labels, and where the context of tokens is exchanged.
     """
-    all_questions = [Question("eval", Evaluate()), Question("confidence", Confidence())]
-    all_questions += [Question(f"match-{view}", MatchRatio(view=view)) for view in measure.views]
+    all_questions = [CellProbe("eval", Evaluate()), CellProbe("confidence", Confidence())]
+    all_questions += [CellProbe(f"match-{view}", MatchRatio(view=view)) for view in measure.views]
     if measure.sigmas:
-        all_questions.append(Question("noise", NoiseSweep(severities=measure.sigmas), measure.sigmas))
+        all_questions.append(CellProbe("noise", NoiseSweep(severities=measure.sigmas), measure.sigmas))
     if measure.shots:
         shots = [float(count) for count in measure.shots]
-        all_questions.append(Question("fewshot", Fewshot(shots=measure.shots), shots))
+        all_questions.append(CellProbe("fewshot", Fewshot(shots=measure.shots), shots))
     if measure.contagion:
-        all_questions.append(Question("contagion", Contagion()))
+        all_questions.append(CellProbe("contagion", Contagion()))
     return [question for question in all_questions if not (dense and question.probe.needs_routing)]
 
 
@@ -195,14 +195,14 @@ class Training:
         packed = find_cell(self.folder)
         return None if packed is None else packed.metrics
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[CellProbe]:
         """Return the runs to measure: none where the training diverged."""
         info = self.info()
         if info is not None and "diverged" in info["training"]:
             return []
         return questions(self.measure, dense=self.config.model.dense)
 
-    def missing(self) -> list[Question]:
+    def missing(self) -> list[CellProbe]:
         """Return the runs still to measure.
 
         Raises:

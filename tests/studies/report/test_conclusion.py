@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moeprobe import api
+from moeprobe.declarations.registry import scales
 from moeprobe.judging import conclusions
-from moeprobe.probes.registry import scales
 from moeprobe.results.palette import colors
 from moeprobe.studies.report.reading import Run, read_runs
 from moeprobe.studies.report.render import sections

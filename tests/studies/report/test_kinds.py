@@ -6,7 +6,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.cli.front import tables
-from moeprobe.probes import registry
+from moeprobe.declarations import registry
 from moeprobe.results.figures import forest
 from moeprobe.results.tables import frame
 from moeprobe.runtime.files import write_csv

@@ -1,0 +1,186 @@
+"""The options that all probes share, and keywords that are checked before anything is done."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from moeprobe.declarations.fields import NONE, Arg, fields_of, read_field
+from moeprobe.errors import UserError
+from moeprobe.runtime.arguments import F, checked, checked_class
+from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
+from moeprobe.runtime.processes import MOST_WORKERS
+
+# Clean images that are run again unchanged: arithmetic does not need more.
+FLOOR_IMAGES = 256
+
+
+class Keywords(TypedDict, total=False):
+    """``Options`` as keywords of a function; a string is taken as a path, and a single name as a list of one."""
+
+    split: str
+    layers: str | Sequence[str] | None
+    names: str | Sequence[str] | None
+    limit: int | None
+    seed: int
+    batch_size: int
+    workers: int
+    retry: bool
+    device: str
+    dtype: str
+    precision: str
+    floor_images: int
+    trained_capacity: bool
+    group_images: int
+    masks: str | Path | None
+    class_null: bool
+    max_length: int | None
+    skip_bad_images: bool
+    allow_not_finite: bool
+    out: str | Path | None
+    overwrite: bool
+    figures: bool
+    svg: bool
+    command: str
+
+
+@checked_class
+@dataclass(frozen=True)
+class Options:
+    """Options of all probes; each field is an option of their commands, except the last two.
+
+    Raises:
+        UserError: a value is of another type, or out of range.
+    """
+
+    split: Annotated[str, Arg("Split of the data set: train, val or test.")] = "test"
+    layers: Annotated[
+        tuple[str, ...] | None,
+        Arg(
+            "MoE layers, comma-separated, e.g. blocks.3, or first, last of each model; default all.",
+            in_request=False,
+        ),
+    ] = None
+    names: Annotated[
+        tuple[str, ...] | None,
+        Arg(
+            "What to call the checkpoints on the screen and in figures and reports, comma-separated, e.g. V-MoE,PRC.",
+            in_request=False,
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        Arg(
+            "Number of images: a seeded random subset, the same for all checkpoints.",
+            low=1,
+            what="a number of images",
+        ),
+    ] = None
+    seed: Annotated[int, Arg("Seed of the subset, the views and the intervals.")] = 0
+    batch_size: Annotated[
+        int,
+        Arg(
+            "Images per forward pass; changes only the speed.",
+            in_request=False,
+            low=1,
+            what="a number of images",
+        ),
+    ] = 64
+    workers: Annotated[
+        int,
+        Arg(
+            "Loader processes; changes only the speed.",
+            in_request=False,
+            low=0,
+            high=MOST_WORKERS,
+            what="a number of processes",
+        ),
+    ] = 0
+    retry: Annotated[
+        bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
+    ] = False
+    device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
+    dtype: Annotated[
+        str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
+    ] = AUTO
+    precision: Annotated[
+        str,
+        Arg(
+            "Arithmetic of the forward passes: float32, bfloat16 or float16; weights and routers stay in float32."
+        ),
+    ] = FLOAT32
+    floor_images: Annotated[
+        int,
+        Arg(
+            "Clean images that are run again to measure what arithmetic alone changes (the noise floor); 0 = none.",
+            low=0,
+            what="a number of images",
+        ),
+    ] = FLOOR_IMAGES
+    trained_capacity: Annotated[
+        bool,
+        Arg(
+            "unlimited: every choice is served; trained: the capacity the model evaluates with.",
+            flag="--capacity",
+            choices={"unlimited": False, "trained": True},
+        ),
+    ] = False
+    group_images: Annotated[
+        int,
+        Arg(
+            "Images that compete for the same capacity, with --capacity trained or where experts choose.",
+            low=1,
+            what="a number of images",
+        ),
+    ] = 1
+    masks: Annotated[
+        Path | None,
+        Arg("Folder of foreground masks, one PNG per image; adds matches by foreground and background."),
+    ] = None
+    class_null: Annotated[bool, Arg("Also give matches a chance level among images of the same class.")] = (
+        False
+    )
+    max_length: Annotated[
+        int | None,
+        Arg(
+            "For texts: number of tokens after which they are cut off; default 128, or what fits the model.",
+            low=1,
+            what="a number of tokens",
+        ),
+    ] = None
+    skip_bad_images: Annotated[bool, Arg("Skip unreadable images and count them.")] = False
+    allow_not_finite: Annotated[
+        bool,
+        Arg("Leave out inputs whose gates or scores are NaN or infinite, and flag the values affected."),
+    ] = False
+    out: Annotated[
+        Path | None, Arg("Folder for tables and figures; default: print only.", in_request=False)
+    ] = None
+    overwrite: Annotated[bool, Arg("Replace what an earlier run left in --out.", in_request=False)] = False
+    figures: Annotated[bool, Arg("Draw figures into the output folder.", in_request=False)] = True
+    svg: Annotated[bool, Arg("Write figures as SVG too, not only as PNG.", in_request=False)] = False
+    command: Annotated[str, Arg("What was typed, for the sidecar.", in_request=False)] = ""
+
+    def __post_init__(self) -> None:
+        for name in fields_of(Options):
+            object.__setattr__(self, name, read_field(Options, name, getattr(self, name)))
+        check_device(self.device)
+        check_dtype(self.dtype)
+        check_precision(self.precision)
+
+
+def combine(options: Options | None, changes: Keywords, *, defaults: Mapping[str, Any] = NONE) -> Options:
+    """Return common options with some of them changed by name; ``defaults`` hold where no options are given.
+
+    Raises:
+        UserError: ``options`` are no ``Options``, or a value does not fit.
+    """
+    if not isinstance(options, Options | None):
+        raise UserError(f"options takes api.Options(...), or None; got {type(options).__name__}.")
+    return dataclasses.replace(options or Options(**defaults), **changes)  # type: ignore[arg-type]
+
+
+def with_options(function: F) -> F:
+    """Refuse wrong arguments of a function whose keywords are the fields of ``Options``, as ``checked`` does."""
+    return checked(function, defaults={field.name: field.default for field in dataclasses.fields(Options)})

@@ -1,0 +1,122 @@
+"""What can be asked of something, as a dataclass: its fields are the parameters, its docstring is the help."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, Generic, Self, TypeVar, get_args
+
+from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of, plain, read_field
+from moeprobe.declarations.kinds import Kind, Panel, resolve
+from moeprobe.errors import UserError, option
+from moeprobe.runtime import arguments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.declarations.options import Options
+    from moeprobe.results.folder import Result
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Kind, Generic[R]):
+    """A kind of run that is asked for by parameters; ``R`` is what it returns.
+
+    Attributes:
+        panel: under which heading commands list it.
+        function: what the API calls it; empty = its command with underscores.
+        option_help: sentences about common options that mean something else here.
+        defaults: common options where it has others than ``Options``.
+        raises: what of it can be wrong, beside names and values; empty = nothing more.
+        work: ``module:class`` of the work that it asks for; imported when a run begins.
+        drawn_by: ``module:function`` that draws a table in the ``colors`` of its checkpoints; imported when a run is
+            drawn. Empty = ``draw`` does it, or there are no figures.
+
+    Raises:
+        UserError: a field has a value of another type, or out of range.
+    """
+
+    panel: ClassVar[Panel] = Panel.PROBES
+    function: ClassVar[str] = ""
+    option_help: ClassVar[Mapping[str, str]] = NONE
+    defaults: ClassVar[Mapping[str, Any]] = NONE
+    raises: ClassVar[str] = ""
+    work: ClassVar[str]
+    drawn_by: ClassVar[str] = ""
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Refuse keywords that are no field; the constructor of each question is made later than this class."""
+        arguments.check_keywords(cls.__name__, arguments.signature_of(cls), named)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name in fields_of(type(self)):
+            object.__setattr__(self, name, read_field(type(self), name, getattr(self, name)))
+        self.check()
+
+    @classmethod
+    def function_name(cls) -> str:
+        """Return what the API calls the question."""
+        return cls.function or cls.name.replace("-", "_").replace(" ", "_")
+
+    @classmethod
+    def result_name(cls) -> str:
+        """Return the name of the class ``R``, of which an object is returned."""
+        for base in cls.__mro__:
+            for generic in getattr(base, "__orig_bases__", ()):
+                parameters = get_args(generic)
+                if parameters and isinstance(parameters[0], ForwardRef):
+                    return parameters[0].__forward_arg__
+        return "Any"
+
+    @classmethod
+    def with_fields(cls, values: Mapping[str, Any]) -> Self:
+        """Return the question with some of its fields by name; None = not given.
+
+        Raises:
+            UserError: it has no such field, one must be named, or a value does not fit.
+        """
+        chosen = {name: value for name, value in values.items() if value is not None}
+        for name in chosen:
+            if name not in fields_of(cls):
+                raise UserError(f"{cls.name} has no choice of {name}; leave {option(name)} out.")
+        for field in dataclasses.fields(cls):
+            if field.default is dataclasses.MISSING and field.name not in chosen:
+                example = option(field.name, "affine", f"{flag_of(cls, field.name)} affine")
+                raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {example}.")
+        return cls(**chosen)
+
+    def check(self) -> None:
+        """Raise ``UserError`` where fields do not go together."""
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where common options do not suit, before anything is loaded."""
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the printed tables of a run."""
+        return self.title
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the figures of a result by name."""
+        return resolve(self.drawn_by)(result.table, colors=result.sidecar.colors) if self.drawn_by else {}
+
+    def request(self) -> dict[str, Any]:
+        """Return the fields that the numbers depend on, and under ``figures`` the changed options of figures."""
+        names = (name for name in fields_of(type(self)) if arg_of(type(self), name).in_request)
+        # Only where they differ, so that earlier runs with the usual figures still ask the same.
+        figures = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if arg_of(type(self), field.name).of_figures
+            # As JSON: the command line gives a list where the default is a tuple.
+            and (value := plain(getattr(self, field.name))) != plain(field.default)
+        }
+        return {name: plain(getattr(self, name)) for name in names} | (
+            {"figures": figures} if figures else {}
+        )
+
+
+def panel_of(kind: type[Question[Any]]) -> Panel:
+    """Return the heading of a question; a plug-in's, which may have a field of that name, is among the probes."""
+    return kind.panel if isinstance(kind.panel, Panel) else Panel.PROBES

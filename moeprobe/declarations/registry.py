@@ -1,0 +1,127 @@
+"""The available probes: commands, comparisons, reports and docs are made from them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moeprobe.declarations.headlines import Agreement
+from moeprobe.declarations.kinds import Kind, audit_entry
+from moeprobe.declarations.probe import Probe
+from moeprobe.declarations.recording_probe import RecordingProbe
+from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED, unknown
+
+if TYPE_CHECKING:
+    from moeprobe.results.folder import Result
+
+# What a comparison of checkpoints measures where nothing is named.
+USUAL = "match-ratio"
+
+
+def kinds() -> list[type[Kind]]:
+    """Return all that a run folder can hold, by command.
+
+    Raises:
+        UserError: a plug-in has the command of another probe.
+    """
+    by_command: dict[str, type[Kind]] = {}
+    for kind in [*map(PROBES.get, PROBES.names()), *map(RECORDED.get, RECORDED.names())]:
+        first_kind = by_command.setdefault(kind.name, kind)
+        if first_kind is not kind:
+            outside = first_kind if kind.__module__.startswith("moeprobe.") else kind
+            raise UserError(
+                f"The probe {outside.__name__} of a plug-in is called {kind.name!r}, which another probe is called "
+                "already; give it another name."
+            )
+    return list(by_command.values())
+
+
+def probes() -> list[type[Probe[Any]]]:
+    """Return the probes of checkpoints, by command."""
+    return [kind for kind in kinds() if issubclass(kind, Probe)]
+
+
+def recording_probes() -> list[type[RecordingProbe[Any]]]:
+    """Return the questions to recordings, by command."""
+    return [kind for kind in kinds() if issubclass(kind, RecordingProbe)]
+
+
+def of_kind(kind: str) -> type[Kind] | None:
+    """Return the declaration of what a run calls its kind; None where it is no probe's."""
+    by_kind = {kind.kind: kind for kind in kinds() if kind.name != kind.kind}
+    by_kind |= {kind.name: kind for kind in kinds() if kind.name == kind.kind}
+    return by_kind.get(kind)
+
+
+def scales() -> dict[str, str]:
+    """Return the scale by which an audit judges each metric, by its name; "" stands for agreement."""
+    return {
+        "" if isinstance(number, Agreement) else number.metric: item.scale
+        for kind in kinds()
+        if (entry := audit_entry(kind)) is not None
+        for item in entry.properties
+        for number in item.numbers
+        if not item.companion and (not isinstance(number, Agreement) or item.scale == "agreement")
+    }
+
+
+def probe_named(name: str) -> type[Probe[Any]]:
+    """Return the probe of a command, or of a kind.
+
+    Raises:
+        UserError: there is none.
+    """
+    by_name = {kind.name: kind for kind in probes()}
+    if name not in by_name:
+        raise UserError(unknown("probe", name, by_name))
+    return by_name[name]
+
+
+def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
+    """Return the analyses of a kind of run: those that it names, then those that join it (``Analysis.joins``).
+
+    Raises:
+        UserError: an analysis joins a kind of run that measures in its own way.
+    """
+    other_analyses = (name for name in ANALYSES.names() if name not in kind.analyses)
+    joining = tuple(name for name in other_analyses if kind.kind in ANALYSES.get(name).joins)
+    if joining and not kind.joinable:
+        joinable_names = ", ".join(
+            dict.fromkeys(
+                candidate.kind for candidate in kinds() if candidate.joinable and candidate.analyses
+            )
+        )
+        raise UserError(
+            f"The analysis {joining[0]!r} joins {kind.kind}, which measures in its own way; it can "
+            f"join: {joinable_names}."
+        )
+    return (*kind.analyses, *joining)
+
+
+def comparable() -> list[str]:
+    """Return the probes that ``compare`` can measure checkpoints by."""
+    return [probe.name for probe in probes() if probe.compares]
+
+
+def to_compare(
+    name: str | None, *, view: str | None = None, severities: Sequence[float] | None = None
+) -> "Probe[Result]":
+    """Return the probe of a comparison; None = the usual one, its usual view, the view's own severities.
+
+    Raises:
+        UserError: there is none, it is compared by its finished run, or it takes no view or no severities.
+    """
+    return comparable_kind(name).with_fields({"view": view, "severities": severities})
+
+
+def comparable_kind(name: str | None) -> "type[Probe[Result]]":
+    """Return the class of ``to_compare``, by its name alone."""
+    name = name or USUAL
+    if name not in comparable():
+        of_files = next((kind for kind in kinds() if kind.headlines and name in (kind.name, kind.kind)), None)
+        if of_files is not None:
+            raise UserError(
+                f"{name} does not probe checkpoints: run it, moeprobe {of_files.name} ... --out FOLDER, and compare "
+                "the run: moeprobe compare FOLDER."
+            )
+        raise UserError(unknown("probe", name, comparable()))
+    return probe_named(name)

@@ -1,0 +1,114 @@
+"""Read traces block by block, and keep the sums per input of each: what all probes of recorded tokens share."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from moeprobe.probes.engine.batch_sums import to_host
+from moeprobe.recorded.engine.describe import most_tokens
+from moeprobe.recordings.pairs import NamedTrace, clusters_of
+from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
+from moeprobe.runtime.progress import Progress
+
+# Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
+# a choice about seven times, and are copied as they move to a file.
+INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
+# Inputs of a block that is read, and gates of one layer of it (4 MiB); the smaller of the two limits.
+INPUTS_AT_ONCE, _GATES = 256, 2**20
+
+
+class InputSums(ABC):
+    """The sums per input of some traces, in parts that end between clusters.
+
+    Args:
+        traces: the first is the reference.
+        layers: which all traces have.
+        ids: inputs that all traces have.
+        lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
+
+    Attributes:
+        traces: as given.
+        num_tokens: of each layer as many tokens as the longest of all inputs has.
+    """
+
+    def __init__(
+        self,
+        traces: Sequence[NamedTrace],
+        layers: Sequence[str],
+        ids: Sequence[str],
+        *,
+        lists: tuple[str, ...],
+    ) -> None:
+        self.traces = traces
+        self.num_tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
+        self._lists = lists
+        self._clusters = clusters_of([trace_view.trace for trace_view in traces])
+        self._ids = self._with_clusters_together(ids)
+
+    @abstractmethod
+    def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
+        """Return the sums of some inputs for each trace."""
+
+    def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:
+        """Return what a cell of a trace is called: with the view and the severity of the trace."""
+        return dataclasses.replace(cell, view=trace_view.view, severity=trace_view.severity)
+
+    def numbers_of_input(self) -> int:
+        """Return how many numbers the sums of the longest input hold, in all layers: its choices."""
+        layers = self.traces[0].trace.layers
+        return sum(longest * layers[layer].top_k for layer, longest in self.num_tokens.items())
+
+    def sums(self, watcher: Progress) -> SumsStore:
+        """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
+        size = max(min(INPUTS_IN_MEMORY, CHOICES_IN_MEMORY // max(self.numbers_of_input(), 1)), 1)
+        parts = (self._part(ids, watcher) for ids in self._parts(size))
+        return concat_parts(parts, in_files=len(self._ids) > size)
+
+    def _with_clusters_together(self, ids: Sequence[str]) -> list[str]:
+        order: dict[str, int] = {}
+        for name in ids:
+            order.setdefault(self._cluster(name), len(order))
+        return sorted(ids, key=lambda name: order[self._cluster(name)])
+
+    def _cluster(self, name: str) -> str:
+        return self._clusters.get(name, name)
+
+    def _parts(self, size: int) -> Iterator[Sequence[str]]:
+        """Yield the inputs in parts of about a size, none of which ends inside a cluster."""
+        start = 0
+        while start < len(self._ids):
+            end = min(start + size, len(self._ids))
+            while end < len(self._ids) and self._cluster(self._ids[end]) == self._cluster(self._ids[end - 1]):
+                end += 1
+            yield self._ids[start:end]
+            start = end
+
+    def _part(self, ids: Sequence[str], watcher: Progress) -> SumsStore:
+        accumulators: dict[str, Accumulator] = {}
+        layers = self.traces[0].trace.layers
+        of_one = max(
+            max(longest, 1) * layers[layer].num_experts for layer, longest in self.num_tokens.items()
+        )
+        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+        for start in range(0, len(ids), size):
+            block = ids[start : start + size]
+            label = {"label": np.full(len(block), -1)}
+            for trace_view, sums in zip(self.traces, self.of_block(block), strict=True):
+                accumulator = accumulators.setdefault(trace_view.name, Accumulator())
+                for cell, columns in sums.items():
+                    accumulator.add(
+                        self.cell_of(trace_view, cell),
+                        block,
+                        label | {name: to_host(column) for name, column in columns.items()},
+                    )
+            watcher.advance(len(block))
+        return concat(
+            of_table(image_table(sums.by_cluster(self._clusters, lists=self._lists), checkpoint=name))
+            for name, sums in accumulators.items()
+            if sums.cells()
+        )

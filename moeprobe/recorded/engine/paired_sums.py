@@ -1,0 +1,112 @@
+"""The sums per input of a trace by itself, and of each other trace beside the first."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from moeprobe.metrics.analyses.weights import WeightsAnalysis
+from moeprobe.metrics.base import LayerAnalysis, trial_lists
+from moeprobe.probes.engine.batch_sums import sums_of_layer
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.recorded.engine.across import Across, load_of, sums_of_mapped
+from moeprobe.recorded.engine.describe import weights_fit
+from moeprobe.recorded.engine.input_sums import InputSums
+from moeprobe.recordings.expert_map import ExpertMap
+from moeprobe.recordings.pairs import NamedTrace, common_prefix, pair, weighted
+from moeprobe.recordings.reading import Block
+from moeprobe.results.sums import Cell
+from moeprobe.routing.record import LayerPair
+
+# What is said of a single trace.
+_ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
+# From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
+Renumber = Callable[[str, Sequence[str], LayerPair], LayerPair]
+
+
+class PairedSums(InputSums):
+    """The sums per input of every trace; of the first, alone, only on request.
+
+    Args:
+        traces: the first is the reference.
+        layers: which all traces have.
+        ids: inputs that all traces have.
+        of_pairs: analyses of a pair.
+        expert_map: which experts became which.
+        alone: whether the first trace is measured by itself.
+        renumber: gives a pair the numbers of experts that are compared; None = as in the traces.
+
+    Attributes:
+        left_out: by trace, tokens of the first one and of it after the common beginning.
+    """
+
+    def __init__(
+        self,
+        traces: Sequence[NamedTrace],
+        layers: Sequence[str],
+        ids: Sequence[str],
+        *,
+        of_pairs: Sequence[str],
+        expert_map: ExpertMap | None = None,
+        alone: bool = True,
+        renumber: Renumber | None = None,
+    ) -> None:
+        self._of_pairs = make_analyses(of_pairs)
+        self._of_one = make_analyses(_ALONE) if alone else ()
+        super().__init__(traces, layers, ids, lists=trial_lists(self._of_pairs))
+        self._expert_map, self._renumber = expert_map, renumber
+        self._marked = {
+            name
+            for name in ("generated", "token_ids")
+            if any(trace_view.trace.marks(name) for trace_view in traces)
+        }
+        self.left_out: dict[str, tuple[int, int]] = {}
+
+    def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
+        """Return the sums of some inputs for each trace."""
+        sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self.traces]
+        across = [Across() for _ in self.traces]
+        for layer, longest in self.num_tokens.items():
+            if any(trace_view.trace.layers[layer].load_only for trace_view in self.traces):
+                for number, trace_view in enumerate(self.traces):
+                    sums_of_traces[number] |= load_of(trace_view.trace, layer, ids)
+                continue
+            blocks = [trace_view.trace.read(layer, ids, num_tokens=longest) for trace_view in self.traces]
+            for number, (trace_view, trace_block) in enumerate(zip(self.traces, blocks, strict=True)):
+                subject = pair(
+                    blocks[0],
+                    trace_block,
+                    view_trace=trace_view,
+                    known_columns=self._marked if number else (),
+                )
+                has_weights = (
+                    weighted(trace_block.layer) and weighted(blocks[0].layer) and weights_fit(longest)
+                )
+                if number and self._renumber is not None:
+                    subject = self._renumber(layer, ids, subject)
+                analyses = [
+                    analysis
+                    for analysis in (self._of_pairs if number else self._of_one)
+                    if isinstance(analysis, LayerAnalysis)
+                    and (has_weights or not isinstance(analysis, WeightsAnalysis))
+                ]
+                if number and self._expert_map is not None:
+                    subject, sums = sums_of_mapped(analyses, layer, subject, self._expert_map)
+                else:
+                    sums = sums_of_layer(analyses, layer, subject)
+                sums_of_traces[number] |= sums
+                if number and subject.aligned:
+                    across[number].add(layer, subject)
+                    if layer == next(iter(self.num_tokens)):
+                        self._count(trace_view, blocks[0], trace_block)
+        return [
+            sums if layers_across.empty else layers_across.joined(sums)
+            for sums, layers_across in zip(sums_of_traces, across, strict=True)
+        ]
+
+    def _count(self, trace_view: NamedTrace, reference: Block, view: Block) -> None:
+        """Count the tokens that are left out."""
+        num_common = int(common_prefix(reference, view).sum())
+        before = self.left_out.get(trace_view.label, (0, 0))
+        num_left_out = (int(block.num_tokens.sum()) - num_common for block in (reference, view))
+        first, of_view = (earlier + count for earlier, count in zip(before, num_left_out, strict=True))
+        self.left_out[trace_view.label] = (first, of_view)

@@ -1,0 +1,96 @@
+"""The declaration of ``trace mismatch``: a question to a language model and what a server recorded of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.declarations import Arg, Layout
+from moeprobe.declarations.recording_probe import MatchedTraces
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
+
+RECOMPUTED, REPLAYED = "recomputed", "replayed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(MatchedTraces["Result"]):
+    """How much of the mismatch between a server and the model is routing?
+
+    The model scores the server's generated tokens twice: with its own routing, and with the server's choices of
+    experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
+    intervals over requests.
+
+    Example: `moeprobe trace mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
+    """
+
+    name = "trace mismatch"
+    function = "mismatch"
+    kind = "mismatch"
+    title = "Log-probabilities of a server and of the model"
+    raises = "a file is not as it should be, the two are not of one model, or its choices cannot be replayed"
+    work = "moeprobe.recorded.mismatch.measure:Scoring"
+    drawn_by = "moeprobe.recorded.mismatch.figure:draw"
+    analyses = ("mismatch",)
+    headlines = ()
+    layout = Layout.IN_FULL
+    joinable = False
+    recordings = ("routing",)
+    models = ("model",)
+    unit = "requests"
+    common = (
+        "layers", "limit", "batch_size", "device", "dtype", "seed", "out", "overwrite", "figures", "svg", "command"
+    )  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 8}
+    option_help: ClassVar[Mapping[str, str]] = {
+        "layers": "MoE layers that replay the server's routing, comma-separated; default all.",
+        "limit": "Largest number of requests, from the first one on.",
+        "batch_size": "Requests per batch.",
+        "seed": "Seed of the intervals.",
+    }
+
+    model: Annotated[Any, Arg("The language model that was served.", metavar="hf:MODEL")]
+    tokens: Annotated[
+        Path,
+        Arg("The server's responses, with token ids and log-probabilities of the generated tokens."),
+    ]
+    routing: Annotated[Path, Arg("Trace of the same requests: moeprobe trace import.")]
+    gates: Annotated[
+        str,
+        Arg(
+            "Weights of the replayed experts: recomputed by the model's routers, or replayed from the trace.",
+            words=(RECOMPUTED, REPLAYED),
+        ),
+    ] = RECOMPUTED
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the tables."""
+        return "Log-probabilities of server and model"
+
+    @classmethod
+    def conclusions(cls, table: "DataFrame") -> list[str]:
+        """Return for each model how large the mismatch is, and how much of it goes with the server's routing."""
+        from moeprobe.metrics.stats.statistic import PartOf
+        from moeprobe.results.numbers import interval
+
+        lines = []
+        for name, checkpoint_rows in table.groupby("checkpoint", sort=False):
+            rows = {row["metric"]: row for row in checkpoint_rows.to_dict("records")}
+            total, replayed, routing = (rows[f"mismatch{part}"] for part in ("", "_rest", "_routing"))
+            share = rows.get("mismatch_routing_share")
+            sentence = (
+                f"{name}: log-probabilities differ by {interval(total)} from the server's, and by "
+                f"{interval(replayed)} where the model repeats the server's routing"
+            )
+            if share is None:
+                lines.append(f"{sentence}. Server and model are two models, so no share of it is routing.")
+            elif share["flag"] == PartOf.undefined:
+                lines.append(f"{sentence}. This is rounding, so no share of it is routing.")
+            else:
+                lines.append(
+                    f"{sentence}: routing accounts for {interval(routing)} of it, a share of {interval(share)}."
+                )
+        return lines

@@ -1,0 +1,337 @@
+"""The work of ``trace balance``: the load of a recording over windows of requests, and over ranks.
+
+Axes: n requests, E experts, W windows, L layers, N ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeprobe.declarations.options import Options
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import REQUEST
+from moeprobe.judging.summarize import summarize
+from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
+from moeprobe.metrics.analyses.input_experts import InputExperts, InputUses
+from moeprobe.metrics.analyses.load import loads
+from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.linearized import LARGEST
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.recorded.engine.work import RecordingWork
+from moeprobe.recorded.trace_balance import TraceBalance
+from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
+from moeprobe.recordings.pairs import clusters_of, common_layers
+from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.rows import to_routing
+from moeprobe.results import summaries
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.palette import colors
+from moeprobe.results.stored import SumsStore, concat_parts, of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table, with_rows
+from moeprobe.runtime.files import sha256
+from moeprobe.runtime.progress import Progress
+
+# What the tables call the rows on hot experts, and those on the second half of the requests.
+_VIEW, SECOND_HALF = "windows", ", second half"
+# Requests that are read at a time, and places for gates of one layer of them (16 MiB); the smaller of the two limits.
+_REQUESTS_AT_ONCE, _GATES = 256, 2**22
+# Counts of experts that are in memory at a time.
+_COUNTS = 2**24
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """Samples of a recording in the order of the file: requests, or several of them, and their windows.
+
+    Attributes:
+        names: of the samples ``(n,)``.
+        window: of each ``(n,)``.
+        row_of: the sample of each independent request.
+    """
+
+    names: list[str]
+    window: NDArray[np.int64]
+    row_of: Mapping[str, int]
+
+    @property
+    def half(self) -> int:
+        """The first sample of the second half."""
+        return len(self.names) // 2
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one sample alone: no time passes, and no half is left to judge a placement by."""
+        return len(self.names) == 1
+
+
+class LoadOverTime(RecordingWork[TraceBalance]):
+    """A trace whose load is looked at by window and rank."""
+
+    def __init__(self, probe: TraceBalance, options: Options) -> None:
+        super().__init__(probe, options)
+        self.trace = trace = TraceFile(Path(probe.trace))
+        self.layers = common_layers([trace], options.layers)
+        experts = {layer: trace.layers[layer].num_experts for layer in self.layers}
+        for name in self.layers:
+            layer = trace.layers[name]
+            if layer.experts_choose or layer.top_k == 0 or layer.num_experts < 2:
+                raise UserError(
+                    f"In {name} of {trace.path} tokens do not choose among experts, so none is hotter than another; "
+                    f"leave the layer out with {option('layers')}."
+                )
+        self.placement: Placement | None = None
+        if probe.placement is not None:
+            self.placement = read_placement(probe.placement, experts, every_layer=list(trace.layers))
+        elif probe.ranks is not None:
+            self.placement = consecutive(experts, probe.ranks)
+        self.clusters = clusters_of([trace])
+        self.requests = self._requests(probe.windows)
+        self.name = str(trace.about["checkpoint"]["name"])
+        self.hash = sha256(trace.path)
+        self.request = self.make_request(
+            _VIEW,
+            data=trace.about["data"] or REQUEST.data,
+            split=trace.about["split"] or "",
+            windows=probe.windows,
+            ranks=probe.ranks,
+            placement=None if probe.placement is None else sha256(probe.placement),
+            checkpoints={self.name: {"sha256": self.hash}},
+        )
+
+    def _requests(self, windows: int) -> _Requests:
+        """Return the samples and their windows."""
+        names = list(dict.fromkeys(self.clusters.get(name, name) for name in self.trace.ids))
+        if len(names) == 1:
+            if self.placement is None:
+                raise UserError(
+                    f"{self.trace.path} has one input, so nothing follows on hot experts over time; use "
+                    f"{option('ranks')} to see how even its load is."
+                )
+            windows = 1
+        if len(names) < windows:
+            raise UserError(
+                f"{self.trace.path} has {len(names)} independent requests, too few for {windows} windows; record "
+                f"more, or use {option('windows', len(names))} or fewer."
+            )
+        # More samples than are resampled would have no interval of the overlaps, which follow from no influence.
+        size = -(-len(names) // LARGEST)
+        samples = names[::size]
+        window = np.arange(len(samples)) * windows // len(samples)
+        return _Requests(samples, window, {name: index // size for index, name in enumerate(names)})
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Read the trace, and put the tables together."""
+        progress.start(self.probe.kind, len(self.trace.ids))
+        choices, uses = self._choices(progress)
+        info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
+        sums = self._sums(choices, uses)
+        analyses = make_analyses(self.probe.analyses)
+        table, comparison = summarize(sums, analyses=analyses, run_info=info)
+        table = with_rows(table, list(self._relabeled(choices, info)))
+        return self.make_result(
+            table,
+            comparison,
+            sums,
+            checkpoints={self.name: {"path": str(self.trace.path), "sha256": self.hash}},
+            colors=colors([self.name]),
+            skipped_images=sorted(self.trace.about["skipped"]),
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> list[str]:
+        """Return a sentence on requests that are no samples by themselves, or on there being only one."""
+        if self.requests.is_single:
+            return ["hot experts over time and a greedy placement, which take two inputs at least"]
+        alone, samples = len(self.requests.row_of), len(self.requests.names)
+        if alone == samples:
+            return []
+        return [
+            f"intervals over single requests: of {alone:,} requests, {-(-alone // samples)} that follow one another "
+            "are one sample"
+        ]
+
+    def _choices(
+        self, progress: Progress
+    ) -> tuple[dict[str, NDArray[np.integer[Any]]], dict[str, NDArray[np.int64]]]:
+        """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
+
+        The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
+        several inputs uses more experts than one of them.
+        """
+        trace, row_of = self.trace, self.requests.row_of
+        # A request has far fewer choices than an int32 holds; counts of days of serving do not fit.
+        counts = {
+            layer: np.zeros(
+                (len(self.requests.names), trace.layers[layer].num_experts),
+                np.int64 if trace.layers[layer].load_only else np.int32,
+            )
+            for layer in self.layers
+        }
+        uses = {layer: np.zeros((2, len(self.requests.names)), np.int64) for layer in self.layers}
+        widest = max(
+            max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
+            for layer in self.layers
+        )
+        size = max(min(_REQUESTS_AT_ONCE, _GATES // widest), 1)
+        for start in range(0, len(trace.ids), size):
+            block = trace.ids[start : start + size]
+            rows = [row_of[self.clusters.get(name, name)] for name in block]
+            for layer in self.layers:
+                of_block = _choices_of(trace, layer, block)
+                np.add.at(counts[layer], rows, of_block)
+                for column, numbers in zip(
+                    uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
+                ):
+                    np.add.at(column, rows, numbers)
+            progress.advance(len(block))
+        return counts, uses
+
+    def _sums(
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
+    ) -> SumsStore:
+        """Return the sums of all cells; of many requests they are kept in files."""
+        parts = (
+            of_table(image_table(accumulator, checkpoint=self.name))
+            for accumulator in self._cells(choices, uses)
+        )
+        return concat_parts(parts, in_files=sum(counts.size for counts in choices.values()) > _COUNTS)
+
+    def _cells(
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
+    ) -> Iterator[Accumulator]:
+        """Yield the experts of each layer, then the ranks of each layer and of all, under each placement."""
+        every = slice(0, len(self.requests.names))
+        for layer, counts in choices.items():
+            experts, inputs = torch.from_numpy(uses[layer])
+            columns = InputExperts().sums(InputUses(experts, inputs))
+            if not self.requests.is_single:
+                subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
+                columns |= HotExperts().sums(subject)
+            yield self._cell(layer, _VIEW, every, columns)
+        if self.placement is None:
+            return
+        for judged in self._judged(choices):
+            rows = slice(judged.start, None)
+            of_layers = {
+                layer: _ranks(counts[rows], judged.placement.shares[layer])
+                for layer, counts in choices.items()
+            }
+            for layer, loaded in of_layers.items():
+                yield self._cell(layer, judged.name, rows, self._rank_sums([loaded], rows))
+            columns = self._rank_sums(list(of_layers.values()), rows)
+            yield self._cell("", judged.name, rows, columns)
+            for window in judged.windows[0] if self._by_window(judged) else ():
+                inside = self.requests.window == window
+                of_window = {key: column[inside] for key, column in columns.items()}
+                yield self._cell("", judged.name, inside, of_window, window + 1.0)
+
+    def _judged(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> list[JudgedPlacement]:
+        """Return the given placement, the same on the second half, and the greedy one of the first half there.
+
+        Of a single sample there are no halves.
+        """
+        assert self.placement is not None
+        half, window = self.requests.half, self.requests.window
+        all_requests = JudgedPlacement(self.placement.name, self.placement, 0, window)
+        if self.requests.is_single:
+            return [all_requests]
+        first = {layer: counts[:half].sum(0).astype(np.float64) for layer, counts in choices.items()}
+        balanced = greedy(first, self.placement.num_ranks)
+        return [
+            all_requests,
+            *(
+                JudgedPlacement(f"{placement.name}{SECOND_HALF}", placement, half, window[half:])
+                for placement in (self.placement, balanced)
+            ),
+        ]
+
+    def _by_window(self, judged: JudgedPlacement) -> bool:
+        """Whether each window has numbers of its own: of the given placement, where there are several."""
+        return judged.start == 0 and not self.requests.is_single
+
+    def _relabeled(
+        self, choices: Mapping[str, NDArray[np.integer[Any]]], info: summaries.About
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
+        if self.placement is None:
+            return
+        placements = self._judged(choices)
+        busiest = relabeled_loads(choices, placements)
+        for judged in placements:
+            rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=self._by_window(judged))
+            for row in rows:
+                severity = np.nan if row.window is None else float(row.window)
+                cell = self._cell_of(row.layer, judged.name, severity)
+                inside = (
+                    np.ones(len(judged.window), bool)
+                    if row.window is None
+                    else judged.window == row.window - 1
+                )
+                counts = [choices[row.layer]] if row.layer else list(choices.values())
+                trials = np.sum([part[judged.start :][inside].sum(1) for part in counts], axis=0)
+                for metric, (value, low, high) in row.numbers.items():
+                    number = Replicates(
+                        value, np.empty(0), images=int(np.count_nonzero(trials)), trials=int(trials.sum())
+                    )
+                    line = summaries.row(info, self.name, cell, NumberName(metric, ""), number)
+                    interval = "permutations" if low == low else ""
+                    yield line | {"ci_low": low, "ci_high": high, "interval": interval, "flag": ""}
+
+    def _cell(
+        self, layer: str, view: str, rows: Any, columns: Mapping[str, torch.Tensor], severity: float = np.nan
+    ) -> Accumulator:
+        """Return the sums of one cell, of some of the samples."""
+        names = np.array(self.requests.names)[rows].tolist()
+        accumulator = Accumulator()
+        label = {"label": np.full(len(names), -1)}
+        sums = label | {key: column.numpy() for key, column in columns.items()}
+        accumulator.add(self._cell_of(layer, view, severity), names, sums)
+        return accumulator
+
+    def _cell_of(self, layer: str, view: str, severity: float) -> Cell:
+        """Return what sums of a layer, or of all (""), are about."""
+        info = self.trace.layers.get(layer)
+        return Cell(
+            layer=layer,
+            router="" if info is None else info.router,
+            top_k=0 if info is None else info.top_k,
+            view=view,
+            severity=float(severity),
+            tokens=REQUEST.token,
+        )
+
+    def _window(self, rows: slice) -> torch.Tensor:
+        """Return 1 in the window of each sample ``(n, W)``."""
+        window = torch.from_numpy(self.requests.window)
+        return torch.nn.functional.one_hot(window)[rows]
+
+    def _rank_sums(self, layers: Sequence[Mapping[str, Array]], rows: slice) -> dict[str, torch.Tensor]:
+        """Return the sums of some layers together."""
+        stacked = {
+            name: torch.from_numpy(np.stack([layer[name] for layer in layers], axis=1)) for name in layers[0]
+        }
+        return RankLoad().sums(RankLoads(**stacked, window=self._window(rows)))
+
+
+def _ranks(counts: NDArray[np.integer[Any]], share: Array) -> dict[str, Any]:
+    """Return the loads of the ranks ``(n, N)``, and the choices ``(n,)``."""
+    return {"loads": counts @ share, "choices": counts.sum(1, dtype=np.int64)}
+
+
+def _choices_of(trace: TraceFile, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
+    """Return how often some inputs chose each expert ``(n, E)``."""
+    if trace.layers[layer].load_only:
+        return trace.counts(layer, ids)
+    columns = loads("load", [to_routing(trace.read(layer, ids))])
+    counts: NDArray[np.int64] = columns.get("load_any", columns["load"]).numpy()
+    return counts

@@ -1,0 +1,83 @@
+"""Import torchvision without torch's compiler, whose own import takes longer than torchvision's and timm's.
+
+While it is imported, torchvision takes two things of ``torch._dynamo``: a function that an operator calls, and, by the
+decorator ``torch.compiler.disable``, what keeps a function out of compiled graphs. Both are put off until they are
+called. Anything else that is asked of the compiler meanwhile loads it, as it would without this module.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_COMPILER, _UTILS = "torch._dynamo", "torch._dynamo.utils"
+
+
+class _StandIn(ModuleType):
+    """Stands for a module of the compiler; what it lacks is asked of the compiler, which then takes its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module itself has; what Python asks of every module is not there yet."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _remove_stand_ins()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def compiler_deferred() -> Iterator[None]:
+    """While the context lasts, what is imported finds stand-ins for the compiler, unless it is loaded already."""
+    import torch
+
+    if _COMPILER in sys.modules:
+        yield
+        return
+    compiler, utils = _StandIn(_COMPILER), _StandIn(_UTILS)
+    compiler.__path__ = []
+    utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    compiler.utils = utils  # type: ignore[attr-defined]
+    disable = torch.compiler.disable
+    sys.modules |= {_COMPILER: compiler, _UTILS: utils}
+    vars(torch)["_dynamo"] = compiler
+    torch.compiler.disable = functools.partial(_deferred, disable)
+    try:
+        yield
+    finally:
+        torch.compiler.disable = disable
+        _remove_stand_ins()
+
+
+def _remove_stand_ins() -> None:
+    for name in (_COMPILER, _UTILS):
+        if isinstance(sys.modules.get(name), _StandIn):
+            del sys.modules[name]
+    torch = sys.modules["torch"]
+    if isinstance(vars(torch).get("_dynamo"), _StandIn):
+        del vars(torch)["_dynamo"]
+
+
+def _is_compile_supported(device: Any) -> Any:
+    """Ask the compiler, as torchvision would."""
+    return importlib.import_module(_UTILS).is_compile_supported(device)
+
+
+def _deferred(disable: Callable[..., Any], function: Any = None, recursive: bool = True, **named: Any) -> Any:
+    """Return a function that is kept out of compiled graphs from the first call after the compiler was loaded."""
+    if function is None:
+        return functools.partial(_deferred, disable, recursive=recursive, **named)
+    disabled: list[Any] = []
+
+    @functools.wraps(function)
+    def call(*values: Any, **keywords: Any) -> Any:
+        if _COMPILER not in sys.modules:  # so nothing can be compiling
+            return function(*values, **keywords)
+        if not disabled:
+            disabled.append(disable(function, recursive, **named))
+        return disabled[0](*values, **keywords)
+
+    # By this name the compiler knows functions that it must not trace; it calls them instead.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
