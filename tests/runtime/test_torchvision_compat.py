@@ -121,10 +121,12 @@ def test_the_compiler_is_loaded_when_it_is_needed(first: str, then: str) -> None
 def test_what_else_is_asked_of_the_compiler_loads_it(tmp_path: Path) -> None:
     """A torchvision that takes more of it than today's is imported all the same."""
     (tmp_path / "torchvision").mkdir()
-    source = "import torch\nfrom torch._dynamo import config\nfrom torch._dynamo.utils import counters, is_compile_supported\n"
-    (tmp_path / "torchvision" / "__init__.py").write_text(
-        source + "limit = torch._dynamo.config.cache_size_limit\n"
+    source = (
+        "import torch\nfrom torch._dynamo import config\n"
+        "from torch._dynamo.utils import counters, is_compile_supported\n"
+        "limit = torch._dynamo.config.cache_size_limit\n"
     )
+    (tmp_path / "torchvision" / "__init__.py").write_text(source)
     script = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})
 from moeprobe.runtime.torchvision_compat import import_with_operators
