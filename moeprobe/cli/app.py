@@ -31,7 +31,7 @@ from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.commands.recording_command import recording_command
 from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
-from moeprobe.cli.front.options import EPILOG, Command, NamingGroup, TraceGroup, deferred
+from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, deferred
 from moeprobe.declarations import Panel, registry
 from moeprobe.declarations.question import panel_of
 from moeprobe.errors import FinishedError, UserError
@@ -43,7 +43,7 @@ from moeprobe.runtime.signals import Ending
 INTERRUPTED = 130
 
 
-class CommandGroup(NamingGroup):
+class MainGroup(CommandGroup):
     """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -90,7 +90,7 @@ def _correctable(error: Exception) -> UserError | None:
 
 app = typer.Typer(
     name="moeprobe",
-    cls=CommandGroup,
+    cls=MainGroup,
     help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -172,12 +172,12 @@ _groups = {
         help="Record which experts tokens choose, or import what a server chose; check and compare it.",
     ),
     "import": typer.Typer(
-        cls=NamingGroup,
+        cls=CommandGroup,
         no_args_is_help=True,
         help="Convert another program's checkpoint to one of moeprobe.",
     ),
     "export": typer.Typer(
-        cls=NamingGroup, no_args_is_help=True, help="Write a checkpoint in another program's format."
+        cls=CommandGroup, no_args_is_help=True, help="Write a checkpoint in another program's format."
     ),
 }
 _panels = {"trace": Panel.TRACES, "import": Panel.FILES, "export": Panel.FILES}

@@ -14,7 +14,6 @@ import pyarrow as pa
 from moeprobe.errors import UserError, option
 from moeprobe.results import stored
 from moeprobe.results.columns import NUMBERS, WHOLE
-from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.folder import Result
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import Request, check_names, read_sidecar
@@ -133,7 +132,7 @@ def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
             f"{path} lacks {', '.join(sorted(missing))}; run the probe again with {option('overwrite')}."
         )
     check_names(path, table, sidecar)
-    return with_present_names(table, sidecar)
+    return table
 
 
 def read_rows(path: Path) -> pd.DataFrame:

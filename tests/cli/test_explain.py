@@ -53,7 +53,7 @@ MEANINGS = {
     "pooled": ["pooled, chance level", "a κ without another name is about it."],
     "blocks.1": ["blocks.1, name of a layer", "blocks.1 is the second block", "moeprobe inspect"],
     "drift": ["trace drift, command"],
-    "analyze-trace": ["trace analyze, command"],
+    "analyze": ["trace analyze, command"],
     "chance": ["chance, term", "if the two sides were unrelated"],
     "CLS": ["prefix tokens, term", "BOS"],
     "prefix": ["prefix tokens, term"],

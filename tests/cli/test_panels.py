@@ -44,21 +44,10 @@ def test_a_plug_in_that_names_no_heading_is_among_the_probes(panel: object) -> N
     assert panel_of(type("Mine", (NoiseSweep,), {"panel": panel, "name": "mine"})) is Panel.PROBES
 
 
-@pytest.mark.parametrize(
-    ("typed", "today"),
-    [
-        ("analyze-trace a.parquet", "trace analyze"),
-        ("check-trace a.parquet", "trace check"),
-        ("drift a.parquet b.parquet", "trace drift"),
-        ("mismatch hf:model --tokens x", "trace mismatch"),
-        ("import trace log.jsonl a.parquet", "trace import"),
-        ("import routed-experts r.jsonl a.parquet", "trace import"),
-        ("trace checkpoints/demo-prc --out traces", "trace record checkpoints/demo-prc"),
-    ],
-)
-def test_an_earlier_name_is_answered_with_the_command_of_today(typed: str, today: str) -> None:
-    assert f"moeprobe {today} ..." in refused(*typed.split())
-    assert "command" in run("explain", *today.split()[:2]).output
+def test_a_model_in_place_of_a_command_is_to_be_recorded() -> None:
+    assert "moeprobe trace record checkpoints/demo-prc ..." in refused(
+        "trace", "checkpoints/demo-prc", "--out", "traces"
+    )
 
 
 def test_a_mistyped_command_of_a_group_is_no_model() -> None:

@@ -9,12 +9,10 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
-from moeprobe.errors import FinishedError, UserError
-from moeprobe.probes.engine.run import run_once
+from moeprobe.errors import UserError
 from moeprobe.studies.paper.run import PROBES
 from moeprobe.studies.paper.tables import dead, markdown, published
 from tests.commands import Trained, refused, run
-from tests.studies.report.making import write_run
 
 FOLDERS = {
     "match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "s-matrix", "discontinuity", "overlay",
@@ -216,23 +214,3 @@ def test_the_published_values_are_complete() -> None:
 def test_an_expert_with_less_than_a_tenth_of_an_even_share_is_dead() -> None:
     load = pd.DataFrame({"expert": [0, 1, 2, 3], "share": [0.951, 0.0, 0.024, 0.025]})
     assert dead(load) == [1, 2]
-
-
-@pytest.mark.parametrize(("number", "calls"), [(None, [False, True]), (1, [False, True]), (2, [False])])
-def test_a_probe_of_an_earlier_format_is_repeated(
-    tmp_path: Path, number: int | None, calls: list[bool]
-) -> None:
-    """Its table would lack the load of all choices."""
-    about: dict[str, Any] = {} if number is None else {"format": number}
-    path = write_run(tmp_path / "confidence", "confidence", **about)
-    done: list[bool] = []
-
-    def probe(options: api.Options) -> str:
-        done.append(options.overwrite)
-        if options.overwrite:
-            return "repeated"
-        raise FinishedError("It is finished.", path)
-
-    result = run_once(probe, [], api.Options(out=path))
-    assert result == ("repeated" if len(calls) == 2 else None)
-    assert done == calls

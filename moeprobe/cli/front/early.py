@@ -185,7 +185,6 @@ def result_of(compute: Callable[[], "Result"], *, names: Sequence[str] | None = 
 def print_finished(folder: Path, *, as_json: bool) -> None:
     """Print what a folder holds whose tables are no values of metrics: its text, if there is one, and its files."""
     from moeprobe.cli.front.screen import console, print_files
-    from moeprobe.results.earlier_format import is_earlier
     from moeprobe.results.sidecars import read_sidecar
     from moeprobe.runtime.files import read_bytes
 
@@ -197,10 +196,7 @@ def print_finished(folder: Path, *, as_json: bool) -> None:
         return
     screen = console()
     text = read_bytes(folder / _TEXT, limit=_LONGEST) if is_file(folder / _TEXT) else None
-    first_choices = text is not None and is_earlier(read_sidecar(folder))
     _say_finished(folder)
-    if first_choices:
-        sys.stderr.write("Where k > 1, load means first choices in these tables; --overwrite repeats them.\n")
     if text is not None:
         screen.print(text.decode("utf-8", errors="replace"), soft_wrap=True)
     print_files(screen, display_path(folder))

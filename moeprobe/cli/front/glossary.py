@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeprobe.cli.front.options import RENAMED
 from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import NULLS, MetricFamily
@@ -91,12 +90,12 @@ def explanations(name: str, program: Any) -> Iterator[Explanation]:
         if match := _among(name, plugins.names()):
             yield _plugin(match, plugins)
     commands = _commands(program)
-    # Commands of groups by their last word too, and by the names that they had.
+    # Commands of groups by their last word too.
     inner = {command.split()[-1]: command for command in commands if " " in command}
     if match := _among(name, commands):
         yield _command(match, commands[match])
-    elif match := _among(name, called := inner | RENAMED):
-        yield _command(called[match], commands[called[match]])
+    elif match := _among(name, inner):
+        yield _command(inner[match], commands[inner[match]])
     yield from _options(name, program)
     if _LAYER.fullmatch(name):
         yield Explanation(name, "name of a layer", "", _OF_LAYERS)

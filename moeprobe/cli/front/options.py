@@ -337,44 +337,23 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
 
 # Groups of commands, and their help: options under headings, and no type where a value says it.
 
-# Names that commands had before recorded routing became a group.
-RENAMED = {
-    "analyze-trace": "trace analyze",
-    "check-trace": "trace check",
-    "drift": "trace drift",
-    "mismatch": "trace mismatch",
-    "import trace": "trace import",
-    "import routed-experts": "trace import",
-}
 
-
-class NamingGroup(TyperGroup):
-    """A group that answers an earlier name with today's."""
+class CommandGroup(TyperGroup):
+    """A group whose help has its options in order."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options in the order of the help."""
         return lay_out(super().get_params(ctx))
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is typed.
 
-        Raises:
-            UserError: it had that name once.
-        """
-        typed = args[0] if ctx.parent is None else f"{self.name} {args[0]}"
-        if typed in RENAMED and args[0] not in self.commands:
-            raise UserError(f"moeprobe {typed} is now: moeprobe {RENAMED[typed]} ...")
-        return super().resolve_command(ctx, args)
-
-
-class TraceGroup(NamingGroup):
-    """The commands of recorded routing, of which one was called as the group is."""
+class TraceGroup(CommandGroup):
+    """The commands of recorded routing; a model that is named in place of one is to be recorded."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is typed.
 
         Raises:
-            UserError: it is the model of ``trace MODEL``, which records now as ``trace record MODEL``.
+            UserError: it is a model.
         """
         typed = args[0]
         is_command = typed in self.commands or get_close_matches(typed, self.commands)

@@ -16,8 +16,7 @@ from moeprobe.errors import FinishedError, RunWarning, UserError, option
 from moeprobe.probes.engine.checks import check_folder, check_precision, check_some, preflight
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
-from moeprobe.results.earlier_format import is_earlier
-from moeprobe.results.sidecars import Sidecar, make_sidecar, read_sidecar
+from moeprobe.results.sidecars import Sidecar, make_sidecar
 from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32, full_float32
@@ -296,8 +295,7 @@ def run(
 def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], options: Options) -> R | None:
     """Start a run that is part of a study, in the folder of ``options``; None where it is finished there.
 
-    A finished run is repeated if nobody knows whether it is of these models, or if its tables lack the load of all
-    choices (an earlier format).
+    A finished run is repeated if nobody knows whether it is of these models.
 
     Raises:
         UserError: something else was run in that folder meanwhile.
@@ -306,8 +304,8 @@ def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], option
 
     try:
         return start(dataclasses.replace(options, overwrite=False))
-    except FinishedError as error:
-        if are_hashed(models) and not is_earlier(read_sidecar(error.folder)):
+    except FinishedError:
+        if are_hashed(models):
             return None
     return start(dataclasses.replace(options, overwrite=True))
 

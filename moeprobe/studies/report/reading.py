@@ -22,7 +22,6 @@ from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
 from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
 from moeprobe.results.columns import COMPARISON_COLUMNS, NUMBERS, WHOLE
-from moeprobe.results.earlier_format import with_present_names
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import (
     NAMES,
@@ -163,9 +162,7 @@ def _read(path: Path, label: str) -> Run:
         (file.name for file in path.glob("*.csv")), key=lambda n: (n != "table.csv", n != "comparison.csv", n)
     )
     files = {name: file_of(path, path / name) for name in names}
-    csvs = {
-        name: with_present_names(_read_csv(path / name, content), sidecar) for name, content in files.items()
-    }
+    csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
     for name in {PATCHES, TOKENS} & csvs.keys():
         _check_patches(path / name, csvs[name])
     frames = read_frames(path, sidecar)
