@@ -1,9 +1,10 @@
 """Running the command line in tests."""
 
+import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,33 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+# What draws and writes the figures of runs, by what stands in for it. To draw takes longer than many a probe.
+_UNDRAWN: dict[str, Callable[..., object]] = {
+    "moeprobe.probes.engine.run.TableWork.draw": lambda *_: None,
+    "moeprobe.probes.overlay.measure.Drawing.draw": lambda *_: None,
+    "moeprobe.studies.compare.ComparisonWork.draw": lambda *_: None,
+    "moeprobe.studies.tradeoff.run.draw_figures": lambda *_, **__: None,
+    "moeprobe.results.figures.curves.draw_training": lambda *_, **__: None,
+    "moeprobe.results.figures.save": lambda *_, **__: [],
+}
+_DRAWN = {name: pkgutil.resolve_name(name) for name in _UNDRAWN}
+
+
 @contextmanager
 def without_pictures() -> Iterator[None]:
-    """Figures of tables are not made, those of images not written: that takes longer than many a probe."""
+    """Figures of runs are neither drawn nor written; so it is in all tests, but for those marked ``pictures``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.probes.engine.run.TableWork.draw", lambda *_: None)
-        patch.setattr("moeprobe.results.figures.save", lambda *_, **__: [])
+        for name, stand_in in _UNDRAWN.items():
+            patch.setattr(name, stand_in)
+        yield
+
+
+@contextmanager
+def pictures() -> Iterator[None]:
+    """Figures are drawn and written, as users have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, whole in _DRAWN.items():
+            patch.setattr(name, whole)
         yield
 
 

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -69,12 +70,21 @@ def signals_arrive() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", autouse=True)
 def unpictured() -> Iterator[None]:
-    """For what is not about the files of figures."""
+    """No figures, also of the runs that several tests share."""
     from tests.commands import without_pictures
 
     with without_pictures():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def pictured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figures in tests that are marked ``pictures``; what they share with others has them by ``commands.pictures``."""
+    from tests.commands import pictures
+
+    with pictures() if request.node.get_closest_marker("pictures") else contextlib.nullcontext():
         yield
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moeprobe.runtime.files import FINISHED, PARTS, SHARD
-from tests.commands import PATIENCE, Trained, names_in, run
+from tests.commands import PATIENCE, Trained, names_in, pictures, run
 from tests.probes.test_shards import contents
 
 
@@ -59,7 +59,8 @@ def asked(trained: Trained) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(asked: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "sweep"
-    assert run(*asked, "--out", out).exit_code == 0
+    with pictures():
+        assert run(*asked, "--out", out).exit_code == 0
     return out
 
 

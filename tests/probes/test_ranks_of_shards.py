@@ -48,6 +48,8 @@ def streamed_from_disk(folder: Path) -> str:
     return f"huggingface_stream:{folder}"
 
 
+@pytest.mark.pictures
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tar_shards, parquet_files, streamed])
 @pytest.mark.parametrize("limit", [[], ["--limit", "11"]])
@@ -73,6 +75,8 @@ def test_processes_share_shards_as_one_reads_them(
         assert set(per_image.index) <= set(known) and len(set(known)) == sum(_SHARDS)
 
 
+@pytest.mark.pictures
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [streamed, streamed_from_disk])
 def test_parts_of_a_stream_are_put_together_as_one_process_reads_it(

@@ -192,6 +192,7 @@ def test_cells_that_are_no_patches_are_refused(trained: Trained, data: str, word
         assert words in " ".join(refused("routes", trained["baseline"], "--data", data).split())
 
 
+@pytest.mark.pictures
 def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     arguments = ("routes", *trained.values(), "--limit", 60, "--count", 1)
     result = run(*arguments, "--out", tmp_path / "one" / "r")
@@ -239,6 +240,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
             assert again.read_bytes() == path.read_bytes(), path
 
 
+@pytest.mark.pictures
 def test_a_report_says_what_the_screen_says(trained: Trained, tmp_path: Path) -> None:
     api.probe("routes", [trained["prc"]], limit=40, out=tmp_path / "r")
     document = api.report(tmp_path / "r")

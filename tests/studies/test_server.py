@@ -41,6 +41,7 @@ def check(stub: Stub, out: Path, **changes: Any) -> api.ServerResult:
     return api.check_server(stub.address, out=out, **settings | {"model": str(stub.folder)} | changes)
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_a_server_that_routes_as_its_model(dialect: str, model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
