@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from moeprobe.cli.app import app
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Bootstrap
+from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.recordings.conversion import LINES as CONVERSION
 from moeprobe.runtime.records import RECORD
 
@@ -117,6 +119,33 @@ def pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, whole in _DRAWN.items():
             patch.setattr(name, whole)
+        yield
+
+
+# What draws 2,000 resamples, or multipliers in their place, unless it is told another number.
+_RESAMPLING = ((Bootstrap.__init__, "num_resamples"), (multiplied, "num_multipliers"))
+
+
+@contextmanager
+def resampled(number: int) -> Iterator[None]:
+    """Intervals come from so many resamples."""
+    with pytest.MonkeyPatch.context() as patch:
+        for function, name in _RESAMPLING:
+            patch.setitem(function.__kwdefaults__, name, number)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tenth of the resamples, in folders of tests that run whole commands and look at no digit of an interval."""
+    with nullcontext() if request.node.get_closest_marker("resamples") else resampled(NUM_RESAMPLES // 10):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def every_resample(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of them in tests that are marked ``resamples``."""
+    with resampled(NUM_RESAMPLES) if request.node.get_closest_marker("resamples") else nullcontext():
         yield
 
 

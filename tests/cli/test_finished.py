@@ -24,7 +24,7 @@ def times_in(out: Path) -> dict[str, int]:
         "noise-sweep --limit 24 --sigmas 0,0.1",
         "match-ratio --limit 24",
         "eval --limit 24",
-        "discontinuity --limit 3",
+        "discontinuity --limit 1 --layers first",
         "routes --limit 24",
     ],
 )
@@ -118,8 +118,8 @@ def test_a_request_that_cannot_be_read_is_not_taken_for_none(
     ("command", "other"),
     [
         ("routes --limit 12", "--count 1"),
-        ("discontinuity --limit 2", "--count 1"),
-        ("discontinuity --limit 2", "--pick largest-jump"),
+        ("discontinuity --limit 2 --layers first", "--count 1"),
+        ("discontinuity --limit 2 --layers first", "--pick largest-jump"),
         ("correspond --count 1", "--lines 3"),
     ],
 )

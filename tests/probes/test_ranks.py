@@ -18,6 +18,9 @@ from moeprobe.runtime.files import FINISHED, PARTS, SHARD
 from tests.commands import PATIENCE, Trained, names_in, pictures, run
 from tests.probes.test_shards import contents
 
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
+
 
 def environments(number: int, *, minutes: float = 30) -> list[dict[str, str]]:
     """The variables that torchrun sets for each of several processes."""

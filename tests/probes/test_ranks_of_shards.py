@@ -12,6 +12,9 @@ from tests.inputs.data.making import encoded, hub_rows, tar_shard
 from tests.probes.test_ranks import ended, ranks
 from tests.probes.test_shards import contents
 
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
+
 # Images of each shard: no process' part ends where a shard does.
 _SHARDS = (5, 1, 7, 4)
 

@@ -20,6 +20,9 @@ from moeprobe.runtime.files import FINISHED, PARTS, SHARD
 from moeprobe.runtime.records import RECORD
 from tests.commands import PATIENCE, Trained, names_in, pictures, refused, run, sentence, shell, started
 
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
+
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
 LONG = (
