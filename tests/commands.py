@@ -1,10 +1,11 @@
 """Running the command line in tests."""
 
+import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from moeprobe.cli.app import app
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Bootstrap
+from moeprobe.metrics.stats.linearized import multiplied
 from moeprobe.recordings.conversion import LINES as CONVERSION
 from moeprobe.runtime.records import RECORD
 
@@ -89,12 +92,60 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+# What draws and writes the figures of runs, by what stands in for it. To draw takes longer than many a probe.
+_UNDRAWN: dict[str, Callable[..., object]] = {
+    "moeprobe.probes.engine.run.TableWork.draw": lambda *_: None,
+    "moeprobe.probes.overlay.measure.Drawing.draw": lambda *_: None,
+    "moeprobe.studies.compare.ComparisonWork.draw": lambda *_: None,
+    "moeprobe.studies.tradeoff.run.draw_figures": lambda *_, **__: None,
+    "moeprobe.results.figures.curves.draw_training": lambda *_, **__: None,
+    "moeprobe.results.figures.save": lambda *_, **__: [],
+}
+_DRAWN = {name: pkgutil.resolve_name(name) for name in _UNDRAWN}
+
+
 @contextmanager
 def without_pictures() -> Iterator[None]:
-    """Figures of tables are not made, those of images not written: that takes longer than many a probe."""
+    """Figures of runs are neither drawn nor written; so it is in all tests, but for those marked ``pictures``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.probes.engine.run.TableWork.draw", lambda *_: None)
-        patch.setattr("moeprobe.results.figures.save", lambda *_, **__: [])
+        for name, stand_in in _UNDRAWN.items():
+            patch.setattr(name, stand_in)
+        yield
+
+
+@contextmanager
+def pictures() -> Iterator[None]:
+    """Figures are drawn and written, as users have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, whole in _DRAWN.items():
+            patch.setattr(name, whole)
+        yield
+
+
+# What draws 2,000 resamples, or multipliers in their place, unless it is told another number.
+_RESAMPLING = ((Bootstrap.__init__, "num_resamples"), (multiplied, "num_multipliers"))
+
+
+@contextmanager
+def resampled(number: int) -> Iterator[None]:
+    """Intervals come from so many resamples."""
+    with pytest.MonkeyPatch.context() as patch:
+        for function, name in _RESAMPLING:
+            patch.setitem(function.__kwdefaults__, name, number)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tenth of the resamples, in folders of tests that run whole commands and look at no digit of an interval."""
+    with nullcontext() if request.node.get_closest_marker("resamples") else resampled(NUM_RESAMPLES // 10):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def every_resample(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of them in tests that are marked ``resamples``."""
+    with resampled(NUM_RESAMPLES) if request.node.get_closest_marker("resamples") else nullcontext():
         yield
 
 

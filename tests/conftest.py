@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import contextlib
+import functools
 import gc
 import os
 import signal
@@ -17,8 +19,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from moeprobe.runtime.torchvision_compat import import_with_operators
-from tests.browser import browser  # noqa: F401  # a fixture of several folders
+# Until all tests are collected: next to nothing of what is loaded is garbage. Measured: a third of the collection.
+gc.disable()
+
+from moeprobe.runtime.torchvision_compat import import_with_operators  # noqa: E402
+from tests.browser import browser  # noqa: E402, F401  # a fixture of several folders
 
 # Before any test imports timm or transformers, which need a torchvision that works.
 import_with_operators("torchvision")
@@ -29,9 +34,9 @@ def pytest_collection_finish() -> None:
 
     Measured: a sixth of what the tests take.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -69,12 +74,32 @@ def signals_arrive() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", autouse=True)
+def _quick() -> Iterator[None]:
+    """No test loses power, and the scans of digits are the same whenever they are read."""
+    from sklearn import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(datasets, "load_digits", functools.cache(datasets.load_digits))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def unpictured() -> Iterator[None]:
-    """For what is not about the files of figures."""
+    """No figures, also of the runs that several tests share."""
     from tests.commands import without_pictures
 
     with without_pictures():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def pictured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figures in tests that are marked ``pictures``; what they share with others has them by ``commands.pictures``."""
+    from tests.commands import pictures
+
+    with pictures() if request.node.get_closest_marker("pictures") else contextlib.nullcontext():
         yield
 
 

@@ -20,7 +20,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.engine.models import load_models
 from moeprobe.results.caveats import ENOUGH_IMAGES
 from tests.adapters import zoo
-from tests.commands import refused, run
+from tests.commands import pictures, refused, run
 
 SOURCE = """
 from tests.adapters import zoo
@@ -74,17 +74,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def swept(folder: Path) -> Path:
     """A noise sweep of two foreign models."""
     out = folder / "noise"
-    result = run(
-        "noise-sweep",
-        "py:foreign_zoo:vit@tiny.yaml",
-        "py:foreign_zoo:hooked",
-        *DATA,
-        *("--sigmas", "0,0.2", "--layers", "blocks.3", "--out", out),
-    )
+    models = ("py:foreign_zoo:vit@tiny.yaml", "py:foreign_zoo:hooked")
+    with pictures():
+        result = run("noise-sweep", *models, *DATA, "--sigmas", "0,0.2", "--layers", "blocks.3", "--out", out)
     assert result.exit_code == 0, result.output
     return out
 
 
+@pytest.mark.pictures
 def test_a_sweep_of_foreign_models(swept: Path) -> None:
     table = pd.read_csv(swept / "table.csv")
     assert list(table["checkpoint"].unique()) == ["tiny", "hooked"]
@@ -109,6 +106,7 @@ def test_the_command_line_and_the_notebook_say_the_same(swept: Path) -> None:
     np.testing.assert_allclose(table["value"], found["value"].to_numpy(dtype=float), atol=1e-9)
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_other_probes_take_them_too(folder: Path, swept: Path) -> None:
     model = "py:foreign_zoo:vit@tiny.yaml"

@@ -152,6 +152,7 @@ def test_another_text_of_the_same_name_is_another_question(
         ask()
 
 
+@pytest.mark.pictures
 def test_from_the_command_line_to_the_page(here: Path, data: str, tmp_path: Path) -> None:
     two = [f"hf:{here / 'one'}", f"hf:{here / 'two'}", "--data", data, "--layers", "layers.1"]
     noise, page = tmp_path / "synonyms", tmp_path / "page"

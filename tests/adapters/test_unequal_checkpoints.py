@@ -22,6 +22,7 @@ def others(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Traine
     return folders
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",

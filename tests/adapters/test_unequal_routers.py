@@ -10,7 +10,7 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.registry import agreement
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, pictures, refused, run
 from tests.routing.routings import Softened, checkpoint
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,8 @@ def probed(kinds: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         ("match-ratio", "--full"), ("noise-sweep", "--full", "--sigmas", "0,0.2"), ("overlay", "--count", "2", "--svg"),
     ):  # fmt: skip
         out = root / command[0]
-        result = run(command[0], *kinds.values(), *command[1:], *IMAGES, "--out", out)
+        with pictures():
+            result = run(command[0], *kinds.values(), *command[1:], *IMAGES, "--out", out)
         assert result.exit_code == 0, result.output
         assert list((out / "figures").glob("*.png"))
         found[command[0]] = out, result.output

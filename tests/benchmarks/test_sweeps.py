@@ -30,8 +30,6 @@ from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Progress
 from tests.benchmarks.test_parts import measured
 
-pytestmark = pytest.mark.usefixtures("unpictured")
-
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:

@@ -19,6 +19,7 @@ from moeprobe.results.tables import COLUMNS, FLOORS
 from tests.commands import Trained, names_in, refused, run, sentence, shell
 
 
+@pytest.mark.pictures
 def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "match"
     result = run("match-ratio", *trained.values(), "--limit", 40, "--out", out)
@@ -51,6 +52,7 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path: Path) -> None:
     files = {}
@@ -121,6 +123,7 @@ def test_eval_agrees_with_counting(trained: Trained) -> None:
     assert table.set_index("metric").loc["accuracy", "value"] == pytest.approx(expected, abs=1.5 / 360)
 
 
+@pytest.mark.pictures
 def test_overlay_of_own_files(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(picture)

@@ -206,7 +206,6 @@ def test_the_header_names_the_layers_of_the_model(kind: str) -> None:
     assert Header({}, shapes).moe_layers == tuple(moe_layers(model))
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained, tmp_path: Path) -> None:
     for name, options in (
         ("match", ("match-ratio",)),

@@ -1,5 +1,6 @@
 """What a name means, in the terminal."""
 
+import functools
 import json
 import time
 
@@ -9,6 +10,7 @@ from typer.main import get_command
 from moeprobe.cli.app import app
 from moeprobe.cli.front.glossary import explanations, names
 from moeprobe.metrics import registry
+from moeprobe.probes import registry as registry_of_probes
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import refused, run
 
@@ -91,7 +93,9 @@ def test_no_section_of_a_docstring_is_printed_as_it_is(name: str) -> None:
     assert "``" not in printed
 
 
-def test_all_that_is_named_can_be_explained() -> None:
+def test_all_that_is_named_can_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of every metric it is asked for every kind of run, which looks at the files of all analyses each time.
+    monkeypatch.setattr(registry_of_probes, "measured_by", functools.cache(registry_of_probes.measured_by))
     known = names(PROGRAM)
     assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot", "kappa", "--limit"} <= {
         *known

@@ -24,13 +24,11 @@ def times_in(out: Path) -> dict[str, int]:
         "noise-sweep --limit 24 --sigmas 0,0.1",
         "match-ratio --limit 24",
         "eval --limit 24",
-        "discontinuity --limit 3",
+        "discontinuity --limit 1 --layers first",
         "routes --limit 24",
     ],
 )
-def test_a_finished_probe_prints_its_table(
-    trained: Trained, tmp_path: Path, unpictured: None, command: str
-) -> None:
+def test_a_finished_probe_prints_its_table(trained: Trained, tmp_path: Path, command: str) -> None:
     out = tmp_path / "out"
     arguments = (*command.split(), *trained.values(), "--out", out)
     first = run(*arguments)
@@ -45,6 +43,7 @@ def test_a_finished_probe_prints_its_table(
     assert times_in(out) == before
 
 
+@pytest.mark.pictures
 def test_a_finished_run_without_a_table_names_its_files(trained: Trained, tmp_path: Path) -> None:
     overlay = ("overlay", trained["prc"], "--count", 1, "--out", tmp_path / "overlay")
     correspond = ("correspond", trained["prc"], "--count", 1, "--out", tmp_path / "correspond")
@@ -72,9 +71,7 @@ def assert_same_content(repeated: dict[str, Any], first: dict[str, Any]) -> None
             assert repeated[key] == value
 
 
-def test_a_finished_run_that_cannot_be_read_is_a_sentence(
-    trained: Trained, tmp_path: Path, unpictured: None
-) -> None:
+def test_a_finished_run_that_cannot_be_read_is_a_sentence(trained: Trained, tmp_path: Path) -> None:
     arguments = ("overlay", trained["prc"], "--count", 1, "--out", tmp_path / "out")
     assert run(*arguments).exit_code == 0
     (tmp_path / "out" / "table.json").write_text("[]")
@@ -82,7 +79,7 @@ def test_a_finished_run_that_cannot_be_read_is_a_sentence(
 
 
 def test_what_fails_after_the_mark_is_no_error(
-    trained: Trained, tmp_path: Path, unpictured: None, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part files cannot be removed: the run is finished nevertheless, and the next one removes them."""
     arguments = ("confidence", trained["prc"], "--limit", 24, "--out", tmp_path / "out")
@@ -121,13 +118,13 @@ def test_a_request_that_cannot_be_read_is_not_taken_for_none(
     ("command", "other"),
     [
         ("routes --limit 12", "--count 1"),
-        ("discontinuity --limit 2", "--count 1"),
-        ("discontinuity --limit 2", "--pick largest-jump"),
+        ("discontinuity --limit 2 --layers first", "--count 1"),
+        ("discontinuity --limit 2 --layers first", "--pick largest-jump"),
         ("correspond --count 1", "--lines 3"),
     ],
 )
 def test_a_run_with_other_figures_is_another_run(
-    trained: Trained, tmp_path: Path, unpictured: None, command: str, other: str
+    trained: Trained, tmp_path: Path, command: str, other: str
 ) -> None:
     arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")
     assert run(*arguments).exit_code == 0
@@ -137,7 +134,7 @@ def test_a_run_with_other_figures_is_another_run(
     assert "is finished" in run(*arguments, *other.split()).stderr
 
 
-def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path, unpictured: None) -> None:
+def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path) -> None:
     for name, count in (("baseline", 1), ("prc", 2)):
         arguments = ("routes", trained[name], "--limit", 24, "--count", count, "--out", tmp_path / name)
         assert run(*arguments).exit_code == 0
@@ -145,9 +142,7 @@ def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("command", ["overlay", "correspond", "discontinuity"])
-def test_an_edited_file_is_another_image(
-    trained: Trained, tmp_path: Path, unpictured: None, command: str
-) -> None:
+def test_an_edited_file_is_another_image(trained: Trained, tmp_path: Path, command: str) -> None:
     image = tmp_path / "image.png"
     arguments = (command, trained["prc"], "--file", image, "--out", tmp_path / "out")
     Image.new("RGB", (32, 32), "red").save(image)
@@ -157,6 +152,7 @@ def test_an_edited_file_is_another_image(
     assert "holds a finished run of something else" in refused(*arguments)
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("command", ["confidence --limit 12", "overlay --count 1", "correspond --count 1"])
 def test_a_finished_run_without_svg_figures_says_so(trained: Trained, tmp_path: Path, command: str) -> None:
     arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")

@@ -1,11 +1,12 @@
 """The tables of the pages are those of the committed reports."""
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
-from reports.scripts import pages
+from reports.scripts import pages, sources
 from tests.docs.pages import PAGES, TEXT, name_of, text
 
 
@@ -15,6 +16,12 @@ def found(page: Path) -> list[tuple[str, str, str]]:
 
 
 FILLED = [page for page in PAGES if found(page)]
+
+
+@pytest.fixture(autouse=True)
+def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of all sources is read for every cell of their tables."""
+    monkeypatch.setattr(sources, "read", functools.cache(sources.read))
 
 
 @pytest.mark.parametrize("page", FILLED, ids=name_of)

@@ -1,5 +1,6 @@
 """Every committed run through every surface that speaks: no two say another word, value or interval of one cell."""
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,12 @@ def names(folders: list[Path]) -> list[str]:
 
 @pytest.fixture(params=FOLDERS, ids=names(FOLDERS))
 def run(request: pytest.FixtureRequest) -> Run:
-    (read,) = read_runs([request.param])
+    return read_once(request.param)
+
+
+@functools.cache
+def read_once(folder: Path) -> Run:
+    (read,) = read_runs([folder])
     return read
 
 
@@ -100,7 +106,8 @@ def test_sentences_on_the_screen(run: Run) -> None:
 
 def test_a_report_and_its_sections(run: Run) -> None:
     cells = {tuple(row[name] for name in CELL[:3]) for row in run.comparison.to_dict("records")}  # type: ignore[union-attr]
-    for verdict in conclusions.judge([run], SCALES):
+    verdicts = conclusions.judge([run], SCALES)
+    for verdict in verdicts:
         row = verdict.difference
         assert tuple(row[name] for name in CELL[:3]) in cells
         in_layers = [
@@ -115,7 +122,7 @@ def test_a_report_and_its_sections(run: Run) -> None:
             assert interval(row, signed=True) in verdict.sentence
     lead = lead_of(run)
     if "Verdict: " in lead:
-        first = next(v for v in conclusions.judge([run], SCALES) if v.heading in lead)
+        first = next(v for v in verdicts if v.heading in lead)
         assert lead.endswith(f"Verdict: {first.text}.")
 
 
@@ -127,17 +134,18 @@ def test_a_comparison_and_the_action(run: Run) -> None:
     table = run.comparison
     assert table is not None
     sentences = differences.sentences(table)
+    words_of: dict[tuple[str, str], set[str]] = {}
+    for row in table.to_dict("records"):
+        words_of.setdefault((row["metric"], row["null"]), set()).add(word_of(row))
     for (*_, metric, null), sentence in zip(
         sentences[differences.FAMILY].itertuples(index=False), sentences["sentence"], strict=True
     ):
-        rows = table[(table["metric"] == metric) & (table["null"] == null)]
+        said = set(re.findall(r"\w+", sentence))
         for side in ("better", "worse", "higher", "lower"):
-            assert (side in re.findall(r"\w+", sentence)) <= (
-                side in set(map(word_of, rows.to_dict("records")))
-            )
+            assert (side in said) <= (side in words_of.get((metric, null), set()))
     for layout in tables(table):
         assert all("[" not in cell.text for line in layout.rows for cell in line)
-    words = {word for row in table.to_dict("records") for word in [word_of(row)]}
+    words = set().union(*words_of.values())
     for line in overview(table).rows:
         sides = {side for side in ("better", "worse", "higher", "lower") if side in line[-2].text}
         assert sides <= words

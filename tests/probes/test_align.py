@@ -340,6 +340,7 @@ def test_what_cannot_be_aligned_is_refused() -> None:
         api.align([checkpoint("a", top_k=1), checkpoint("b", top_k=2)], data="digits", limit=20)
 
 
+@pytest.mark.pictures
 def test_recordings_are_aligned_as_their_models_are(tmp_path: Path) -> None:
     """The same numbers without the models, which record the same routing; a renumbered copy is found."""
     model = checkpoint("a", top_k=1)

@@ -19,7 +19,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.probes.contagion import Contagion, measure
 from moeprobe.results.tables import COLUMNS
 from moeprobe.routing.record import LayerRouting, RoutingTrace
-from tests.commands import Trained, names_in, refused, run
+from tests.commands import Trained, names_in, pictures, refused, run
 from tests.results.drawn import words
 from tests.routing.routings import checkpoint
 
@@ -58,13 +58,15 @@ class Soft:
 @pytest.fixture(scope="module")
 def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "contagion"
-    result = run("contagion", *trained.values(), "--limit", 26, "--out", out)
+    with pictures():
+        result = run("contagion", *trained.values(), "--limit", 26, "--out", out)
     assert result.exit_code == 0, result.output
     assert "groups of 4, 25% of the patches exchanged" in result.output
     assert "attention contagion: distance" in result.output
     return out
 
 
+@pytest.mark.pictures
 def test_contagion_writes_what_it_says(finished: Path) -> None:
     assert names_in(finished) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
@@ -89,6 +91,7 @@ def test_contagion_writes_what_it_says(finished: Path) -> None:
     assert sidecar["notes"] == []
 
 
+@pytest.mark.pictures
 def test_a_report_and_a_comparison_tell_of_it(finished: Path, tmp_path: Path) -> None:
     document = api.report([finished])
     said = document.markdown

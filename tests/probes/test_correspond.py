@@ -39,6 +39,7 @@ def test_the_pairs_are_those_that_a_probe_counts(trained: Trained, view: str) ->
     assert {item.pixels[0].shape for item in shown.pairs} == {(32, 32, 3)}
 
 
+@pytest.mark.pictures
 def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     arguments = ("correspond", trained["prc"], "--view", "prc_crops", "--count", 3)
     result = run(*arguments, "--svg", "--out", tmp_path / "one")

@@ -480,6 +480,7 @@ def test_the_mean_of_a_kind_is_over_all_its_interventions() -> None:
     assert ("experts_price_permuted", 0) not in found
 
 
+@pytest.mark.pictures
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "experts"
     done = run("experts", trained["prc"], trained["baseline"], "--limit", 60, "--loss", 0.5, "--out", out)

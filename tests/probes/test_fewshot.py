@@ -20,7 +20,7 @@ from moeprobe.results.numbers import interval
 from moeprobe.results.tables import COLUMNS
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.summary import findings, headline_table
-from tests.commands import Trained, names_in, refused, run
+from tests.commands import Trained, names_in, pictures, refused, run
 from tests.routing.routings import checkpoint
 
 QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
@@ -30,7 +30,8 @@ QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
 def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two checkpoints."""
     out = tmp_path_factory.mktemp("fewshot") / "run"
-    result = run("fewshot", *trained.values(), *QUICK, "--out", out)
+    with pictures():
+        result = run("fewshot", *trained.values(), *QUICK, "--out", out)
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     for name in ("table.csv", "comparison.csv", "images.parquet", "figures/fewshot.png"):
         assert name in result.stdout
@@ -89,6 +90,7 @@ def test_what_is_printed_stands_in_the_table(finished: Path, trained: Trained) -
     assert "Nothing was written" in result.output and "2 draws of the training images" in result.output
 
 
+@pytest.mark.pictures
 def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
     finished: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,6 +329,7 @@ def test_any_batch_gives_the_same_prices() -> None:
     assert deciles.to_dict() == dict.fromkeys(LAYERS, 48)
 
 
+@pytest.mark.pictures
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     done = run("flips", trained["prc"], trained["baseline"], "--limit", "24", "--out", tmp_path / "flips")
     said = " ".join(done.stdout.split())

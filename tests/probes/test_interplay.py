@@ -16,11 +16,10 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.images import Framing
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report import report
-from tests.commands import Trained, refused, run, without_pictures
+from tests.commands import Trained, refused, run
 from tests.routing.routings import tiny
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "shapes"
     run("match-ratio", *trained.values(), "--data", "shapes:32", "--limit", 30, "--out", out)
@@ -36,10 +35,9 @@ def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path
 def swept(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A noise sweep of both checkpoints, with its attribution."""
     out = tmp_path_factory.mktemp("interplay") / "noise"
-    with without_pictures():
-        result = run(
-            "noise-sweep", *trained.values(), "--sigmas", "0,0.2", "--attribute", "--limit", 24, "--out", out
-        )
+    result = run(
+        "noise-sweep", *trained.values(), "--sigmas", "0,0.2", "--attribute", "--limit", 24, "--out", out
+    )
     assert result.exit_code == 0, result.output
     return out
 
@@ -48,8 +46,7 @@ def swept(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jumped(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both checkpoints followed along a little noise."""
     out = tmp_path_factory.mktemp("interplay") / "jumps"
-    with without_pictures():
-        result = run("discontinuity", *trained.values(), "--until", 0.05, "--limit", 20, "--out", out)
+    result = run("discontinuity", *trained.values(), "--until", 0.05, "--limit", 20, "--out", out)
     assert result.exit_code == 0, result.output
     return out
 
@@ -160,6 +157,7 @@ def test_what_cannot_be_judged_does_not_pass(trained: Trained) -> None:
                            "--probe", "eval", "--fail-if-worse", "accuracy", "--limit", 60).output  # fmt: skip
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_jumps_are_compared_without_a_margin_of_shares(jumped: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
@@ -311,7 +309,6 @@ def test_an_overlay_of_hundreds_is_refused(trained: Trained, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_routers_of_unequal_sizes_are_named(trained: Trained, tmp_path: Path) -> None:
     """A flip of one expert and of a set of two are not one thing, whatever their prices."""
     path = trained["prc"]

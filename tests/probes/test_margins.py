@@ -256,6 +256,7 @@ def test_any_batch_gives_the_same_numbers() -> None:
     np.testing.assert_allclose(tables[0]["value"], tables[1]["value"], rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.pictures
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     options = ("--sigmas", "0.1,0.3", "--draws", "2", "--limit", "24", "--out", tmp_path / "margins")
     done = run("margins", trained["prc"], trained["baseline"], *options)

@@ -29,7 +29,7 @@ def test_the_data_are_found_from_another_folder(
 
 
 def test_overlay_correspond_and_trace_say_whose_images_they_are(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     for command in ("overlay", "correspond"):

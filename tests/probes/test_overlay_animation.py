@@ -25,7 +25,7 @@ from moeprobe.probes.overlay.measure import overlay_table
 from moeprobe.probes.overlay.record import ImageOverlay, TokenChoices
 from moeprobe.results.figures import save
 from moeprobe.results.palette import expert_color
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, pictures, refused, run
 from tests.results.drawn import words
 from tests.routing.routings import checkpoint, probe
 
@@ -35,7 +35,8 @@ KEYS = ["checkpoint", "layer", "image_id", "row", "column"]
 @pytest.fixture(scope="module")
 def animated(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("animated") / "one"
-    result = run("overlay", *trained.values(), *ARGUMENTS, "--out", out)
+    with pictures():
+        result = run("overlay", *trained.values(), *ARGUMENTS, "--out", out)
     assert result.exit_code == 0, result.output
     assert "figures/overlay-blocks.3.gif" in result.output and "0 of 16" in result.output
     return out
@@ -77,6 +78,7 @@ def test_the_gif_is_its_frames(animated: Path) -> None:
             assert (shown[(frame == 255).all(-1)] == 255).all(), "white is no longer white"
 
 
+@pytest.mark.pictures
 def test_all_severities_are_one_draw(animated: Path, trained: Trained, tmp_path: Path) -> None:
     table = pd.read_csv(animated / "patches.csv")
     assert sorted(table["severity"].unique()) == [0, 0.1, 0.3]
@@ -92,6 +94,7 @@ def test_all_severities_are_one_draw(animated: Path, trained: Trained, tmp_path:
     assert same["changed"].any()
 
 
+@pytest.mark.pictures
 def test_the_same_command_twice_gives_the_same_bytes(
     animated: Path, trained: Trained, tmp_path: Path
 ) -> None:

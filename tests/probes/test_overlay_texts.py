@@ -15,7 +15,7 @@ from moeprobe.probes.overlay.figure import token_positions
 from moeprobe.probes.overlay.record import TextOverlay
 from moeprobe.runtime.seeds import generator
 from tests.adapters.tiny_texts import olmoe, texts
-from tests.commands import run
+from tests.commands import pictures, run
 from tests.results.drawn import words
 
 SEVERITY = 0.5
@@ -27,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     olmoe(folder / "one")
     (folder / "lines.txt").write_text("\n".join(texts(6)), encoding="utf-8")
     arguments = ["--data", f"text:{folder / 'lines.txt'}", "--view", "typos", "--severities", f"0,{SEVERITY}"]
-    made = run("overlay", f"hf:{folder / 'one'}", *arguments, "--count", 3, "--out", folder / "out")
+    with pictures():
+        made = run("overlay", f"hf:{folder / 'one'}", *arguments, "--count", 3, "--out", folder / "out")
     assert made.exit_code == 0, made.output
     assert "Tokens that changed their set (+" in made.output and "Texts of text:" in made.output
     return folder
@@ -68,6 +69,7 @@ def test_changes_are_against_the_clean_token_of_the_same_place(folder: Path) -> 
     assert (unpaired["compared"].eq(False) & unpaired["clean_set"].eq("")).all()
 
 
+@pytest.mark.pictures
 def test_the_figure_and_the_finished_run_show_tokens(folder: Path) -> None:
     found = api.overlay(
         [f"hf:{folder / 'one'}"],

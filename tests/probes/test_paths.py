@@ -235,6 +235,7 @@ def test_counts_of_runs_from_before_the_first_threshold_was_rounding_are_called_
     assert "switches_above_0" in names and "switches_above_1e-06" not in names
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "jumps"
@@ -308,6 +309,7 @@ def test_a_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
     assert "judging by 2 images" in result.output and not (tmp_path / "never").exists()
 
 
+@pytest.mark.pictures
 def test_no_figure_is_drawn_that_is_not_asked_for(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "run"
     api.discontinuity([trained["prc"]], images=["digits/1091"], until=0.02, out=out, figures=False)
@@ -346,6 +348,7 @@ def test_an_interrupted_walk_goes_on(
     assert (out / "table.csv").read_bytes() == (tmp_path / "whole" / "run" / "table.csv").read_bytes()
 
 
+@pytest.mark.pictures
 def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, tmp_path: Path) -> None:
     for number in range(3):
         Image.fromarray(np.full((32, 32, 3), 80 * number, dtype=np.uint8)).save(tmp_path / f"{number}.png")

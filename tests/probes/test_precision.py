@@ -124,6 +124,7 @@ def test_every_number_is_that_of_a_model_with_rounded_weights() -> None:
     assert table["whole int4_g128", "", "", "accuracy", ""] == accuracy
 
 
+@pytest.mark.pictures
 def test_the_command(tmp_path: Path) -> None:
     where = "checkpoints/reference/digits-prc-k2-seed0"
     out = tmp_path / "precision"

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from moeprobe.runtime.files import FINISHED, PARTS, SHARD
-from tests.commands import PATIENCE, Trained, names_in, run
+from tests.commands import PATIENCE, Trained, names_in, pictures, run
 from tests.probes.test_shards import contents
+
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
 
 
 def environments(number: int, *, minutes: float = 30) -> list[dict[str, str]]:
@@ -59,7 +62,8 @@ def asked(trained: Trained) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(asked: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "sweep"
-    assert run(*asked, "--out", out).exit_code == 0
+    with pictures():
+        assert run(*asked, "--out", out).exit_code == 0
     return out
 
 

@@ -12,6 +12,9 @@ from tests.inputs.data.making import encoded, hub_rows, tar_shard
 from tests.probes.test_ranks import ended, ranks
 from tests.probes.test_shards import contents
 
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
+
 # Images of each shard: no process' part ends where a shard does.
 _SHARDS = (5, 1, 7, 4)
 
@@ -48,6 +51,8 @@ def streamed_from_disk(folder: Path) -> str:
     return f"huggingface_stream:{folder}"
 
 
+@pytest.mark.pictures
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tar_shards, parquet_files, streamed])
 @pytest.mark.parametrize("limit", [[], ["--limit", "11"]])
@@ -73,6 +78,8 @@ def test_processes_share_shards_as_one_reads_them(
         assert set(per_image.index) <= set(known) and len(set(known)) == sum(_SHARDS)
 
 
+@pytest.mark.pictures
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [streamed, streamed_from_disk])
 def test_parts_of_a_stream_are_put_together_as_one_process_reads_it(

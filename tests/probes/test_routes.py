@@ -24,7 +24,7 @@ from moeprobe.probes.routes.tables import class_table, tables_of
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, pictures, refused, run
 
 PLANTED = """
 import torch
@@ -192,15 +192,27 @@ def test_cells_that_are_no_patches_are_refused(trained: Trained, data: str, word
         assert words in " ".join(refused("routes", trained["baseline"], "--data", data).split())
 
 
-def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
-    arguments = ("routes", *trained.values(), "--limit", 60, "--count", 1)
-    result = run(*arguments, "--out", tmp_path / "one" / "r")
+LIMITS = ("--limit", 60, "--count", 1)
+
+
+@pytest.fixture(scope="module")
+def written(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run of two checkpoints, with its figures, and what it printed."""
+    out = tmp_path_factory.mktemp("one") / "r"
+    with pictures():
+        result = run("routes", *trained.values(), *LIMITS, "--out", out)
     assert result.exit_code == 0, result.output
-    words = " ".join(result.output.split())
+    return out, result.output
+
+
+@pytest.mark.pictures
+def test_it_writes_what_it_says(trained: Trained, written: tuple[Path, str], tmp_path: Path) -> None:
+    folder, output = written
+    words = " ".join(output.split())
     for name in trained:
         assert f"{name}: the 10 classes have " in words
         assert f"{name}, blocks.1: a token's expert says most about " in words
-    classes = pd.read_csv(tmp_path / "one" / "r" / "classes.csv", dtype={"class": str}, keep_default_na=False)
+    classes = pd.read_csv(folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
     for _, rows in classes.groupby(["checkpoint", "layer", "class"]):
         assert len(rows) == 8 and rows["value"].sum() == pytest.approx(1)
     pooled = classes[classes["class"] == ""]
@@ -209,9 +221,9 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     for key, rows in classes[classes["class"] != ""].groupby(place):
         together = (rows["value"] * rows["trials"]).sum() / rows["trials"].sum()
         assert together == pytest.approx(whole[key])
-    places = pd.read_csv(tmp_path / "one" / "r" / "places.csv")
+    places = pd.read_csv(folder / "places.csv")
     assert set(places["place"]) == set(range(16)) and (places["trials"] == 60).all()
-    routes = pd.read_csv(tmp_path / "one" / "r" / "key_routes.csv", dtype={"class": str})
+    routes = pd.read_csv(folder / "key_routes.csv", dtype={"class": str})
     by_class = classes[classes["class"] != ""].copy()
     by_class["value"] = pd.to_numeric(by_class["value"])
     for row in routes.to_dict("records"):
@@ -221,27 +233,26 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
             & (by_class["class"] == row["class"])
         ]
         assert row["expert"] == own["value"].to_numpy().argmax() and row["share"] == own["value"].max()
-    table = pd.read_csv(tmp_path / "one" / "r" / "table.csv")
+    table = pd.read_csv(folder / "table.csv")
     for name, rows in routes.groupby("checkpoint"):
         known = Counter(tuple(own["expert"]) for _, own in rows.groupby("class"))
         numbers = table[table["checkpoint"] == name].set_index("metric")["value"]
         assert numbers["distinct_routes"] == len(known)
         assert numbers["largest_route_group"] == max(known.values())
-    run(*arguments, "--out", tmp_path / "two" / "r")
-    figures = {path.name for path in (tmp_path / "one" / "r" / "figures").iterdir()}
+    run("routes", *trained.values(), *LIMITS, "--out", tmp_path / "two" / "r")
+    figures = {path.name for path in (folder / "figures").iterdir()}
     expected = {"information", "experts", "coactivation"} | {
         f"{kind}-{name}" for kind in ("classes", "class-distances", "places", "sheet-1") for name in trained
     }
     assert figures == {f"{name}.png" for name in expected}
-    for path in (tmp_path / "one" / "r").rglob("*"):
+    for path in (folder).rglob("*"):
         if path.suffix in (".csv", ".parquet", ".png"):
-            again = tmp_path / "two" / "r" / path.relative_to(tmp_path / "one" / "r")
+            again = tmp_path / "two" / "r" / path.relative_to(folder)
             assert again.read_bytes() == path.read_bytes(), path
 
 
-def test_a_report_says_what_the_screen_says(trained: Trained, tmp_path: Path) -> None:
-    api.probe("routes", [trained["prc"]], limit=40, out=tmp_path / "r")
-    document = api.report(tmp_path / "r")
+def test_a_report_says_what_the_screen_says(written: tuple[Path, str]) -> None:
+    document = api.report(written[0])
     assert "prc: the 10 classes have " in document.markdown
     assert "What the experts specialize in" in document.markdown and "classes-prc" in document.markdown
 
@@ -392,10 +403,8 @@ def test_p_counts_the_observed_one() -> None:
     assert compare_with(values, 9, fewer=False)[3] == 1 / 101
 
 
-def test_finished_runs_are_compared(trained: Trained, tmp_path: Path) -> None:
-    result = run("routes", *trained.values(), "--limit", 40, "--count", 0, "--out", tmp_path / "r")
-    assert result.exit_code == 0, result.output
-    result = run("compare", tmp_path / "r", "--out", tmp_path / "c")
+def test_finished_runs_are_compared(written: tuple[Path, str], tmp_path: Path) -> None:
+    result = run("compare", written[0], "--out", tmp_path / "c")
     assert result.exit_code == 0, result.output
     found = pd.read_csv(tmp_path / "c" / "comparison.csv")
     rows = found[found["metric"] == "class_information"]

@@ -17,6 +17,7 @@ from moeprobe.results.tables import frame
 from tests.commands import Trained, refused, run
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     arguments = ("s-matrix", *trained.values(), "--limit", 25)

@@ -18,7 +18,10 @@ from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
 from moeprobe.runtime.files import FINISHED, PARTS, SHARD
 from moeprobe.runtime.records import RECORD
-from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, shell, started
+from tests.commands import PATIENCE, Trained, names_in, pictures, refused, run, sentence, shell, started
+
+# Commands in processes of their own leave the same bytes.
+pytestmark = pytest.mark.resamples
 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
@@ -106,7 +109,7 @@ def test_every_probe_is_tried_or_refuses() -> None:
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PROBES]
 )
 def test_shards_put_together_are_the_run(
-    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
+    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 16 and batches of 5 images or less; three shards of 25 images cut blocks, and none is as large."""
     monkeypatch.setattr(loop, "BLOCK_IMAGES", 16)
@@ -143,10 +146,12 @@ def measured(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
         ("of-two", ["--shard", "1/2"]),
         ("other-batches", ["--shard", "1/3", "--batch-size", "2"]),
     ):
-        assert run(*asked, *more, "--out", root / name).exit_code == 0
+        with pictures():
+            assert run(*asked, *more, "--out", root / name).exit_code == 0
     return root
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_a_command_in_processes_of_its_own(measured: Path, trained: Trained, tmp_path: Path) -> None:
     """Figures too, from another number of shards, as a scheduler starts them."""
@@ -162,7 +167,7 @@ def test_a_command_in_processes_of_its_own(measured: Path, trained: Trained, tmp
     assert any(name.endswith(".png") for name in contents(tmp_path / "many/sweep"))
 
 
-def test_more_shards_than_batches(trained: Trained, tmp_path: Path, unpictured: None) -> None:
+def test_more_shards_than_batches(trained: Trained, tmp_path: Path) -> None:
     asked = ["confidence", trained["prc"], "--limit", "6", "--batch-size", "3"]
     assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
     for number in range(1, 6):
@@ -256,6 +261,7 @@ def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     assert {name for name in own if PARTS in name} <= set(contents(tmp_path / "2"))
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     "moment",
     [
@@ -303,7 +309,7 @@ def test_a_dry_run_is_about_the_shard(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_models_in_memory_are_named_again(
-    trained: Trained, tmp_path: Path, unpictured: None, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = api.load_model(trained["prc"])
     asked: dict[str, Any] = {"limit": 12, "batch_size": 4}

@@ -8,7 +8,6 @@ import pytest
 from tests.commands import Trained, run
 
 
-@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize(
     "words", [("precision", "--formats", "int4_g128", "--parts", "router"), ("determinism",)]
 )

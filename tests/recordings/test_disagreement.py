@@ -151,6 +151,7 @@ def test_tokens_after_the_first_other_token_are_left_out(tmp_path: Path) -> None
     assert result.sidecar["ignored"] == ["2 extra tokens of a and 2 extra tokens of b"]
 
 
+@pytest.mark.pictures
 def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_], tmp_path: Path) -> None:
     ids = recorded()
     analyzed(tmp_path, ids, flipped(ids, differing))

@@ -83,6 +83,7 @@ def test_checkpoints_that_read_images_drift_too(tmp_path: Path) -> None:
     assert "From the first checkpoint to step-10" in said and "pairs of token and layer" not in said
 
 
+@pytest.mark.pictures
 def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> None:
     result = run("trace", "drift", *series, "--out", tmp_path / "d")
     assert result.exit_code == 0, result.output

@@ -143,6 +143,7 @@ def test_more_experts_than_before(folder: Path) -> None:
     assert rows(table, "choice_differs")["value"].tolist() == [0, 0]
 
 
+@pytest.mark.pictures
 def test_the_command_and_its_refusals(folder: Path) -> None:
     old = routing(rows=400, layers=2, top_k=2)
     paths = trace(folder / "old.parquet", old, 8), trace(folder / "new.parquet", new_choices(old), NEW)

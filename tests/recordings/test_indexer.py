@@ -348,6 +348,7 @@ def test_keys_of_compressed_layers_are_groups_of_tokens(tmp_path: Path) -> None:
     assert value(table, "key_jaccard")["trials"] == REQUESTS * LAYERS * (ROWS - 11)
 
 
+@pytest.mark.pictures
 def test_the_command_prints_the_verdict_and_writes_a_run(tmp_path: Path) -> None:
     shape = config(tmp_path)
     capture(tmp_path / "a.jsonl", selections)

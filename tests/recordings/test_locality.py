@@ -180,6 +180,7 @@ def logged(path: Path, line: dict[str, object]) -> Path:
     return api.import_trace(log, path).path
 
 
+@pytest.mark.pictures
 def test_the_command_prints_the_finding_first(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = run("trace", "locality", trace, "--out", out)

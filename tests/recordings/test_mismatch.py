@@ -174,6 +174,7 @@ def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
     assert "Fault, overlap by chance" in checked[1].output and "Next:" not in checked[1].output
 
 
+@pytest.mark.pictures
 def test_both_are_split(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
     table = measured(folder, batch_size=5)

@@ -361,6 +361,7 @@ def test_counts_without_tokens_are_enough(tmp_path: Path) -> None:
     assert "too few for 8 windows" in refused("trace", "balance", trace)
 
 
+@pytest.mark.pictures
 def test_one_input_has_a_load_and_no_course(tmp_path: Path) -> None:
     """Counts of a whole file: how even ranks are, against experts in any other order."""
     ids = serving.routing(rows=64)
@@ -443,6 +444,7 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(tmp_path: Path) -> N
     assert "leave --ranks out" in refused("trace", "balance", path, "--ranks", 4, "--placement", good)
 
 
+@pytest.mark.pictures
 def test_the_command_prints_sentences_tables_and_writes_a_figure(tmp_path: Path) -> None:
     path, out = recording(tmp_path, skewed), tmp_path / "out"
     result = run("trace", "balance", path, "--ranks", 4, "--out", out)

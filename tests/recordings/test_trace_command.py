@@ -54,6 +54,7 @@ def test_the_next_command_names_files_as_they_were_typed(
     assert str(tmp_path) not in result.output
 
 
+@pytest.mark.pictures
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "prc"
     result = run(
@@ -92,6 +93,7 @@ def test_traces_are_called_as_the_user_does(recorded: Path, tmp_path: Path) -> N
     assert "a name for each of the 2 checkpoints" in refused(*command[:-2], "--names", "one")
 
 
+@pytest.mark.pictures
 def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
     files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
     out = tmp_path / "two"

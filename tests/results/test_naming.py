@@ -82,6 +82,7 @@ def test_traces_are_named_after_checkpoints(trained: Trained, tmp_path: Path) ->
     assert "named after the checkpoints; leave --names out" in said
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     "command",
     [

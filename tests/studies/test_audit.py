@@ -75,6 +75,7 @@ def test_language_models_are_audited_with_views_of_texts(tmp_path: Path) -> None
     assert {VIEWS.get(name).modality for name in named} == {TEXT}
 
 
+@pytest.mark.pictures
 def test_an_audit_of_a_language_model_draws_its_texts(tmp_path: Path) -> None:
     olmoe(tmp_path / "one", seed=0)
     (tmp_path / "texts.txt").write_text("\n".join(texts(24)), encoding="utf-8")
@@ -154,6 +155,7 @@ def test_a_plan_says_what_would_run_and_fits_the_time() -> None:
     )
 
 
+@pytest.mark.pictures
 def test_a_folder_holds_the_page_and_a_finished_audit_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def table_of(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "comparison.csv", keep_default_na=False, na_values=[""])
 
 
+@pytest.mark.pictures
 def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "compare"
     result = run("compare", *trained.values(), *QUICK, "--out", out)
@@ -83,6 +84,7 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
     assert said[0] in result.output
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_runs_give_what_checkpoints_give(trained: Trained, probed: dict[str, Path], tmp_path: Path) -> None:
     assert run("compare", *trained.values(), *QUICK, "--out", tmp_path / "x" / "c").exit_code == 0
@@ -132,6 +134,7 @@ def test_runs_of_one_name_are_told_apart_by_more_of_their_path(
     assert set(found.table["checkpoint"]) == {"seed-1/match/prc"}
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_a_collapsed_router_fails_what_it_would_seem_to_pass(
     trained: Trained, collapsed: Path, tmp_path: Path
@@ -188,7 +191,6 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize(
     ("probe", "more", "metrics"),
     [
@@ -223,7 +225,6 @@ def test_at_severity_0_both_are_the_clean_image(trained: Trained) -> None:
     assert set(rows["family_cells"]) == {2}, "what cannot differ is no cell of the family"
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_what_was_interrupted_goes_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +256,6 @@ def test_what_was_interrupted_goes_on(
     assert run(*arguments, "--overwrite").exit_code == 0
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_models_without_a_hash_are_never_taken_for_those_of_before(trained: Trained, tmp_path: Path) -> None:
     """A notebook changes a model that has no file, and compares again into the same folder."""
 
@@ -276,7 +276,6 @@ def test_models_without_a_hash_are_never_taken_for_those_of_before(trained: Trai
     assert not after["value"].any(), "one model with itself"
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_runs_that_were_not_asked_the_same(trained: Trained, probed: dict[str, Path], tmp_path: Path) -> None:
     other = tmp_path / "seed"
     assert run("match-ratio", trained["prc"], *QUICK, "--seed", 1, "--out", other).exit_code == 0
@@ -289,7 +288,6 @@ def test_runs_that_were_not_asked_the_same(trained: Trained, probed: dict[str, P
     )
 
 
-@pytest.mark.usefixtures("unpictured")
 def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_path: Path) -> None:
     both, one = probed["both"], probed["one"]
     assert "at least two checkpoints" in refused("compare", one)
@@ -416,7 +414,6 @@ def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str
     assert "Name the view of the sweep" in refused("compare", *trained.values(), "--probe", "sweep")
 
 
-@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize("name", ["contagion", "fewshot", "discontinuity"])
 def test_every_probe_of_checkpoints_is_compared_directly(trained: Trained, tmp_path: Path, name: str) -> None:
     """As its finished run is, in every number."""

@@ -112,6 +112,7 @@ def test_more_groups_than_colors_have_other_lines(four: list[Path]) -> None:
     assert [sum(word in one for one in named) for word in ("dashed", "dotted")] == [6, 3]
 
 
+@pytest.mark.pictures
 def test_files_are_written_once_and_replaced_when_asked(four: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run("curves", *four, "--out", out, "--json")

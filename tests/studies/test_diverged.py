@@ -28,9 +28,7 @@ measure: {limit: 24, views: [], sigmas: [], shots: [], contagion: false}
 GOOD, BAD = "name-momentum-learning_rate-0.001-seed0", "name-momentum-learning_rate-1e-20-seed0"
 
 
-def test_a_diverged_training_is_a_cell_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
-) -> None:
+def test_a_diverged_training_is_a_cell_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small.yaml").write_text(SWEEP, encoding="utf-8")
     made = run("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
@@ -54,7 +52,7 @@ def test_a_diverged_training_is_a_cell_that_says_so(
 
 
 def test_a_sweep_in_which_all_diverge_still_has_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small.yaml").write_text(SWEEP.replace("[0.001, 1.0e+20]", "1.0e+20"), encoding="utf-8")

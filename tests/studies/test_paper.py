@@ -22,7 +22,7 @@ FOLDERS = {
 
 @pytest.mark.slow
 def test_a_folder_holds_every_table_and_figure(
-    trained: Trained, tmp_path: Path, unpictured: None, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moeprobe.probes.overlay.measure.write_animations", lambda *_, **__: ([], {}))
     out = tmp_path / "paper"
@@ -141,7 +141,7 @@ def test_an_interrupted_call_does_not_go_on_as_another(
 
 
 def test_a_probe_that_was_replaced_by_hand_is_not_taken_for_its_own(
-    trained: Trained, tmp_path: Path, cut_off: None, unpictured: None
+    trained: Trained, tmp_path: Path, cut_off: None
 ) -> None:
     models, out = list(trained.values()), tmp_path / "paper"
     with pytest.raises(CutOffError):

@@ -30,7 +30,7 @@ from moeprobe.studies.tradeoff import TradeoffProgress, trainings
 from moeprobe.studies.tradeoff.run import _Work
 from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.studies.tradeoff.trainings import find_cells
-from tests.commands import PATIENCE, Trained, refused, run, started, wait_for
+from tests.commands import PATIENCE, Trained, pictures, refused, run, started, wait_for
 
 SWEEP = """
 base: digits-baseline
@@ -68,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``small.yaml``, ``checkpoints/small/`` and ``out/``."""
     folder = tmp_path_factory.mktemp("tradeoff")
     sweep_file(folder)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, pictures():
         patch.chdir(folder)
         made = run("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
     assert made.exit_code == 0, made.output
@@ -174,6 +174,7 @@ def test_nothing_is_done_twice(copy: Path) -> None:
     assert (copy / "out" / "table.csv").read_bytes() == first
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From what is packed alone: no checkpoints are needed."""
@@ -469,9 +470,7 @@ def test_what_was_measured_is_drawn(finished: Path) -> None:
     np.testing.assert_allclose(sorted(places), sorted(set(costs)))
 
 
-def test_a_dense_cell_stands_beside_sparse_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
-) -> None:
+def test_a_dense_cell_stands_beside_sparse_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = SWEEP.replace(
         "  - model.router: softmax_expert", "  - {model.layers: none}\n  - model.router: softmax_expert"

@@ -131,7 +131,7 @@ def trained_dense(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return {"gate": folder}
 
 
-def test_what_is_about_choices_has_no_row(trained_dense: Trained, unpictured: None) -> None:
+def test_what_is_about_choices_has_no_row(trained_dense: Trained) -> None:
     source = trained_dense["gate"]
     shared: dict[str, Any] = {"data": "digits", "limit": 24, "device": "cpu"}
     metrics = set(api.match_ratio(source, view="random_crop", **shared).table["metric"])

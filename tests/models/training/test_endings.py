@@ -18,9 +18,9 @@ from moeprobe.runtime.distributed import Alone
 from moeprobe.runtime.records import LOCK
 from moeprobe.runtime.signals import Ending, Postponed, Terminated
 from moeprobe.studies import train as trainings
-from tests.commands import refused, run
+from tests.commands import pictures, refused, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.pictures]
 
 SETTINGS = """
 data: digits
@@ -45,7 +45,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run that nothing happened to."""
     root = tmp_path_factory.mktemp("whole")
     (root / "small.yaml").write_text(SETTINGS)
-    summary = api.train(str(root / "small.yaml"), folder=root / "run", device="cpu")
+    with pictures():
+        summary = api.train(str(root / "small.yaml"), folder=root / "run", device="cpu")
     assert summary["kept"] is False
     return contents(root / "run")
 

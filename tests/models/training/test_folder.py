@@ -124,6 +124,7 @@ def test_a_second_training_in_a_folder_is_refused_and_changes_nothing(tmp_path: 
     assert f"in use by process {os.getpid()} on " in tried[0]
 
 
+@pytest.mark.pictures
 def test_a_training_stays_in_its_folder_when_the_working_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.runtime.schema import Plugin
-from tests.commands import without_pictures
 from tests.golden import golden
 from tests.inputs.data import making
 
@@ -263,8 +262,7 @@ def pretrained(
     for kind, batch in (("baseline", 8), ("prc", 4)):
         folder = root / f"vmoe-s32-imagenet224-{kind}"
         more = (f"data.name=imagenet:{imagenet}", f"batch_size={batch}", FEWER)
-        with without_pictures():
-            found[kind] = folder, one_step(folder.name, folder, *more)[0]
+        found[kind] = folder, one_step(folder.name, folder, *more)[0]
     yield found
     shutil.rmtree(root)
 
@@ -274,7 +272,6 @@ MODIFIED: dict[str, list[str]] = {name: [] for name in FINE} | {"vmoe-s32-cifar1
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize("name", FINE)
 def test_one_step_of_fine_tuning(
     name: str, pretrained: dict[str, tuple[Path, VisionTransformer]], tmp_path: Path

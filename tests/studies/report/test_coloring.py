@@ -120,6 +120,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Trained, tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
     }
 
 
+@pytest.mark.pictures
 def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained, tmp_path: Path) -> None:
     """The second run has the checkpoints the other way round: its heat maps are drawn again, its steps are not."""
     for name, pair in (("one", ["prc", "baseline"]), ("two", ["baseline", "prc"])):
@@ -146,6 +148,7 @@ def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained
     assert steps.content == (tmp_path / "two" / "figures" / "s-matrix-steps.png").read_bytes()
 
 
+@pytest.mark.pictures
 def test_a_comparison_is_drawn_again_from_its_table(trained: Trained, tmp_path: Path) -> None:
     api.compare(list(trained.values()), probe="eval", out=tmp_path / "run", limit=20)
     (run,) = read_runs([tmp_path / "run"])

@@ -88,6 +88,7 @@ def test_names_are_text_and_damage_is_one_sentence(tmp_path: Path) -> None:
         api.report([folder])
 
 
+@pytest.mark.pictures
 def test_an_overlay_has_what_its_page_needs(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "run"
     severities = (0.0, 0.1, 0.3)

@@ -382,6 +382,7 @@ def test_inspect_counts_it(folder: Path) -> None:
     assert found["flops_per_image"] > experts
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_probes_take_it(folder: Path, tmp_path: Path) -> None:
     more = ("--data", "digits", "--limit", 8)

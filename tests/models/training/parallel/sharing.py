@@ -15,7 +15,7 @@ from tests.models.training.tiny import trainer
 # Sixteen images of two views: four groups of four rows for each of two processes with two passes.
 COMMON: dict[str, Any] = {
     "batch_size": 16,
-    "steps": 5,
+    "steps": 3,
     "schedule__warmup_steps": 0,
     "schedule__name": "linear",
     "model__expert_dropout": 0.0,
@@ -50,7 +50,7 @@ CASES |= {
 
 
 def outcome(folder: Path, *, double: bool, ranks: Any = None, **changes: Any) -> dict[str, np.ndarray]:
-    """Losses and gradients of five steps, and the parameters after them, each whole."""
+    """Losses and gradients of three steps, and the parameters after them, each whole."""
     one = trainer(folder, ranks=ranks, **COMMON | changes)
     if double:
         one.model.double()
