@@ -49,6 +49,7 @@ def streamed_from_disk(folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("make", [tar_shards, parquet_files, streamed])
 @pytest.mark.parametrize("limit", [[], ["--limit", "11"]])
 def test_processes_share_shards_as_one_reads_them(
@@ -74,6 +75,7 @@ def test_processes_share_shards_as_one_reads_them(
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("make", [streamed, streamed_from_disk])
 def test_parts_of_a_stream_are_put_together_as_one_process_reads_it(
     make: object, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def of_rank(number: int, launcher: int) -> int | None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process of a rank in /proc")
 @pytest.mark.parametrize(("parallel", "killed"), [("replicas", 1), ("experts", 0), ("fsdp", 1)])
 def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: int, tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: in
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform == "win32", reason="stops a process by a signal")
 @pytest.mark.parametrize("parallel", ["replicas", "experts", "fsdp"])
 def test_a_process_that_hangs_is_named(parallel: str, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndar
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("parallel", ["experts", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
 def test_another_number_of_processes_goes_on(

@@ -96,6 +96,7 @@ def test_what_cannot_be_spread_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("parallel", ["experts", "fsdp"])
 def test_torchrun_leaves_checkpoints_that_every_probe_reads(parallel: str, tmp_path: Path) -> None:
     """Two processes with a half each; one process measures what they leave, as what one process left."""
@@ -122,6 +123,7 @@ def test_torchrun_leaves_checkpoints_that_every_probe_reads(parallel: str, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_parts_of_four_processes(tmp_path: Path) -> None:
     """Two replicas of the experts, each spread over two processes; or a quarter of everything in each."""
     names = ("experts: objective prc", "experts: router soft_moe", "fsdp: two passes")
