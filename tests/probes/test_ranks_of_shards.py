@@ -49,7 +49,6 @@ def streamed_from_disk(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 @pytest.mark.parametrize("make", [tar_shards, parquet_files, streamed])
 @pytest.mark.parametrize("limit", [[], ["--limit", "11"]])
 def test_processes_share_shards_as_one_reads_them(

@@ -18,7 +18,6 @@ def error(share: float, runs: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 @pytest.mark.parametrize("num_images", IMAGES)
 def test_the_gate_fails_equal_models_no_more_often_than_it_says(num_images: int) -> None:
     """Not above the nominal rate by more than four standard errors of so few experiments; families of their own are."""

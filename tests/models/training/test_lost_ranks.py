@@ -43,9 +43,11 @@ def of_rank(number: int, launcher: int) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process of a rank in /proc")
-@pytest.mark.parametrize(("parallel", "killed"), [("replicas", 1), ("experts", 0), ("fsdp", 1)])
+@pytest.mark.parametrize(
+    ("parallel", "killed"),
+    [("replicas", 1), ("experts", 0), pytest.param("fsdp", 1, marks=pytest.mark.promise)],
+)
 def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: int, tmp_path: Path) -> None:
     """One of two is killed after the first evaluation; torchrun starts both again, and they go on."""
     folder = tmp_path / "two"
@@ -74,7 +76,6 @@ def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: in
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 @pytest.mark.skipif(sys.platform == "win32", reason="stops a process by a signal")
 @pytest.mark.parametrize("parallel", ["replicas", "experts", "fsdp"])
 def test_a_process_that_hangs_is_named(parallel: str, tmp_path: Path) -> None:

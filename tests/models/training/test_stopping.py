@@ -38,7 +38,6 @@ def finish(folder: Path, *asked: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 @pytest.mark.parametrize(
     ("parallel", "number", "to", "code"),

@@ -123,7 +123,6 @@ def test_torchrun_leaves_checkpoints_that_every_probe_reads(parallel: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 def test_parts_of_four_processes(tmp_path: Path) -> None:
     """Two replicas of the experts, each spread over two processes; or a quarter of everything in each."""
     names = ("experts: objective prc", "experts: router soft_moe", "fsdp: two passes")
