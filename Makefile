@@ -7,7 +7,13 @@ PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 STAMP := $(VENV)/.installed
 BASE := $(VENV)/.installed-package
+# The environment of another Python.
+OTHER := build/python-$(PY)
 COMMA := ,
+# What `make test` chooses; .ci/run adds the slow tests that hold a promise.
+SELECT := not slow
+# Where another Python is most likely to differ; .ci/run names fewer.
+TESTS := tests/cli tests/probes tests/results
 
 # Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
@@ -16,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest test-python check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -42,7 +48,7 @@ demo: $(BASE) ## Train V-MoE with and without PRC on digits, then measure their 
 	$(BIN)/moeprobe demo
 
 test: setup ## Run the tests, but for the slow ones, in as many processes as there are cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "$(SELECT)"
 
 test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
 	$(PYTEST) -m slow
@@ -63,10 +69,18 @@ newest: ## Run the tests with the newest versions that pyproject.toml allows, in
 	build/newest/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[dev]'
 	build/newest/bin/python -m pytest $(PARALLEL) -m "not slow" -o filterwarnings=default
 
-test-python: ## Run the tests of commands, probes and results on the newest Python, or on PY=3.13, in build/python-3.13
-	python=$$($(PYTHON) benchmarks/find_python.py $(PY)) && $$python -m venv build/python-$(PY)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt build/python-$(PY)/bin/python -m pip install -e '.[dev]'
-	build/python-$(PY)/bin/python -m pytest $(PARALLEL) -m "not slow" tests/cli tests/probes tests/results
+setup-python: $(OTHER)/.installed
+
+$(OTHER)/.installed: pyproject.toml constraints.txt
+	python=$$($(PYTHON) benchmarks/find_python.py $(PY)) && $$python -m venv $(OTHER)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[dev]'
+	@touch $@
+
+test-python: setup-python ## Run the tests of commands, probes and results on the newest Python, or on PY=3.13, in build/python-3.13
+	$(OTHER)/bin/python -m pytest $(PARALLEL) -m "not slow" $(TESTS)
+
+# Without torture: it fails nothing, its table is read. Two slow tests hold a short part of it to what is promised.
+nightly: test-slow test-python lower-bounds newest ## Run what takes too long for every change; with --keep-going past a failure
 
 check: setup ## Lint, format check, types
 	$(BIN)/ruff check .

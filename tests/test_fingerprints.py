@@ -9,6 +9,7 @@ from moeprobe.cli.app import app
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_the_same_commands_twice() -> None:
     first, second = (fingerprints.fingerprints(["match-ratio"]) for _ in range(2))
     assert len(first) > 200

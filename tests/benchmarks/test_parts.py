@@ -119,6 +119,7 @@ def test_routers_get_as_many_places() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_startup() -> None:
     """Nine processes."""
     table = bench(["startup"], settings=Settings(quick=True, rounds=1)).table

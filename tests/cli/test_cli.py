@@ -54,6 +54,7 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
 
 @pytest.mark.pictures
 @pytest.mark.slow
+@pytest.mark.promise
 def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path: Path) -> None:
     files = {}
     for name, more in (("first", ()), ("again", ("--batch-size", 17))):

@@ -244,6 +244,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.distributed
 def test_of_two_processes_the_first_measures(tmp_path: Path) -> None:
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -42,6 +42,7 @@ def test_every_surface_speaks_and_an_experiment_is_the_same_each_time(folder: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_no_surface_names_more_false_sides_than_it_says(folder: Path) -> None:
     """Not above the nominal share by more than four standard errors of so few experiments."""
     runs = 40

@@ -326,6 +326,7 @@ def test_what_cannot_be_followed(trained: Trained) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_an_interrupted_walk_goes_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def alone(asked: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_torchrun_leaves_the_bytes_of_one_process(asked: list[Any], alone: Path, tmp_path: Path) -> None:
     """Five batches over two processes: shards are uneven."""
     out = tmp_path / "sweep"
@@ -89,6 +90,7 @@ def test_torchrun_leaves_the_bytes_of_one_process(asked: list[Any], alone: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_without_a_folder_the_first_prints(trained: Trained) -> None:
     with ranks(2, "confidence", trained["prc"], "--limit", "24", "--batch-size", "8", "--json") as processes:
         first, second = ended(processes)
@@ -101,6 +103,7 @@ def test_without_a_folder_the_first_prints(trained: Trained) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_mistake_is_said_once(trained: Trained, tmp_path: Path) -> None:
     with ranks(
         2, "confidence", trained["prc"], "--data", "folder:nowhere", "--out", tmp_path / "x"
@@ -114,6 +117,7 @@ def test_a_mistake_is_said_once(trained: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_killed_process_is_named_and_the_run_goes_on(asked: list[Any], alone: Path, tmp_path: Path) -> None:
     """The second process is killed after its first part file; what it had is kept, and the whole run is the same."""
     out = tmp_path / "sweep"

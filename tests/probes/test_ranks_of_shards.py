@@ -81,6 +81,7 @@ def test_processes_share_shards_as_one_reads_them(
 @pytest.mark.pictures
 @pytest.mark.pictures
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("make", [streamed, streamed_from_disk])
 def test_parts_of_a_stream_are_put_together_as_one_process_reads_it(
     make: object, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -412,6 +412,7 @@ def test_finished_runs_are_compared(written: tuple[Path, str], tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_run_goes_on_where_it_stopped(trained: Trained, tmp_path: Path) -> None:
     """Part files hold the sums; what follows from all layers is computed from them again."""
     arguments = ("routes", trained["prc"], "--limit", 40, "--count", 0, "--out", tmp_path / "r")

@@ -153,6 +153,7 @@ def measured(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.pictures
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_command_in_processes_of_its_own(measured: Path, trained: Trained, tmp_path: Path) -> None:
     """Figures too, from another number of shards, as a scheduler starts them."""
     asked = ["noise-sweep", *trained.values(), *SWEEP]

@@ -218,6 +218,7 @@ def test_labels_that_are_not_the_models_are_left_out() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("bad", [(), (3, 11, 12, 13, 14)])
 def test_a_resumed_run_is_an_uninterrupted_one(
     bad: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

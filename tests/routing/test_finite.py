@@ -63,6 +63,7 @@ def test_gates_that_are_no_numbers_are_refused_with_layer_and_image(
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_model_without_numbers_never_passes_a_gate(trained: Trained, spoiled: Path) -> None:
     """Its top-5 accuracy and its agreement were 1.000, on either side."""
     for pair in ((trained["baseline"], spoiled), (spoiled, trained["baseline"])):

@@ -351,6 +351,7 @@ def test_metrics_of_an_analysis_are_declared_like_others(others: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_real_runs(view: Path, others: Path, tmp_path: Path) -> None:
     """A training with a router, an objective, a view and data from outside; sweeps of it and of an adapter's model."""
     files = ("--plugins", view, "--plugins", others)

@@ -29,6 +29,7 @@ for found in (
 """
 
 
+@pytest.mark.promise
 def test_what_is_disturbed_ends_as_what_is_not(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

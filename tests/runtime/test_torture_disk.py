@@ -26,6 +26,7 @@ def test_the_same_calls_fail_each_time() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a compiler"
 )

@@ -46,6 +46,7 @@ def moeprobe(installed: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.promise
 def test_a_wheel_trains_probes_and_reports(installed: Path, tmp_path: Path) -> None:
     where = "import moeprobe, pathlib; print(pathlib.Path(moeprobe.__file__).parent)"
     found = subprocess.run(
@@ -74,6 +75,7 @@ def test_a_wheel_trains_probes_and_reports(installed: Path, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.promise
 def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
     def named(folder: Path) -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}

@@ -118,6 +118,7 @@ KILLED = {
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("when", KILLED)
 def test_killed_while_packing(copy: Path, when: str) -> None:
     before = content(copy)

@@ -88,6 +88,7 @@ def test_each_stage_starts_from_the_one_before(whole: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_killed_in_the_middle_of_the_second_stage_it_goes_on_to_the_same_bytes(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,6 +252,7 @@ def test_what_is_asked_later_is_measured_then(copy: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = SWEEP.replace("steps: 4", "steps: 600").replace("every: 2", "every: 5")
     sweep_file(tmp_path, text)
@@ -271,6 +272,7 @@ def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.usefixtures("undrawn")
 def test_resumed_ends_with_the_same_table(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -313,6 +315,7 @@ def test_resumed_ends_with_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.usefixtures("undrawn")
 def test_a_cell_that_another_process_trains_is_left_to_it(
     copy: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     """Two processes, one cut short and one that goes on, end where a run of this process ends."""

@@ -56,6 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -127,6 +128,7 @@ def kill(*_: object, **__: object) -> None:
     raise Killed
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("resume", [False, True], ids=["same", "resume"])
 @pytest.mark.parametrize("moment", [in_the_picture, before_the_mark, before_the_state_is_removed])
 def test_killed_in_its_last_moment_it_is_completed(

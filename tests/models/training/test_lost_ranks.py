@@ -44,7 +44,10 @@ def of_rank(number: int, launcher: int) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process of a rank in /proc")
-@pytest.mark.parametrize(("parallel", "killed"), [("replicas", 1), ("experts", 0), ("fsdp", 1)])
+@pytest.mark.parametrize(
+    ("parallel", "killed"),
+    [("replicas", 1), ("experts", 0), pytest.param("fsdp", 1, marks=pytest.mark.promise)],
+)
 def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: int, tmp_path: Path) -> None:
     """One of two is killed after the first evaluation; torchrun starts both again, and they go on."""
     folder = tmp_path / "two"

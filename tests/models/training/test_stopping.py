@@ -61,6 +61,7 @@ def test_a_signal_to_all_or_to_one_stops_all_after_the_same_step(
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 def test_torchrun_that_is_interrupted_leaves_the_step(tmp_path: Path) -> None:
     """It sends the signal to the loader processes of each process, too."""

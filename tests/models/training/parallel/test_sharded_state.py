@@ -48,7 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["experts", "fsdp"])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [pytest.param(2, 1, marks=pytest.mark.promise), (1, 2), (2, 2)])
 def test_another_number_of_processes_goes_on(
     before: int, after: int, parallel: str, uninterrupted: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

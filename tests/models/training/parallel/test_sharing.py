@@ -129,6 +129,7 @@ def test_dropout_draws_are_not_those_of_another_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_training_by_torchrun_resumes_with_another_number(tmp_path: Path) -> None:
     """Two processes train three evaluations; what they leave is what one leaves, and either goes on with the other."""
     asked = ["train", "--config", "digits-prc", "steps=4", "epochs=null", "schedule.warmup_steps=1"]

@@ -96,6 +96,7 @@ def test_what_cannot_be_spread_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("parallel", ["experts", "fsdp"])
 def test_torchrun_leaves_checkpoints_that_every_probe_reads(parallel: str, tmp_path: Path) -> None:
     """Two processes with a half each; one process measures what they leave, as what one process left."""
