@@ -81,6 +81,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_tables_are_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     commands = [*fingerprints.COMMANDS, *fingerprints.RECORDED]
