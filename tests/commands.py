@@ -131,7 +131,7 @@ def resampled(number: int) -> Iterator[None]:
     """Intervals come from so many resamples."""
     with pytest.MonkeyPatch.context() as patch:
         for function, name in _RESAMPLING:
-            patch.setitem(function.__kwdefaults__, name, number)
+            patch.setitem(function.__kwdefaults__ or {}, name, number)
         yield
 
 

@@ -43,10 +43,8 @@ LINES = 500
 PARAMETERS = 8
 # Those from below that ``moeprobe.api`` offers as they are: their keywords are what a call of it configures.
 WIDE = {
-    "probes.correspond.measure.correspond",
     "recordings.import_experts.import_routed_experts",
     "studies.compare.compare",
-    "studies.server.run.check_server",
     "studies.tradeoff.run.tradeoff",
 }
 # How a file that is longer says why, in its docstring.

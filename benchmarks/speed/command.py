@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.speed import parts as bench_parts
-from moeprobe.cli.app import CommandGroup
+from moeprobe.cli.app import MainGroup
 from moeprobe.cli.front.options import AsJson
 from moeprobe.runtime.device import check_device
 
@@ -167,7 +167,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 command = typer.Typer(
-    name="speed", cls=CommandGroup, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    name="speed", cls=MainGroup, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 command.command("bench")(bench)
 

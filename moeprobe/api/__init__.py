@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
     from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
     from moeprobe.models.training.reporting import Report
-    from moeprobe.probes.correspond.measure import CorrespondResult, correspond
+    from moeprobe.probes.correspond.measure import CorrespondResult
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult
     from moeprobe.probes.engine.merging import MeasuredShard
     from moeprobe.probes.engine.run import Plan
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
     from moeprobe.studies.report import Document, report
     from moeprobe.studies.server.result import ServerResult
-    from moeprobe.studies.server.run import check_server
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
     from moeprobe.studies.tradeoff.trainings import TradeoffPlan, plan_tradeoff
     from moeprobe.studies.train import train, train_pipeline
@@ -102,11 +101,9 @@ __all__ = [
     "UserError",
     "Watcher",
     "audit",
-    "check_server",
     "check_trace",
     "choose_device",
     "compare",
-    "correspond",
     "curves",
     "downloads",
     "export_vmoe",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 from moeprobe.declarations import Probe, registry
 from moeprobe.declarations.fields import arg_of, fields_of, keyword_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
-from moeprobe.declarations.question import Question
-from moeprobe.declarations.recording_probe import Files, RecordingProbe
+from moeprobe.declarations.question import Question, StandaloneQuestion
+from moeprobe.declarations.recording_probe import Files
 from moeprobe.runtime.arguments import checked, signature_of
 from moeprobe.runtime.catalog import PROBES
 from moeprobe.runtime.progress import Progress
@@ -36,19 +36,19 @@ SHARED = {
 
 def questions() -> dict[str, type[Question[Any]]]:
     """Return the declarations of all questions by the names of their functions."""
-    return _by_name(tuple(PROBES.outside()))
+    return _by_name(tuple(PROBES.names()))
 
 
 @cache
-def _by_name(outside: tuple[str, ...]) -> dict[str, type[Question[Any]]]:
-    # By what comes from outside, since plug-ins may join later.
-    return {kind.function_name(): kind for kind in registry.kinds() if issubclass(kind, Question)}
+def _by_name(names: tuple[str, ...]) -> dict[str, type[Question[Any]]]:
+    # By the names of all probes, since plug-ins may join later.
+    return {kind.function_name(): kind for kind in (*registry.probes(), *registry.standalone())}
 
 
 @cache
 def function_for(kind: Any) -> Callable[..., Any]:
     """Return the function of a question."""
-    function = _of_checkpoints(kind) if issubclass(kind, Probe) else _of_recordings(kind)
+    function = _of_checkpoints(kind) if issubclass(kind, Probe) else _of_what_it_names(kind)
     function.__module__ = "moeprobe.api.questions"
     function.__doc__ = docstring_of(kind)
     return function
@@ -72,17 +72,15 @@ def _of_checkpoints(kind: type[Probe[Any]]) -> Callable[..., Any]:
     return with_options(_with_signature(ask, kind))
 
 
-def _of_recordings(kind: type[RecordingProbe[Any]]) -> Callable[..., Any]:
+def _of_what_it_names(kind: type[StandaloneQuestion[Any]]) -> Callable[..., Any]:
     positional = kind.positional()
 
     def ask(
         *files: Any, options: Options | None = None, watcher: Progress | None = None, **keywords: Any
     ) -> Any:
-        from moeprobe.recorded.engine.work import run
-
         keywords |= dict(zip(positional, files, strict=False))
-        probe = kind(**fields_among(kind, keywords))
-        return run(probe, options=combine(options, keywords, defaults=kind.defaults), watcher=watcher)  # type: ignore[arg-type]
+        question = kind(**fields_among(kind, keywords))
+        return question.ask(combine(options, keywords, defaults=kind.defaults), watcher)  # type: ignore[arg-type]
 
     return checked(_with_signature(ask, kind))
 
@@ -123,7 +121,7 @@ def _parameters(kind: type[Question[Any]]) -> Iterator[Parameter]:
     yield from sorted([*required, *optional], key=lambda parameter: parameter.kind)
     yield Parameter("options", _KEYWORD, default=None, annotation=Options | None)
     yield Parameter("watcher", _KEYWORD, default=None, annotation=Progress | None)
-    if issubclass(kind, RecordingProbe):
+    if kind.common is not None:
         hints, defaults = get_type_hints(Keywords), signature_of(Options).parameters
         for name in kind.common:
             default = kind.defaults.get(name, defaults[name].default)

@@ -6,11 +6,13 @@ from typing import Any, Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.declarations.options import Keywords, Options
+from moeprobe.probes.correspond.measure import CorrespondResult
 from moeprobe.probes.discontinuity.measure import DiscontinuityResult
 from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.probes.routes.measure import RoutesResult
+from moeprobe.studies.server.result import ServerResult
 from moeprobe.runtime.progress import Progress
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "align_traces",
     "analyze_trace",
     "attack",
+    "check_server",
     "confidence",
     "contagion",
+    "correspond",
     "corruptions",
     "determinism",
     "discontinuity",
@@ -179,6 +183,50 @@ def attack(
         UserError: something named does not exist or does not fit.
     """
 
+def check_server(
+    address: str,
+    *,
+    model: str,
+    texts: str | Path | None = None,
+    requests: int = 400,
+    batches: Sequence[int] = (1, 8, 32),
+    max_tokens: int = 32,
+    timeout: float = 120.0,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    batch_size: int = 8,
+    device: str = 'auto',
+    dtype: str = 'auto',
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+) -> ServerResult:
+    """Does a running server route as the model that it serves, and as itself?
+
+    Sends each request alone, again, and many at a time, and keeps every answer. Then it imports the routing, checks it
+    for faults of capture, compares it with the model and with the server's other runs, and splits the difference of
+    log-probabilities into routing and the rest. After Ctrl-C the same command continues. With ``dtype`` of the server's
+    precision, the model in float32 stands beside the server: what precision alone changes.
+
+    Args:
+        address: Address of vLLM or SGLang, e.g. http://127.0.0.1:8000.
+        model: Folder of the served model, with its tokenizer and config.json.
+        texts: Prompts: a .txt with one per line, or a .jsonl; default: random tokens.
+        requests: Requests in each run.
+        batches: Concurrent requests: a run for each; with 1 always two runs.
+        max_tokens: Tokens to generate for each request.
+        timeout: Seconds to wait for an answer; each request is tried three times.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or the server refuses, does not
+            answer or returns no routing.
+    """
+
 def confidence(
     models: Models,
     *,
@@ -227,6 +275,50 @@ def contagion(
 
     Raises:
         UserError: something named does not exist or does not fit.
+    """
+
+def correspond(
+    model: str | Path | None = None,
+    *,
+    data: str | None = None,
+    images: Sequence[str] = (),
+    files: str | Path | Sequence[str | Path] = (),
+    count: int = 4,
+    view: str = 'random_crop',
+    severity: float | None = None,
+    lines: int = 16,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    split: str = 'test',
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    svg: bool = False,
+    command: str = '',
+) -> CorrespondResult:
+    """Draw lines between the patches of two views that show the same part of the image.
+
+    Probes draw the same views with the same seed. Without a checkpoint the grid follows V-MoE-S/32,
+    7 x 7 patches of 32 pixels.
+
+    Args:
+        model: A run folder or .safetensors file whose image and patch size are used; its experts color the lines.
+        data: Data set: NAME or NAME:LOCATION, e.g. folder:photos; default: the one that the checkpoint was trained on.
+        images: Names of images of the data set.
+        files: An image file of your own.
+        count: How many images, if none is named.
+        view: A view that makes pairs, or one with a severity.
+        severity: Compare the clean image with the view at this severity.
+        lines: Largest number of lines per image, spread evenly; the table holds all pairs.
+        image_size: Side of the model's input in pixels, without a checkpoint; 224 if not given.
+        patch_size: Side of a patch in pixels, without a checkpoint; 32 if not given.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared.
     """
 
 def corruptions(

@@ -14,7 +14,6 @@ from moeprobe.cli.commands import (
     audit,
     check_trace,
     compare,
-    correspond,
     demo,
     doctor,
     explain,
@@ -22,13 +21,12 @@ from moeprobe.cli.commands import (
     inspect,
     paper,
     runs,
-    server,
     tradeoff,
     train,
     vmoe,
 )
 from moeprobe.cli.commands.probe_command import probe_command
-from moeprobe.cli.commands.recording_command import recording_command
+from moeprobe.cli.commands.standalone_command import standalone_command
 from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
 from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, deferred
@@ -134,8 +132,8 @@ def _options(
     pass
 
 
-_probes, _recording_probes = registry.probes(), registry.recording_probes()
-# Commands that are not made of declarations, by heading; probes come before them, questions to recordings after them.
+_probes, _standalone = registry.probes(), registry.standalone()
+# Commands that are not made of declarations, by heading. Probes come before them, other questions after them.
 _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.START: {
         "demo": demo.demo,
@@ -145,7 +143,7 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
         "inspect": inspect.inspect,
         "list": explain.listing,
     },
-    Panel.PROBES: {"correspond": correspond.correspond},
+    Panel.PROBES: {},
     Panel.COMPARE: {
         "compare": compare.compare,
         "report": runs.report,
@@ -157,7 +155,6 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.TRACES: {
         "trace import": import_routing.import_routing,
         "trace check": check_trace.check_trace,
-        "server": server.server,
     },
     Panel.FILES: {
         "import vmoe": vmoe.import_vmoe,
@@ -200,9 +197,9 @@ for _panel in Panel:
             _register(_probe.name, probe_command(_probe), _panel)
     for _name, _command in _written_commands[_panel].items():
         _register(_name, _command, _panel)
-    for _question in _recording_probes:
+    for _question in _standalone:
         if panel_of(_question) is _panel:
-            _register(_question.name, recording_command(_question), _panel)
+            _register(_question.name, standalone_command(_question), _panel)
 for _name, _group in _groups.items():
     app.add_typer(_group, name=_name, rich_help_panel=_panels[_name])
 _names = Counter(command.name for command in app.registered_commands)
@@ -210,7 +207,7 @@ _names.update(_groups.keys())
 _names.update(
     f"{_name} {command.name}" for _name, _group in _groups.items() for command in _group.registered_commands
 )
-for _declared in (*_probes, *_recording_probes):
+for _declared in (*_probes, *_standalone):
     if _names[_declared.name] > 1:
         raise UserError(
             f"The probe {_declared.__name__} of a plug-in is called {_declared.name!r}, as another command is; give it "

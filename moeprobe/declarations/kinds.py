@@ -33,6 +33,8 @@ class Layout(enum.Enum):
     REUSE = "a line per layer, on reuse along sequences and on distinct experts"
     LOAD_OVER_TIME = "a line per layer, on hot experts and on ranks"
     OVERLAYS = "a line per drawn image"
+    PAIRS = "a line per image, on patches with a partner"
+    SERVER = "the first sentences of the page"
     TRACES = "the files that were written"
     OWN = "by a command of its own"
 

@@ -42,8 +42,6 @@ class Probe(Question[R], ABC, Generic[R]):
         refuses_precision: why its passes are in float32 alone, as the end of a sentence; empty = they need not be.
         compares: whether ``compare`` can measure checkpoints by it.
         timed: whether its images per second are read, so that they are measured with care.
-        needs_folder: what an output folder is for, where nothing is done without one; empty = it may be left out.
-        printed: whether there is something to read on the screen without a folder.
         ends_with: the step after the forward passes that a plan counts.
         at_least: whether there are more passes than are known beforehand.
         resumes: whether an interrupted run resumes where it stopped.
@@ -64,8 +62,6 @@ class Probe(Question[R], ABC, Generic[R]):
     refuses_precision: ClassVar[str] = ""
     compares: ClassVar[bool] = True
     timed: ClassVar[bool] = False
-    needs_folder: ClassVar[str] = ""
-    printed: ClassVar[bool] = True
     ends_with: ClassVar[str] = "the statistics"
     at_least: ClassVar[bool] = False
     resumes: ClassVar[bool] = True

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result
+    from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
 
@@ -28,6 +29,13 @@ class Question(Kind, Generic[R]):
         function: what the API calls it; empty = its command with underscores.
         option_help: sentences about common options that mean something else here.
         defaults: common options where it has others than ``Options``.
+        common: the common options that it takes, by the names of ``Options``; None = all.
+        models: the fields that name models.
+        recordings: the fields that name traces.
+        unit: what its progress counts.
+        renames: whether a finished run is shown under the names that are given now; otherwise they are part of it.
+        needs_folder: what an output folder is for, where nothing is done without one; empty = it may be left out.
+        printed: whether there is something to read on the screen without a folder.
         raises: what of it can be wrong, beside names and values; empty = nothing more.
         work: ``module:class`` of the work that it asks for; imported when a run begins.
         drawn_by: ``module:function`` that draws a table in the ``colors`` of its checkpoints; imported when a run is
@@ -42,6 +50,13 @@ class Question(Kind, Generic[R]):
     option_help: ClassVar[Mapping[str, str]] = NONE
     defaults: ClassVar[Mapping[str, Any]] = NONE
     raises: ClassVar[str] = ""
+    common: ClassVar[tuple[str, ...] | None] = None
+    models: ClassVar[tuple[str, ...]] = ()
+    recordings: ClassVar[tuple[str, ...]] = ()
+    unit: ClassVar[str] = "inputs"
+    renames: ClassVar[bool] = True
+    needs_folder: ClassVar[str] = ""
+    printed: ClassVar[bool] = True
     work: ClassVar[str]
     drawn_by: ClassVar[str] = ""
 
@@ -59,6 +74,11 @@ class Question(Kind, Generic[R]):
     def function_name(cls) -> str:
         """Return what the API calls the question."""
         return cls.function or cls.name.replace("-", "_").replace(" ", "_")
+
+    @classmethod
+    def positional(cls) -> list[str]:
+        """Return the fields that are arguments of the command, and positional ones of the function."""
+        return [field.name for field in dataclasses.fields(cls) if arg_of(cls, field.name).metavar]
 
     @classmethod
     def result_name(cls) -> str:
@@ -115,6 +135,25 @@ class Question(Kind, Generic[R]):
         return {name: plain(getattr(self, name)) for name in names} | (
             {"figures": figures} if figures else {}
         )
+
+
+class StandaloneQuestion(Question[R], Generic[R]):
+    """A question whose fields name all that it is about; ``work`` is made of the question and common options."""
+
+    def ask(self, options: "Options | None" = None, watcher: "Progress | None" = None) -> R:
+        """Do the work, in the folder of the options, and return what it found.
+
+        Args:
+            options: where to, and how; None = the usual.
+            watcher: receives how the run advances.
+
+        Raises:
+            UserError: a file is damaged or missing, or something named does not fit.
+        """
+        from moeprobe.declarations.options import Options
+        from moeprobe.runtime.progress import progress_of
+
+        return resolve(self.work)(self, options or Options(**self.defaults)).execute(progress_of(watcher))
 
 
 def panel_of(kind: type[Question[Any]]) -> Panel:

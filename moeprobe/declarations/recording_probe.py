@@ -1,22 +1,20 @@
 """The declaration of a question to recordings: files of a server, or of ``trace record``."""
 
-import dataclasses
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, TypeVar
 
-from moeprobe.declarations.fields import Arg, arg_of
+from moeprobe.declarations.fields import Arg
 from moeprobe.declarations.kinds import Panel, resolve
-from moeprobe.declarations.question import Question
+from moeprobe.declarations.question import StandaloneQuestion
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import several
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moeprobe.declarations.options import Options
     from moeprobe.results.folder import Result
 
 R = TypeVar("R")
@@ -29,16 +27,11 @@ TRACES = Arg(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordingProbe(Question[R], ABC, Generic[R]):
+class RecordingProbe(StandaloneQuestion[R], ABC, Generic[R]):
     """A question to recordings: its fields name the files and say the rest; ``R`` is what it returns.
 
     Attributes:
-        common: the common options that it takes, by the names of ``Options``.
         recordings: the fields that name traces.
-        models: the fields that name models.
-        unit: what its progress counts.
-        renames: whether a finished run is shown under the names that are given now; otherwise they are part of it.
-        work: ``module:class`` of what ``prepare`` returns, a ``RecordingWork``; imported when a run begins.
         drawn_by: ``module:function`` that draws a result.
 
     Raises:
@@ -50,29 +43,25 @@ class RecordingProbe(Question[R], ABC, Generic[R]):
         "layers": "MoE layers, comma-separated, e.g. layers.3; default all.",
         "seed": "Seed of the intervals.",
     }
-    common: ClassVar[tuple[str, ...]] = ("layers", "seed", "out", "overwrite", "figures", "svg", "command")
+    common: ClassVar[tuple[str, ...] | None] = (
+        "layers",
+        "seed",
+        "out",
+        "overwrite",
+        "figures",
+        "svg",
+        "command",
+    )
     recordings: ClassVar[tuple[str, ...]] = ("traces",)
-    models: ClassVar[tuple[str, ...]] = ()
-    unit: ClassVar[str] = "inputs"
-    renames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(several(getattr(self, name)) for name in self.recordings):
             raise UserError("Name at least one trace.")
 
-    @classmethod
-    def positional(cls) -> list[str]:
-        """Return the fields that are arguments of the command, and positional ones of the function."""
-        return [field.name for field in dataclasses.fields(cls) if arg_of(cls, field.name).metavar]
-
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the figures of a result by name."""
         return resolve(self.drawn_by)(result)
-
-    def prepare(self, options: "Options") -> Any:
-        """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
-        return resolve(self.work)(self, options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.declarations.headlines import Agreement
-from moeprobe.declarations.kinds import Kind, audit_entry
+from moeprobe.declarations.kinds import Kind, audit_entry, resolve
 from moeprobe.declarations.probe import Probe
-from moeprobe.declarations.recording_probe import RecordingProbe
+from moeprobe.declarations.question import StandaloneQuestion
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED, unknown
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"
+# Studies of several runs that are declared as questions are.
+STUDIES = ("moeprobe.studies.server:CheckServer",)
 
 
 def kinds() -> list[type[Kind]]:
@@ -40,9 +42,10 @@ def probes() -> list[type[Probe[Any]]]:
     return [kind for kind in kinds() if issubclass(kind, Probe)]
 
 
-def recording_probes() -> list[type[RecordingProbe[Any]]]:
-    """Return the questions to recordings, by command."""
-    return [kind for kind in kinds() if issubclass(kind, RecordingProbe)]
+def standalone() -> list[type[StandaloneQuestion[Any]]]:
+    """Return the questions that name what they are about, by command."""
+    studies: list[type[Any]] = [resolve(reference) for reference in STUDIES]
+    return [kind for kind in [*kinds(), *studies] if issubclass(kind, StandaloneQuestion)]
 
 
 def of_kind(kind: str) -> type[Kind] | None:

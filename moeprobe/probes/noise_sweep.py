@@ -7,6 +7,9 @@ from typing import Annotated, Any
 from moeprobe.declarations import Agreement, Arg, AuditEntry, Property
 from moeprobe.probes.sweep import AlongSeverity
 
+# Largest standard deviation of noise, as its views have it (``inputs.views.base``, which ``--help`` does without).
+LARGEST = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseSweep(AlongSeverity):
@@ -44,6 +47,9 @@ class NoiseSweep(AlongSeverity):
             "Comma-separated standard deviations, in units of the [0, 1] pixel range.",
             flag="--sigmas",
             keyword="sigmas",
+            low=0,
+            high=LARGEST,
+            what="standard deviations",
         ),
     ] = None
 

@@ -92,7 +92,7 @@ OF_A_CHECKPOINT = {
     "compare C D --fail-if-worse top1_mach": "There is no metric 'top1_mach'. Did you mean 'top1_match'?",
     "compare C D --fail-if-worse accuracy": "is measured by: attack, corruptions, determinism, eval, experts, ",
     "compare C D --fail-if-worse load_entropy": "More load_entropy is neither better nor worse; take one of: churn, ",
-    "noise-sweep C --sigmas 0,-0.3": "--sigmas takes standard deviations from 0 to 10; got [0.2, -0.3].",
+    "noise-sweep C --sigmas 0,-0.3": "--sigmas takes standard deviations from 0 to 10; got [0.0, -0.3].",
     "margins C --sigmas 0.2,-0.3": "--sigmas takes standard deviations from 0 to 10; got [0.2, -0.3].",
     "margins C --sigmas 12": "--sigmas takes standard deviations from 0 to 10; got [12.0].",
     "margins C --small 11": "--small takes a standard deviation above 0, up to 10; got 11.",

@@ -9,8 +9,8 @@ from typer.main import get_command
 
 from moeprobe.cli.app import app
 from moeprobe.cli.front.glossary import explanations, names
+from moeprobe.declarations import registry as registry_of_probes
 from moeprobe.metrics import registry
-from moeprobe.probes import registry as registry_of_probes
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import refused, run
 

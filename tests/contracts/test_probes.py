@@ -2,9 +2,11 @@
 
 import dataclasses
 import inspect
+import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -12,17 +14,23 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import pytest
 
 from moeprobe import api
+from moeprobe.api.making import function_for
 from moeprobe.cli.commands.probe_command import probe_command
+from moeprobe.cli.commands.standalone_command import standalone_command
 from moeprobe.declarations import Agreement, Arg, Kind, Layout, Probe, Views, registry
 from moeprobe.declarations.fields import arg_of, fields_of, flag_of
 from moeprobe.declarations.kinds import resolve
 from moeprobe.declarations.options import Keywords, Options
+from moeprobe.declarations.recording_probe import TRACES, Files, RecordingProbe
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
+from moeprobe.inputs.views.base import STANDARD_DEVIATION
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run import prepare
+from moeprobe.probes.margins import Margins
+from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.routing.pass_precision import precision_of
 from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED
 from tests.routing.routings import checkpoint
@@ -217,3 +225,52 @@ def test_plugins_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_class_is_no_probe() -> None:
     with pytest.raises(UserError, match=r"Fewshot\(\.\.\.\)"):
         api.probe(ASKED["fewshot"], [checkpoint()])  # type: ignore[arg-type]
+
+
+def test_ranges_of_noise_are_those_of_its_views() -> None:
+    assert STANDARD_DEVIATION.low == 0
+    for kind in (Margins, NoiseSweep):
+        arg = arg_of(kind, "severities")
+        assert (arg.low, arg.high, arg.keyword) == (0, STANDARD_DEVIATION.high, "sigmas")
+    assert (arg_of(Margins, "small").above, arg_of(Margins, "small").high) == (0, STANDARD_DEVIATION.high)
+
+
+@pytest.mark.parametrize(
+    ("arg", "admitted", "refused"),
+    [
+        (Arg("", low=1), (1, 10**9), (0, -1, math.nan, math.inf)),
+        (Arg("", low=1, high=5), (1, 5, [1, 5]), (0, 6, [1, 6])),
+        (Arg("", above=0, below=1), (0.5, [0.1]), (0, 1, math.nan, [0.5, 1])),
+        (Arg("", above=0, high=10), (10, 1e-9), (0, 10.1)),
+        (Arg("", words=("a", "b")), ("a", ["a", "b"]), ("c", ["a", "c"])),
+        (Arg(""), (math.inf, -1, "x"), ()),
+    ],
+)
+def test_a_range_admits_what_it_says(arg: Arg, admitted: Sequence[Any], refused: Sequence[Any]) -> None:
+    assert all(arg.admits(value) for value in admitted)
+    assert not any(arg.admits(value) for value in refused)
+
+
+def test_a_plain_question_to_recordings_is_declared_once(tmp_path: Path) -> None:
+    """Its command, its function and their arguments follow from the class alone."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Longest(RecordingProbe[Any]):
+        """Which input is longest?"""
+
+        name = "trace longest"
+        title = "Longest input"
+        traces: Annotated[Files, TRACES]
+        least: Annotated[int, Arg("Tokens, comma-separated, as --limit.", low=2)] = 2
+
+    function = function_for(Longest)
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[:4] == ["traces", "least", "options", "watcher"]
+    assert parameters["traces"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert "least: Tokens, as ``limit``." in (function.__doc__ or "")
+    with pytest.raises(UserError, match=r"least takes a whole number from 2 up; got 1\."):
+        function("x.parquet", least=1)
+    with pytest.raises(UserError, match="Name at least one trace"):
+        function([])
+    command = standalone_command(Longest).make()  # type: ignore[attr-defined]
+    assert {"traces", "least", "layers", "seed", "out", "json"} <= set(inspect.signature(command).parameters)

@@ -288,10 +288,14 @@ def test_the_metric_of_the_page_is_computed(my_models: Path) -> None:
     assert found.statistic.evaluate(np.ones((3, 1))) == pytest.approx(columns["sure"].sum() / 18)
 
 
-def test_the_probe_of_the_page_is_run(my_models: Path, trained: dict[str, Path]) -> None:
+def test_the_probe_of_the_page_is_run(
+    my_models: Path, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, declaration, call = blocks("python", PROBE)
     made = vars(module(declaration, "certainty", my_models))
     probe_contract.test_a_probe_is_a_frozen_dataclass_whose_docstring_is_the_help(made["Certainty"])
     probe_contract.test_options_of_a_probe_are_its_own(made["Certainty"])
+    # In the catalog it would be found by its folder.
+    monkeypatch.setattr("moeprobe.api.questions.questions", lambda: {"certainty": made["Certainty"]})
     exec(compile(call.replace("checkpoints/demo-prc", str(trained["prc"])), str(PROBE), "exec"), made)
     assert {"gate_highest", "load_entropy"} <= set(made["result"].table["metric"])

@@ -371,7 +371,7 @@ def scores_of(model: Vmoe, pixels: Tensor) -> Tensor:
         ({"direction": "random", "restarts": 2}, "leave out restarts"),
         ({"direction": "random", "transfer": True}, "leave out transfer"),
         ({"transfer": True}, "name at least two"),
-        ({"attribute": "half"}, "recomputed or replayed"),
+        ({"attribute": True, "gates": "half"}, "recomputed or replayed"),
     ],
     ids=str,
 )

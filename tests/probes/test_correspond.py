@@ -116,13 +116,13 @@ def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
     assert "omit --severity" in refused("correspond", *digits, "--severity", 0.2, "--json")
     assert "--severity 0.4" in refused("correspond", *digits, "--view", "gaussian_noise", "--json")
     assert "must fill the image" in refused("correspond", *digits, "--image-size", 50, "--json")
-    assert "must fill the image" in refused("correspond", *digits, "--patch-size", 0, "--json")
+    assert "from 1 up" in refused("correspond", *digits, "--patch-size", 0, "--json")
     assert "The checkpoint says" in refused("correspond", trained["prc"], "--patch-size", 8, "--json")
     assert "--file" in refused("correspond", photo, "--json")
     assert "There is no image 'x' in this split of digits" in refused(
         "correspond", *digits, "--images", "x", "--json"
     )
-    assert "must be positive" in refused("correspond", *digits, "--count", 0, "--json")
+    assert "a number of images from 1 up" in refused("correspond", *digits, "--count", 0, "--json")
     assert "at least one line" in refused("correspond", *digits, "--lines", 0, "--json")
     assert "Did you mean 'random_crop'" in refused("correspond", *digits, "--view", "random_crops", "--json")
     assert run("correspond").exit_code == 2

@@ -318,11 +318,11 @@ def test_no_figure_is_drawn_that_is_not_asked_for(trained: Trained, tmp_path: Pa
 
 def test_what_cannot_be_followed(trained: Trained) -> None:
     prc = trained["prc"]
-    assert "at least 200 steps; got 20" in refused("discontinuity", prc, "--steps", 20)
+    assert "takes a whole number from 200 up; got 20" in refused("discontinuity", prc, "--steps", 20)
     assert "has no severity" in refused("discontinuity", prc, "--view", "random_crop")
     assert "must be above 0; got 0" in refused("discontinuity", prc, "--until", 0)
     assert "no image 'nobody'" in refused("discontinuity", prc, "--images", "nobody")
-    assert "positive number of images" in refused("discontinuity", prc, "--count", 0)
+    assert "a number of images from 1 up" in refused("discontinuity", prc, "--count", 0)
 
 
 @pytest.mark.slow

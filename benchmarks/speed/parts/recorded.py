@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from benchmarks.speed.parts.base import Part, Settings
 from benchmarks.speed.race import Contestant, Race
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
-from moeprobe.recorded.engine.work import run
 from moeprobe.recordings.import_experts import import_routed_experts
 
 _EXPERTS, _TOP_K = 128, 8
@@ -119,7 +118,7 @@ def _read(responses: Path) -> list[NDArray[np.uint8]]:
 
 def _differing(traces: list[Path]) -> list[float]:
     """Return the share of tokens with another set of experts, layer by layer."""
-    table = run(AnalyzeTrace(traces=traces)).table
+    table = AnalyzeTrace(traces=traces).ask().table
     rows = table[(table["metric"] == "choice_differs") & (table["tokens"] == "token")]
     return [float(value) for value in rows["value"]]
 

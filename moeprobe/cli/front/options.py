@@ -228,7 +228,9 @@ class Field:
         if self.arg.metavar:
             argument = typer.Argument(metavar=self.arg.metavar, help=self.arg.help)
             several = _REPEATED in self._kinds()
-            kind = str if self.annotation is Any else list[Path] if several else Path
+            kind: Any = list[Path] if several else Path if Path in self._kinds() else str
+            if self.default is None:
+                return keyword(self.name, Annotated[kind | None, argument], None)
             return keyword(self.name, Annotated[kind, argument])
         if self.annotation is bool and self.arg.choices is None:
             option = typer.Option(self.flag, help=self.arg.help)

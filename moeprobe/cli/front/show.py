@@ -35,9 +35,11 @@ from moeprobe.results.tables import FLOORS
 from moeprobe.runtime.files import PATCHES, TOKENS, display_path
 
 if TYPE_CHECKING:
+    from moeprobe.probes.correspond.measure import CorrespondResult
     from moeprobe.probes.overlay.measure import OverlayResult
     from moeprobe.probes.trace.measure import Recorded
     from moeprobe.results.folder import Result
+    from moeprobe.studies.server.result import ServerResult
 
 
 def show(probe: Question[Any], result: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
@@ -46,6 +48,10 @@ def show(probe: Question[Any], result: Any, *, out: Path | None, as_json: bool, 
         print_traces(result, as_json=as_json)
     elif probe.layout is Layout.OVERLAYS:
         print_overlays(result, out=out, as_json=as_json)
+    elif probe.layout is Layout.PAIRS:
+        print_pairs(result, out=out, as_json=as_json)
+    elif probe.layout is Layout.SERVER:
+        print_server(result, as_json=as_json)
     else:
         print_result(result, out=out, as_json=as_json, show=_tables(probe, result, full=full))
         if isinstance(probe, Probe) and probe.timed and not as_json:
@@ -136,6 +142,56 @@ def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) 
     print_warnings(screen, result.sidecar)
     assert out is not None
     print_files(screen, out)
+
+
+def print_pairs(result: "CorrespondResult", *, out: Path | None, as_json: bool) -> None:
+    """Print how many patches of each image have a partner and the files, or all pairs as JSON."""
+    if as_json:
+        print_json({"pairs": records(result.table), "files": [str(path) for path in result.files]})
+        return
+    table = Table(title=result.title.replace(":", ",").replace(" at severity", " at"), title_justify="left")
+    for column in ("image", "view 1", "with a partner", "of", "met in view 2"):
+        table.add_column(column)
+    for item in result.pairs:
+        first, second = (int(matched.sum()) for matched in item.matched)
+        table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
+    screen = console()
+    experts_of = result.pairs[0].experts_of
+    colors = f" Colors say whether both have the same expert in {experts_of}." if experts_of else ""
+    screen.print(table)
+    screen.print(
+        f"Images of {result.data}. View 1 is the one that shows less of the image, else the clean or first one. Each "
+        f"of its patches has a partner if its center is inside view 2.{colors}",
+        style="dim",
+        soft_wrap=True,
+    )
+    assert out is not None
+    print_files(screen, out)
+
+
+def print_server(result: "ServerResult", *, as_json: bool) -> None:
+    """Print the verdict on a server and where its page is, or everything as JSON."""
+    from moeprobe.studies.server.result import PAGE
+
+    if as_json:
+        content = {
+            "server": result.server,
+            "requests": result.requests,
+            "sentences": result.sentences,
+            "findings": [dataclasses.asdict(finding) for finding in result.checked.findings],
+            "tables": {name: records(run.table) for name, run in result.runs.items()},
+            "left_out": result.left_out,
+            "sidecar": result.sidecar,
+            "out": str(display_path(result.folder)),
+        }
+        print_json(content)
+        return
+    screen = console()
+    verdict = f"{result.server}, {result.requests:,} requests: {result.sentences[0]}"
+    screen.print(verdict, style="bold", soft_wrap=True)
+    for line in result.details:
+        screen.print(line, soft_wrap=True)
+    screen.print(f"The page: {display_path(result.folder)}/{PAGE}", soft_wrap=True)
 
 
 def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import load_model
-from moeprobe.declarations.options import Keywords, Options, combine, with_options
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
@@ -24,6 +24,7 @@ from moeprobe.inputs.open import content_of, open_images, open_view, pick_images
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.probes.correspond import LINES, Correspond
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
@@ -35,13 +36,11 @@ from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.catalog import is_foreign
 from moeprobe.runtime.files import write_csv
-from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.seeds import random_state_kept
 
 # The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
 IMAGE_SIZE, PATCH_SIZE = 224, 32
-# Lines of an image that an eye can follow.
-LINES = 16
 
 
 @dataclass(frozen=True)
@@ -83,81 +82,24 @@ class _Input:
     model: Checkpoint | None = None
 
 
-@with_options
-def correspond(
-    model: str | Path | None = None,
-    *,
-    data: str | None = None,
-    images: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    count: int = 4,
-    view: str = "random_crop",
-    severity: float | None = None,
-    lines: int = LINES,
-    image_size: int | None = None,
-    patch_size: int | None = None,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> CorrespondResult:
-    """Show which patches of two views of an image correspond. The views are those that a probe would draw.
-
-    Args:
-        model: checkpoint that sets the size of the input and of a patch; the experts of its first MoE layer color the
-            lines.
-        data: data set, where no ``files`` are given; None = the one that the checkpoint was trained on.
-        images: names of images of the data set; none = ``count`` seeded random ones.
-        files: image files of the user's own.
-        count: how many random images.
-        view: a view; one that makes pairs is compared with itself, one with a severity with the clean image.
-        severity: makes it the second kind.
-        lines: pairs of an image that are joined by a line, at most; ``table`` holds all.
-        image_size: side of the input in pixels, without a checkpoint; None = 224.
-        patch_size: side of a patch in pixels, without a checkpoint; None = 32.
-        options: of these count split, seed, out, overwrite, svg, command; ``changes`` are applied to them by name.
-        watcher: receives the progress of the run.
-
-    Raises:
-        UserError: something named does not exist or does not fit.
-    """
-    options = combine(options, changes)
-    if count < 1:
-        raise UserError(f"The number of images must be positive; got {count}.")
-    if lines < 1:
-        raise UserError(f"Draw at least one line per image; got {lines}.")
-    model_input = _input(model, image_size, patch_size)
-    data = data_of(model_input.origins, data, files=files)
-    opened = None if files else open_images(data, split=options.split)
-    dataset, named_indices, data = pick_images(opened, images=images, files=files, data=data)
-    spec = dataclasses.replace(
-        _spec(dataset, view, severity, seed=options.seed),
-        indices=choose_images(dataset, limit=count, seed=options.seed)
-        if named_indices is None
-        else named_indices,
-    )
-    strength = f" at severity {severity:g}" if severity is not None else ""
-    work = _Matching(
-        spec,
-        model_input,
-        data,
-        title=f"Corresponding patches: {view}{strength}",
-        lines=lines,
-        options=options,
-    )
-    work.request |= content_of(files)
-    return work.execute(progress_of(watcher))
-
-
-class _Matching(Work[CorrespondResult]):
+class Matching(Work[CorrespondResult]):
     """The pairs of patches of two views of a few images."""
 
-    def __init__(
-        self, spec: RunSpec, model_input: _Input, data: str, *, title: str, lines: int, options: Options
-    ) -> None:
-        self.spec, self.model_input, self.data, self.options = spec, model_input, data, options
-        self.title, self.lines = title, lines
+    def __init__(self, question: Correspond, options: Options) -> None:
+        self.question, self.options = question, options
+        self.model_input = model_input = _input(question)
+        data = data_of(model_input.origins, question.data, files=question.files)
+        opened = None if question.files else open_images(data, split=options.split)
+        dataset, named_indices, data = pick_images(
+            opened, images=question.images, files=question.files, data=data
+        )
+        if named_indices is None:
+            named_indices = choose_images(dataset, limit=question.count, seed=options.seed)
+        spec = _spec(dataset, question.view, question.severity, seed=options.seed)
+        self.spec = spec = dataclasses.replace(spec, indices=named_indices)
+        self.data = data
         self.request = {
-            "kind": "correspond",
+            "kind": question.kind,
             "data": data,
             "split": options.split,
             "view": {"name": spec.view_name} | dataclasses.asdict(spec.view),  # type: ignore[call-overload]
@@ -168,17 +110,22 @@ class _Matching(Work[CorrespondResult]):
             "crop_fraction": model_input.framing.crop_fraction,
             "images": [spec.dataset.image_ids[index] for index in spec.indices],
             # Only where it differs, so that earlier pictures still are of the same request.
-            **({} if lines == LINES else {"figures": {"lines": lines}}),
-        } | model_input.source
+            **({} if question.lines == LINES else {"figures": {"lines": question.lines}}),
+            **model_input.source,
+            **content_of(question.files),
+        }
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> CorrespondResult:
         """Find the pairs, image by image."""
-        progress.start("correspond", len(self.spec.indices))
+        progress.start(self.question.kind, len(self.spec.indices))
         pairs = []
         for index in self.spec.indices:
             pairs.append(_pairs(self.spec, self.model_input, index))
             progress.advance(1)
-        return CorrespondResult(pairs, pair_table(pairs), [], self.data, self.title, self.lines)
+        severity = self.question.severity
+        strength = f" at severity {severity:g}" if severity is not None else ""
+        title = f"Corresponding patches: {self.question.view}{strength}"
+        return CorrespondResult(pairs, pair_table(pairs), [], self.data, title, self.question.lines)
 
     def write(self, result: CorrespondResult, folder: OutputFolder) -> CorrespondResult:
         """Write a row per patch."""
@@ -197,7 +144,9 @@ class _Matching(Work[CorrespondResult]):
         return self.make_sidecar()
 
 
-def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:
+def _input(question: Correspond) -> _Input:
+    """Return what the model takes or, without one, what the question says."""
+    model, image_size, patch_size = question.model, question.image_size, question.patch_size
     if model is not None:
         if image_size is not None or patch_size is not None:
             raise UserError(

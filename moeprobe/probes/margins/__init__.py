@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from moeprobe.declarations import Arg, AuditEntry, Headline, Panel, Probe, Property, Views
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY
+from moeprobe.probes.noise_sweep import LARGEST
 from moeprobe.runtime.device import FLOAT32
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # A perturbation that is no view: the clean inputs, run in this dtype.
 BFLOAT16 = "bfloat16"
-# Largest standard deviation of noise, as its views have it (``inputs.views.base``, which ``--help`` does without).
-LARGEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)

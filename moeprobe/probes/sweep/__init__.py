@@ -39,6 +39,7 @@ class Attributed(Probe["Result"]):
         Arg(
             "With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well.",
             in_request=False,
+            words=("recomputed", "replayed"),
         ),
     ] = "recomputed"
 

@@ -21,25 +21,10 @@ from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import choose_names
 from moeprobe.results.stored import SumsStore
-from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.progress import Progress
 
-R = TypeVar("R")
 Q = TypeVar("Q", bound=RecordingProbe[Result])
 M = TypeVar("M", bound=MatchedTraces[Result])
-
-
-def run(probe: RecordingProbe[R], *, options: Options | None = None, watcher: Progress | None = None) -> R:
-    """Ask recordings what a question asks.
-
-    Args:
-        probe: the question, with its files.
-        options: where to, and how; None = the usual.
-        watcher: receives how the run advances.
-
-    Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared.
-    """
-    return probe.prepare(options or Options(**probe.defaults)).execute(progress_of(watcher))
 
 
 class RecordingWork(TableWork[Result], Generic[Q]):

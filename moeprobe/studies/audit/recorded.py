@@ -10,7 +10,6 @@ from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
-from moeprobe.recorded.engine.work import run
 from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trace
 from moeprobe.recordings.matching import NAMES, check_match
 from moeprobe.results.finished import read_result
@@ -65,7 +64,7 @@ def audit_recordings(
         command=options.command,
     )  # fmt: skip
     try:
-        result = run(AnalyzeTrace(traces=list(paths), match=match), options=of_run, watcher=watcher)
+        result = AnalyzeTrace(traces=list(paths), match=match).ask(of_run, watcher)
     except FinishedError as error:
         result = read_result(error.folder)
     names = list(dict.fromkeys(result.table["checkpoint"]))

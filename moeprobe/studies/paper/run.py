@@ -14,7 +14,7 @@ from moeprobe.declarations.options import Keywords, Options, combine, with_optio
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.confidence import Confidence
-from moeprobe.probes.correspond.measure import correspond
+from moeprobe.probes.correspond import Correspond
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
@@ -320,8 +320,8 @@ def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, prog
         "compare": lambda options: _compare_sweeps(folder / "noise-sweep", options, progress),
     }
     if source:
-        drawings["correspond"] = lambda options: correspond(
-            source, data=data, count=2, options=dataclasses.replace(options, names=None), watcher=progress
+        drawings["correspond"] = lambda options: Correspond(model=source, data=data, count=2).ask(
+            dataclasses.replace(options, names=None), progress
         )
     if job.replayable:
         drawings["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), max_images=jump_images)

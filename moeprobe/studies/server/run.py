@@ -1,13 +1,12 @@
 """Check a server: send requests, import what it answers, and compare it with the model and with itself."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import as_checkpoint
-from moeprobe.declarations.options import Keywords, Options, combine, with_options
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import REQUEST
@@ -16,7 +15,6 @@ from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.trace import Trace
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
-from moeprobe.recorded.engine.work import run as run_on_recordings
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import import_routed_experts
@@ -24,83 +22,27 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.runtime.device import AUTO, FLOAT32
 from moeprobe.runtime.files import is_file, write_text
-from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.seeds import generator
+from moeprobe.studies.server import CheckServer
 from moeprobe.studies.server.client import Client, Dialect, ask_all, detect
 from moeprobe.studies.server.result import PAGE, PAGE_TEXT, ServerResult, page_html, page_text, sentences_of
 
-KIND = "server"
-REQUESTS, TOKENS, BATCHES = 400, 32, (1, 8, 32)
 # Tokens of a made-up prompt.
 _LENGTHS = (8, 64)
 FIRST, AGAIN = "alone", "again"
 
 
-@with_options
-def check_server(
-    address: str,
-    *,
-    model: str,
-    texts: str | Path | None = None,
-    requests: int = REQUESTS,
-    batches: Sequence[int] = BATCHES,
-    max_tokens: int = TOKENS,
-    timeout: float = 120.0,
-    options: Options | None = None,
-    watcher: Progress | None = None,
-    **changes: Unpack[Keywords],
-) -> ServerResult:
-    """Ask a running server for its routing, and compare it with the model that it serves and with itself.
-
-    Every answer is kept in ``responses/`` of the output folder; an interrupted check continues with the next request.
-
-    Args:
-        address: of vLLM or SGLang, e.g. ``http://127.0.0.1:8000``.
-        model: folder of the model that is served, with its tokenizer and ``config.json``.
-        texts: prompts, a .txt with one per line or a .jsonl; None = random tokens.
-        requests: how many are sent in each run.
-        batches: how many requests are concurrent, a run for each; of 1 there are two.
-        max_tokens: tokens that are generated for each request, greedily.
-        timeout: seconds to wait for an answer; a request is sent three times.
-        options: only ``out``, which is needed, ``overwrite``, ``seed``, ``batch_size``, ``device``, ``dtype``,
-            ``figures`` and ``svg``; ``changes`` are applied to them by name.
-        watcher: receives the progress.
-
-    Raises:
-        UserError: the server refuses, does not answer or returns no routing; or something named does not fit.
-    """
-    work = _ServerCheck(
-        Client(address, timeout=timeout),
-        model,
-        texts=None if texts is None else Path(texts),
-        requests=requests,
-        batches=batches,
-        max_tokens=max_tokens,
-        options=combine(options, changes),
-    )
-    return work.execute(progress_of(watcher))
-
-
-class _ServerCheck(Work[ServerResult]):
+class ServerCheck(Work[ServerResult]):
     """Runs of requests, and their agreement with the model."""
 
-    def __init__(
-        self,
-        client: Client,
-        model: str,
-        *,
-        texts: Path | None,
-        requests: int,
-        batches: Sequence[int],
-        max_tokens: int,
-        options: Options,
-    ) -> None:
+    def __init__(self, question: CheckServer, options: Options) -> None:
+        self.client = client = Client(question.address, timeout=question.timeout)
+        model, texts = question.model, question.texts
+        requests, batches, max_tokens = question.requests, question.batches, question.max_tokens
         if options.out is None:
             raise UserError(f"A check of a server keeps every answer; give a folder: {option('out')}.")
-        for name, values in (("requests", [requests]), ("batches", batches), ("max_tokens", [max_tokens])):
-            if not values or min(values) < 1:
-                raise UserError(f"{option(name)} takes whole numbers from 1 up.")
-        self.client, self.options, self.max_tokens = client, options, max_tokens
+        self.options, self.max_tokens = options, max_tokens
         self.folder = Path(model.removeprefix("hf:"))
         if not is_file(self.folder / "config.json"):
             raise UserError(
@@ -112,9 +54,10 @@ class _ServerCheck(Work[ServerResult]):
         self.prompts = _prompts(self.checkpoint, texts, requests, max_tokens=max_tokens, seed=options.seed)
         self.at_once = {FIRST: 1, AGAIN: 1} | {f"batch-{size}": size for size in sorted({*batches} - {1})}
         self.request: dict[str, Any] = {
-            "kind": KIND, "data": REQUEST.data, "split": "", "address": client.address, "server": self.dialect.server,
-            "texts": None if texts is None else str(texts), "requests": len(self.prompts),
-            "batches": list(self.at_once.values()), "max_tokens": max_tokens, "seed": options.seed,
+            "kind": CheckServer.kind, "data": REQUEST.data, "split": "", "address": client.address,
+            "server": self.dialect.server, "texts": None if texts is None else str(texts),
+            "requests": len(self.prompts), "batches": list(self.at_once.values()), "max_tokens": max_tokens,
+            "seed": options.seed,
             "checkpoints": {self.checkpoint.name: {"sha256": self.checkpoint.provenance.get("sha256")}},
         }  # fmt: skip
 
@@ -144,14 +87,10 @@ class _ServerCheck(Work[ServerResult]):
             ).files
         ]
         runs = {
-            "agreement": run_on_recordings(
-                AnalyzeTrace(traces=[model_traces[0], traces[0], *model_traces[1:]]),
-                options=self._inside(path / "agreement"),
-                watcher=progress,
+            "agreement": AnalyzeTrace(traces=[model_traces[0], traces[0], *model_traces[1:]]).ask(
+                self._inside(path / "agreement"), progress
             ),
-            "determinism": run_on_recordings(
-                AnalyzeTrace(traces=traces), options=self._inside(path / "determinism"), watcher=progress
-            ),
+            "determinism": AnalyzeTrace(traces=traces).ask(self._inside(path / "determinism"), progress),
         }
         left_out = self._split(path, runs, progress)
         checked = check_trace(traces[0], against=model_traces[0], watcher=progress)
@@ -207,15 +146,12 @@ class _ServerCheck(Work[ServerResult]):
     def _split(self, path: Path, runs: dict[str, Result], progress: Progress) -> list[str]:
         """Add the mismatch of log-probabilities to the runs; returns why there is none."""
         try:
-            runs["mismatch"] = run_on_recordings(
-                Mismatch(
-                    model=self.checkpoint,
-                    tokens=self._responses(path, FIRST),
-                    routing=path / "traces" / f"{FIRST}.parquet",
-                ),
-                options=self._inside(path / "mismatch"),
-                watcher=progress,
+            mismatch = Mismatch(
+                model=self.checkpoint,
+                tokens=self._responses(path, FIRST),
+                routing=path / "traces" / f"{FIRST}.parquet",
             )
+            runs["mismatch"] = mismatch.ask(self._inside(path / "mismatch"), progress)
         except UserError as error:
             return [f"The difference of log-probabilities was not measured: {error.sentence}"]
         return []
