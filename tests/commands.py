@@ -123,7 +123,10 @@ def pictures() -> Iterator[None]:
 
 
 # What draws 2,000 resamples, or multipliers in their place, unless it is told another number.
-_RESAMPLING = ((Bootstrap.__init__, "num_resamples"), (multiplied, "num_multipliers"))
+_RESAMPLING: tuple[tuple[Any, str], ...] = (
+    (Bootstrap.__init__, "num_resamples"),
+    (multiplied, "num_multipliers"),
+)
 
 
 @contextmanager

@@ -30,6 +30,10 @@ from moeprobe.runtime.seeds import generator
 from tests.commands import refused, run
 from tests.routing.routings import Softened, aligned, checkpoint, routing
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LAYERS = ["blocks.1", "blocks.3"]
 
 

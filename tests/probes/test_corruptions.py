@@ -20,6 +20,10 @@ from moeprobe.results.values import CellValues, Evaluator
 from moeprobe.runtime.seeds import generator
 from tests.commands import Trained, refused, run
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 KINDS = ("fog", "zoom_blur", "spatter")
 IMAGES = 20
 KEYS = ["checkpoint", "layer", "tokens", "view", "severity", "metric", "null", "expert"]
@@ -182,6 +186,7 @@ def test_averages_ratios_and_complements() -> None:
     assert np.isnan(undefined.value) and undefined.flag == "collapsed"
 
 
+@pytest.mark.pictures
 def test_what_is_printed_and_drawn(trained: Trained, measured: Result, tmp_path: Path) -> None:
     [figure] = measured.plot().values()
     assert [axes.get_title() for axes in figure.axes[:3]] == ["blur", "weather", "mean"]

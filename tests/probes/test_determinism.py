@@ -84,6 +84,7 @@ def test_a_model_that_looks_at_its_batch_is_found_out() -> None:
     assert share["batch 6 reversed"] == pytest.approx(1 - 5 / 24)
 
 
+@pytest.mark.pictures
 def test_the_command(tmp_path: Path) -> None:
     where = "checkpoints/reference/digits-prc-k2-seed0"
     result = command("determinism", where, "--limit", "24", "--batches", "5", "--out", tmp_path / "out")

@@ -31,6 +31,10 @@ from tests.commands import Trained, run
 from tests.probes.test_flips import Whole, by_hand
 from tests.routing.routings import Softened, checkpoint, digits
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LIMIT = 24
 LAYERS = ("blocks.1", "blocks.3")
 

@@ -23,6 +23,10 @@ from moeprobe.studies.report.summary import findings, headline_table
 from tests.commands import Trained, names_in, pictures, refused, run
 from tests.routing.routings import checkpoint
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
 
 

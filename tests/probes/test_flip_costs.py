@@ -22,6 +22,10 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused
 from tests.routing.routings import checkpoint, expert_choice
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LIMIT = 40
 HELD_OUT = ["corruption,kind=shot_noise", "corruption,kind=impulse_noise"]
 

@@ -23,6 +23,10 @@ from moeprobe.runtime.catalog import DATA
 from tests.commands import Trained, refused, run
 from tests.routing.routings import checkpoint
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 CLIPS, FRAMES = 21, 4
 
 
@@ -125,6 +129,7 @@ def test_scores_that_are_no_numbers_are_refused(clips: Path) -> None:
         api.frames(checkpoint("overflown", adapter=Overflown), data=f"frames:{clips}", limit=2)
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_shards_and_batches_change_nothing(
     trained: Trained, clips: Path, measured: Result, tmp_path: Path

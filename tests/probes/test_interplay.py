@@ -19,6 +19,9 @@ from moeprobe.studies.report import report
 from tests.commands import Trained, refused, run
 from tests.routing.routings import tiny
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
 
 def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "shapes"

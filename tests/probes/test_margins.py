@@ -29,6 +29,10 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.commands import Trained, refused, run
 from tests.routing.routings import Softened, checkpoint, routing, tiny
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LAYER = "router"
 UNCLIPPED = "gaussian_noise,clip=false"
 SIGMAS, DRAWS = (0.1, 0.3), 64

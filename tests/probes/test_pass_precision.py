@@ -29,6 +29,10 @@ from tests.adapters import tiny_texts, zoo
 from tests.commands import Trained, refused
 from tests.routing.routings import checkpoint, tiny
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 CPU = torch.device("cpu")
 
 

@@ -26,6 +26,10 @@ from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from tests.commands import Trained, pictures, refused, run
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 PLANTED = """
 import torch
 from torch import nn

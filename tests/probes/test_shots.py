@@ -32,6 +32,10 @@ from moeprobe.routing.capabilities import Featured
 from moeprobe.routing.record import RoutingTrace
 from tests.results.stores import cells
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 CLASSES = ("ant", "bee", "cat")
 ABOUT = About("r", "made up", "test", 0, aligned=False, train_seeds={}, groups={})
 SIZE = 8

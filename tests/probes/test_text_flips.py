@@ -20,6 +20,10 @@ from moeprobe.probes.flips.texts import CleanTexts, price_text_flips, resumable_
 from tests.adapters import tiny_texts
 from tests.commands import refused
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LAYERS = ("layers.0", "layers.1")
 VIEW = "embedding_noise"
 

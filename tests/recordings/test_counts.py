@@ -17,6 +17,10 @@ from moeprobe.recordings.reading import TraceFile
 from tests.commands import run
 from tests.recordings import counting, serving
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LAYERS, EXPERTS, TOP_K = 5, 6, 2
 
 

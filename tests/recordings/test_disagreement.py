@@ -14,6 +14,10 @@ from moeprobe.metrics.analyses.touched import AnyOf, Observed
 from tests.commands import run
 from tests.recordings.test_check_trace import PROMPT, saved
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 Ids = NDArray[np.int64]
 REQUESTS, TOKENS, LAYERS, EXPERTS, TOP_K = 40, 50, 5, 16, 3
 

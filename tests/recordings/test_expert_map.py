@@ -14,6 +14,10 @@ from moeprobe.recordings.import_log import import_trace
 from tests.commands import refused, run
 from tests.recordings.serving import routing
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 LAYERS = ("layers.0", "layers.1")
 # Of eight experts 2 and 7 are removed, and 4 and 5 become one.
 MAP: list[int | None] = [3, 0, None, 1, 4, 4, 2, None]

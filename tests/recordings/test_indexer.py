@@ -34,6 +34,9 @@ from tests.recordings.selecting import (
     vllm,
 )
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
 
 def value(
     table: pd.DataFrame, metric: str, null: str = "", *, layer: str = "", tokens: str = "token"

@@ -22,6 +22,10 @@ from tests.recordings import serving
 from tests.recordings.test_load_only import imported, stat
 from tests.recordings.test_trace_balance import recording, uniform
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 EXPERTS, TOP_K, LAYERS = 20, 5, 2
 CONFIG = {"num_hidden_layers": LAYERS, "n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K}
 PROMPT, GENERATED = 17, 30

@@ -27,6 +27,10 @@ from moeprobe.recorded.mismatch.figure import draw
 from tests.adapters.test_replay import FAMILIES, forced, model_of, scores
 from tests.adapters.tiny_texts import tokenizer
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 REQUESTS, PROMPT, GENERATED = 48, 4, 8
 
 

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from moeprobe import api
 from tests.recordings import serving
 from tests.recordings.serving import Ids
+
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
 
 SEQUENCES, LENGTH, VOCABULARY = 40, 30, 6
 HASHED = serving.DEEPSEEK | {"mlp_layer_types": ["dense", "hash_moe", "moe", "moe", "moe"]}

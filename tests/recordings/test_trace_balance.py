@@ -21,6 +21,10 @@ from tests.commands import refused, run
 from tests.recordings import serving
 from tests.recordings.test_load_only import imported, stat
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 EXPERTS, REQUESTS, TOKENS, LAYERS = 16, 40, 16, ("layers.0", "layers.1")
 Ids = NDArray[np.int64]
 # From the number of a request and of a layer to the experts of its tokens (T, K).

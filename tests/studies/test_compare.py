@@ -21,6 +21,10 @@ from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.studies import compare as comparing
 from tests.commands import Trained, names_in, refused, run
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
+
 QUICK = ("--limit", 30)
 
 

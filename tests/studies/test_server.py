@@ -25,6 +25,9 @@ pytest.importorskip("transformers")
 from tests.adapters.tiny_texts import texts
 from tests.recordings.test_sequences import saved_model
 
+# Intervals are asserted.
+pytestmark = pytest.mark.resamples
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
