@@ -161,9 +161,9 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name == "__all__":
         return __dir__()
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Last, since it reads all declarations. Not kept: plug-ins may join later.
+    if name.startswith("_") or name not in dir(import_module("moeprobe.api.questions")):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("moeprobe.api.questions"), name)
 
 

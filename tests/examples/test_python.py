@@ -296,6 +296,7 @@ def test_the_probe_of_the_page_is_run(
     probe_contract.test_a_probe_is_a_frozen_dataclass_whose_docstring_is_the_help(made["Certainty"])
     probe_contract.test_options_of_a_probe_are_its_own(made["Certainty"])
     # In the catalog it would be found by its folder.
-    monkeypatch.setattr("moeprobe.api.questions.questions", lambda: {"certainty": made["Certainty"]})
+    module_of_functions = importlib.import_module("moeprobe.api.questions")
+    monkeypatch.setattr(module_of_functions, "questions", lambda: {"certainty": made["Certainty"]})
     exec(compile(call.replace("checkpoints/demo-prc", str(trained["prc"])), str(PROBE), "exec"), made)
     assert {"gate_highest", "load_entropy"} <= set(made["result"].table["metric"])

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
         "correspond", *digits, "--images", "x", "--json"
     )
     assert "a number of images from 1 up" in refused("correspond", *digits, "--count", 0, "--json")
-    assert "at least one line" in refused("correspond", *digits, "--lines", 0, "--json")
+    assert "a whole number from 1 up" in refused("correspond", *digits, "--lines", 0, "--json")
     assert "Did you mean 'random_crop'" in refused("correspond", *digits, "--view", "random_crops", "--json")
     assert run("correspond").exit_code == 2
 
