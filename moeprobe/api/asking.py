@@ -173,7 +173,7 @@ def trace(
     Args:
         model: a checkpoint, loaded or by path.
         images: PIL images, which are framed as probes do; or pixels ``(B, 3, H, W)`` as the model takes them, float in
-            [0, 1] or uint8. Of a language model a ``TokenBatch``.
+            [0, 1] or uint8. A language model takes a ``TokenBatch``.
         layers: MoE layers to trace; None = all.
 
     Raises:

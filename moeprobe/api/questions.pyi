@@ -60,8 +60,8 @@ def align(
     """Do two trainings learn the same experts? Experts are aligned by the tokens that they have in common.
 
     The one-to-one alignment is fitted to one half of the images and judged on the other, both ways, since the best of
-    many alignments agrees by chance. Of three or more trainings that differ in their seed: the share of routing that
-    data determine.
+    many alignments agrees by chance. Three or more trainings that differ in their seed also give the share of routing
+    that data determine.
 
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
@@ -484,7 +484,7 @@ def experts(
     """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
-    random, or relabeled. The rise of the loss is measured for each. Of moeprobe's own models, the outputs of all
+    random, or relabeled. The rise of the loss is measured for each. For moeprobe's own models, the outputs of all
     experts on the same patches are compared as well. ```loss`` 0.01` lists the experts that may go, each alone, at a
     loss below 0.01.
 
@@ -544,7 +544,7 @@ def flips(
 
     In one layer, one sampled token of the clean image gets another set; everything else stays. The set is with the
     runner-up in place of the last (or first) chosen expert, drawn at random, or the one chosen under a perturbation.
-    Its weights are recomputed. Of texts, it prices the next token and all that follow; name a view of texts.
+    Its weights are recomputed. For texts, it prices the next token and all that follow; name a view of texts.
 
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.

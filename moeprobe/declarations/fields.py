@@ -20,7 +20,7 @@ class Arg:
 
     Attributes:
         help: one sentence.
-        flag: its option; empty = the field's name. Of a list that is ``--file``, each value has the option again;
+        flag: its option; empty = the field's name. In a list that is ``--file``, each value has the option again;
             other lists are separated by commas.
         keyword: what functions of the API call it; empty = the field's name.
         metavar: what help calls it where it is an argument without an option; empty = it has an option.

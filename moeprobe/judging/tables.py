@@ -50,7 +50,8 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     """Return a table per family of the leading metrics, all but the first metric (and ``extra``) folded.
 
-    What is 0 for every checkpoint has none. Of many severities κ and what more is better alone have one.
+    What is 0 for every checkpoint has none. With many severities, only κ and metrics that are better when larger have
+    one.
     """
     modality = modality_of(table["tokens"])
     read = _read_first(table, extra)

@@ -151,7 +151,7 @@ class Metric:
         label: what a line of a table calls it; empty = the name.
         short: the heading of a narrow column; empty = the label.
         noun: what it is called in the middle of a sentence; empty = the label.
-        better: which side is better; empty = neither, decided and not forgotten. Of a ``_kappa`` more always is.
+        better: which side is better; empty = neither, decided and not forgotten. For a ``_kappa`` more always is.
         unit: what the value counts; "whole": whole numbers of something, "count": such numbers on average; "nats": a
             mean of losses, which a few images may carry.
         margin: whether a margin in shares means anything where the unit allows it.

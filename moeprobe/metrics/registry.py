@@ -53,7 +53,7 @@ class Form:
 
     @property
     def direction(self) -> int:
-        """1 where more is better, −1 where less is, 0 where neither. Of κ more is, of a chance level nothing."""
+        """1 where more is better, −1 where less is, 0 where neither. For κ more is, for a chance level neither."""
         if self.kind == "raw":
             return {"more": 1, "less": -1, "": 0}[self.metric.better]
         return int(self.kind == "kappa")

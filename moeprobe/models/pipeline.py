@@ -174,7 +174,7 @@ def _stages(content: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
             )
     if "initialise" in content:
         first = next(iter(header.pipeline))
-        raise UserError(f"Of a pipeline, initialise is a key of its first stage ({first}); move it there.")
+        raise UserError(f"In a pipeline, initialise is a key of the first stage ({first}); move it there.")
     return {stage: list(keys.items()) for stage, keys in header.pipeline.items()}
 
 

@@ -1,6 +1,6 @@
 """From the sums per image of one cell to all numbers that follow, each with what its interval needs.
 
-Up to ``linearized.LARGEST`` images everything is resampled, all of them at hand. Of more the cell is read block by
+Up to ``linearized.LARGEST`` images everything is resampled, all of them at hand. For more the cell is read block by
 block, and intervals are linearized. What cannot be added up block by block is then computed from ``LARGEST`` of the
 images, the same for all checkpoints; its denominators say so.
 """

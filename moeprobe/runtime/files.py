@@ -343,7 +343,7 @@ def shortest_ends(paths: Sequence[Path], *, least: int = 1, each: bool = False) 
     """Return the shortest ends of different paths that are all different, e.g. ``a/run`` and ``b/run``.
 
     Args:
-        paths: as long as it takes, so absolute ones. Of two equal ones the whole is returned.
+        paths: as long as it takes, so absolute ones. Two equal ones are returned whole.
         least: parts that an end has at the least.
         each: take of each path as little as tells it from the others; else of all as many parts as any takes.
     """

@@ -117,8 +117,8 @@ def compare(
 
     Args:
         given: folders of finished runs, or checkpoints (loaded or by path).
-        probe: what to measure of checkpoints, one of ``probes.registry.comparable()``; None = match-ratio. Of finished
-            runs it is fixed, as are the next three.
+        probe: what to measure of checkpoints, one of ``declarations.registry.comparable()``; None = match-ratio. For
+            finished runs it is fixed, as are the next three.
         data: data set; None = the one that the checkpoints were trained on.
         view: view of a match-ratio or a sweep; None = the probe's own.
         severities: of a sweep; None = the view's own steps.

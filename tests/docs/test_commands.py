@@ -1,9 +1,11 @@
 """Every command is in the guide and in the reference, and every documented command parses."""
 
+import re
+
 import pytest
 
 from moeprobe.runtime import catalog
-from tests.docs.pages import COMMANDS, documented_commands, text
+from tests.docs.pages import COMMANDS, ROOT, documented_commands, text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -13,6 +15,15 @@ def test_every_command_is_documented_and_has_an_example(name: str) -> None:
     assert f"`{name}`" in text("guide/which-command.md")
     for parameter in COMMANDS[name].params:
         assert parameter.name == "help" or parameter.help, f"{name}: {parameter.name} is not explained"
+
+
+def test_every_command_of_the_table_exists() -> None:
+    cells = re.findall(r"^\|[^|]+\|([^|]+)\|", text("guide/which-command.md"), re.M)
+    typed = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert len(typed) > 40
+    targets = {f"make {name}" for name in re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)}
+    # An option of a command may stand behind it.
+    assert {re.split(r" -| [A-Z]", name)[0] for name in typed} <= {*COMMANDS} | targets
 
 
 @pytest.mark.parametrize("command", documented_commands(), ids=" ".join)

@@ -24,7 +24,7 @@ from moeprobe.runtime.catalog import nearest
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
           "corruptions", "experts", "flips", "margins", "discontinuity", "overlay", "record",
-          "compare", "correspond")  # fmt: skip
+          "compare")  # fmt: skip
 
 
 def test_the_keywords_are_the_options() -> None:

@@ -57,7 +57,9 @@ def test_views_that_do_not_fit(trained: Trained) -> None:
     assert "moeprobe match-ratio --view random_crop" in refused(
         "sweep", trained["prc"], "--view", "random_crop"
     )
-    assert "must be between 0 and 10" in refused("noise-sweep", trained["prc"], "--sigmas", "0,-0.1")
+    assert "takes standard deviations from 0 to 10" in refused(
+        "noise-sweep", trained["prc"], "--sigmas", "0,-0.1"
+    )
     assert "takes numbers" in refused("noise-sweep", trained["prc"], "--sigmas", "0,lots")
     assert "named twice" in refused("noise-sweep", trained["prc"], "--sigmas", "0.1,0.1")
 

@@ -66,7 +66,7 @@ class HookedModule:
 
     @property
     def precision(self) -> float:
-        """Of the module's numbers: the smallest step from one."""
+        """The smallest step from one of the module's numbers to the next."""
         return torch.finfo(self._like.dtype).eps
 
     @property
@@ -258,7 +258,7 @@ def naming(module: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"Of the router {module}: {error}") from None
+        raise UserError(f"Router {module}: {error}") from None
 
 
 def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ class HookedChoice:
 
     @property
     def precision(self) -> float:
-        """Of the scores: the smallest step from one, 0 where they are whole numbers."""
+        """The smallest step from one score to the next, 0 where they are whole numbers."""
         return torch.finfo(self.scores.dtype).eps if self.scores.is_floating_point() else 0.0
 
 
@@ -110,7 +110,7 @@ class SeenChoice:
 
     @property
     def precision(self) -> float:
-        """Of the scores: the smallest step from one."""
+        """The smallest step from one score to the next."""
         return self.calls[0].precision
 
 

@@ -228,7 +228,7 @@ def _are_probabilities(logits: Tensor) -> bool:
 def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> tuple[Tensor | None, float]:
     """Return which candidate ``(E,)``, added to the gates, explains more of the choice than the gates alone do.
 
-    With it comes the share of choices that are explained. Of a choice within groups no scores explain all.
+    With it comes the share of choices that are explained. No scores explain all of a choice within groups.
     """
     selected = choice.selected.long()
 

@@ -28,11 +28,11 @@ def import_routing(
     model_config: Annotated[
         Path | None,
         typer.Option(
-            help="Of responses: config.json of the served model, with its number of experts and its MoE layers."
+            help="For responses: config.json of the served model, with its number of experts and its MoE layers."
         ),
     ] = None,
     num_experts: Annotated[
-        int | None, typer.Option(help="Of a log: number of experts per layer, if the log does not say.")
+        int | None, typer.Option(help="For a log: number of experts per layer, if the log does not say.")
     ] = None,
     reader: Annotated[
         str | None,

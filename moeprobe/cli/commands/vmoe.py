@@ -68,7 +68,7 @@ def import_vmoe(
 ) -> None:
     """Convert a checkpoint of V-MoE (or PRC) to one of moeprobe, without JAX.
 
-    Sizes are read from the parameters; the options give what leaves no trace in them. Of a training state only the
+    Sizes are read from the parameters; the options give what leaves no trace in them. From a training state only the
     parameters are used.
 
     Example: `moeprobe import vmoe ckpt_46449 checkpoints/vmoe-s32 --eval-capacity-factor 4 --bfloat16-dispatch`

@@ -88,7 +88,7 @@ class IndependentDistinct:
     def _read(self, totals: Totals) -> Array:
         loads, windows, squares, products, squared_windows, number = totals
         shares, size = divide(loads, windows), self.size
-        # The last bits of a sum of squares may be below 0. Of a single sequence the variance is 0.
+        # The last bits of a sum of squares may be below 0. A single sequence has variance 0.
         off = np.maximum(squares - 2 * shares * products + shares**2 * squared_windows, 0.0)
         variance = divide(off, windows**2) * divide(number, number - 1, empty=1.0)
         missing = 1 - shares

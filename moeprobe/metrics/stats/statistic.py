@@ -1,7 +1,7 @@
 """What a number computed from sums per image is, and the simplest of them: ratios of sums.
 
-A statistic is asked in one of two ways. Of up to ``linearized.LARGEST`` images it gets the sums of all of them and is
-evaluated under weights, one set per resample. Of more it sees them block by block, twice: ``totals`` of the blocks add
+A statistic is asked in one of two ways. For up to ``linearized.LARGEST`` images it gets the sums of all of them and is
+evaluated under weights, one set per resample. For more it sees them block by block, twice: ``totals`` of the blocks add
 up to the totals of the run, from which its ``value`` and each image's ``influence`` follow.
 
 Axes: R resamples, n images.

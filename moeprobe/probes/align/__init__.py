@@ -22,8 +22,8 @@ class Align(Probe["Result"]):
     """Do two trainings learn the same experts? Experts are aligned by the tokens that they have in common.
 
     The one-to-one alignment is fitted to one half of the images and judged on the other, both ways, since the best of
-    many alignments agrees by chance. Of three or more trainings that differ in their seed: the share of routing that
-    data determine.
+    many alignments agrees by chance. Three or more trainings that differ in their seed also give the share of routing
+    that data determine.
 
     Example: `moeprobe align checkpoints/demo-baseline checkpoints/demo-prc --limit 200 --out reports/align`
     """

@@ -37,7 +37,7 @@ def draw(pairs: Sequence[PairedPatches], *, title: str, lines: int) -> Figure:
         f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels",
     ]
     if any((item.partner >= 0).sum() > lines for item in pairs):
-        legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
+        legend.append(f"{lines} pairs are drawn for each image, spread evenly")
     if any(item.experts is not None for item in pairs):
         legend.append(f"Experts: {pairs[0].experts_of}")
         for label, color_of in (("same expert", _SAME), ("another expert", _OTHER)):

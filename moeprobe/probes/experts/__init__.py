@@ -15,7 +15,7 @@ class Experts(Probe["Result"]):
     """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
-    random, or relabeled. The rise of the loss is measured for each. Of moeprobe's own models, the outputs of all
+    random, or relabeled. The rise of the loss is measured for each. For moeprobe's own models, the outputs of all
     experts on the same patches are compared as well. `--loss 0.01` lists the experts that may go, each alone, at a
     loss below 0.01.
 

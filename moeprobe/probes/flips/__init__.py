@@ -21,7 +21,7 @@ class Flips(Probe["Result"]):
 
     In one layer, one sampled token of the clean image gets another set; everything else stays. The set is with the
     runner-up in place of the last (or first) chosen expert, drawn at random, or the one chosen under a perturbation.
-    Its weights are recomputed. Of texts, it prices the next token and all that follow; name a view of texts.
+    Its weights are recomputed. For texts, it prices the next token and all that follow; name a view of texts.
 
     Example: `moeprobe flips checkpoints/demo-baseline checkpoints/demo-prc --limit 100 --out reports/flips`
     """

@@ -54,7 +54,7 @@ def _least_layer(table: pd.DataFrame) -> list[str]:
     if by_layer["value"].nunique() <= 1:
         return []
     least = by_layer.loc[by_layer["value"].idxmin()]
-    return [f"Of {len(by_layer)} layers {least['layer']} agrees least: κ {interval(least)}."]
+    return [f"{least['layer']} agrees least of {len(by_layer)} layers: κ {interval(least)}."]
 
 
 def by_position(table: pd.DataFrame) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
         cells = [value(column.get((checkpoint, view))) for column in columns.values()]
         lines.append([*leading, *cells, counts([of_line["images"].max()])])
     omitted = [name for name in layers if name not in selected]
-    note = f"Of {len(layers)} layers the first and the last; table.csv has all." if omitted else ""
+    note = f"The first and the last of {len(layers)} layers; table.csv has all." if omitted else ""
     heading = [*(["checkpoint"] if several else []), "variant"]
     return Table(
         caption,

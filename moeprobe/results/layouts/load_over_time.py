@@ -72,7 +72,7 @@ def placements_table(table: pd.DataFrame) -> Table | None:
     columns = {label or names[0]: (metric, names[0]) for label, metric in _RANKS.items() if metric in present}
     columns |= {name: (RANK_IMBALANCE.name, name) for name in names[1:]}
     note = (
-        "1 = even. Of all layers: busiest ranks added up over means added up. ratio: to the mean where experts are "
+        "1 = even. All layers: busiest ranks added up over means added up. ratio: to the mean where experts are "
         "relabeled within each request."
     )
     return _table(table, columns, caption="Load of the busiest rank over the mean", note=note)

@@ -105,7 +105,8 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     columns = ["run", "metric", *checkpoints, *pairs, "layer", steps, units, "trials"]
     keep = [i for i, column in enumerate(columns) if column != steps or any(row[i].text for row in rows)]
     note = (
-        f"Of each checkpoint its first MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
+        f"Each checkpoint is shown by its first MoE layer in the run, {tokens}. "
+        f"Intervals [low, high] are 95 % over {units}; "
         f"differences are paired, {unit} by {unit}; theirs hold for all layers and severities of a number at once."
     )
     rows = [[row[i] for i in keep] for row in rows]
