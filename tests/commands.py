@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from moeprobe.cli.app import app
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Bootstrap
 from moeprobe.metrics.stats.linearized import multiplied
-from moeprobe.recordings.conversion import LINES as CONVERSION
+from moeprobe.recordings.unknown_file import LINES as CONVERSION
 from moeprobe.runtime.records import RECORD
 
 Trained = dict[str, Path]

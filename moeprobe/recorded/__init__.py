@@ -1,1 +1,4 @@
-"""Questions to recordings, one a folder: what a server or ``trace record`` wrote, read without a model."""
+"""Questions to recordings, one a folder: what a server or ``trace record`` wrote, read back.
+
+Only ``mismatch`` needs a model, too. The plainest to copy is ``locality``.
+"""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
-from moeprobe.recordings.conversion import not_recognized
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.field_search import Keys
@@ -30,6 +29,7 @@ from moeprobe.recordings.readers.generic import Generic
 from moeprobe.recordings.responses import GatheredResponse, grouped, identity
 from moeprobe.recordings.router_logits import FUNCTIONS
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
+from moeprobe.recordings.unknown_file import not_recognized
 from moeprobe.recordings.validate_capture import Routed, decode_choices
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.recordings.conversion import not_recognized
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import NPY, array, count, decoded, npy, start_of
 from moeprobe.recordings.readers.nemo import numbers_of
 from moeprobe.recordings.responses import array_of, is_nested
+from moeprobe.recordings.unknown_file import not_recognized
 
 # The type of whole numbers by their bytes. A signed one where -1 may stand for no expert; of one byte 255 does.
 _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}

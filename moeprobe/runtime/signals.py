@@ -2,6 +2,7 @@
 
 ``Ending`` has them end a command as Ctrl-C does, ``Postponed`` puts them off until a block is left, and ``StopRequest``
 notes them for several processes that must all end at the same point. All three replace handlers while they are entered.
+The last two serve trainings alone; what a killed run continues from is in ``probes/engine/loop.py``.
 """
 
 import signal

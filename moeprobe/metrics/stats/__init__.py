@@ -1,1 +1,1 @@
-"""From sums per image to values with intervals."""
+"""Statistics of sums per image: values, chance levels, intervals, and families of tests."""

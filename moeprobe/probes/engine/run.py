@@ -1,4 +1,7 @@
-"""The life cycle of a run: load and check, compute, write the tables, then the figures, and mark it as finished."""
+"""The life cycle of a run: load and check, compute, write the tables, then the figures, and mark it as finished.
+
+What a killed run continues from is kept by ``loop`` (part files) and ``results.folder`` (whether it may continue).
+"""
 
 import dataclasses
 import time

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import option
 from moeprobe.recordings.batch_layout import layout_of
-from moeprobe.recordings.conversion import not_recognized
 from moeprobe.recordings.field_search import (
     LOGITS,
     ROUTING,
@@ -29,6 +28,7 @@ from moeprobe.recordings.readers.base import NPY, Capture, Reader, Stated, state
 from moeprobe.recordings.responses import CONTENT, GatheredResponse, array_of
 from moeprobe.recordings.router_logits import check_logits, highest_experts, weights_by_layer
 from moeprobe.recordings.routing_values import ExpertRows, axes_of, is_pair, is_shaped, rows_of
+from moeprobe.recordings.unknown_file import not_recognized
 
 # Keys of the log-probabilities of generated tokens.
 _SCORES = (

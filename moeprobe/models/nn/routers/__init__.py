@@ -1,1 +1,1 @@
-"""Routers: one rule of choosing experts per file."""
+"""Routers, one a file: the file is the registration (``runtime/catalog.py``). ``rules/`` holds what several share."""

@@ -1,1 +1,1 @@
-"""The rules of routers: linear gates, top-k of a softmax, transport plans."""
+"""What several routers share: linear gates, top-k of a softmax, transport plans."""
