@@ -16,7 +16,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Arg:
-    """How a field of a question, or of ``Options``, is given: as an option of a command, or as a keyword.
+    """How users give a field: as an option of a command, or as a keyword of a function.
 
     Attributes:
         help: one sentence.

@@ -1,4 +1,4 @@
-"""What is said of an imbalance of ranks beside that of relabeled experts; ``recorded/trace_balance`` computes it."""
+"""Metrics that compare the imbalance of ranks with relabeled experts; ``recorded/trace_balance`` computes them."""
 
 from typing import NamedTuple
 

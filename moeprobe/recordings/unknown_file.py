@@ -1,4 +1,4 @@
-"""Lines of Python that write what is read of every sequence, for files that no reader knows."""
+"""Lines of Python that convert a file that no reader knows into a log."""
 
 from moeprobe.recordings.log_rows import Fault
 

@@ -1,4 +1,4 @@
-"""Import torchvision without torch's compiler, whose own import takes longer than torchvision's and timm's.
+"""Import torchvision and timm without torch's compiler, which would take longer than both.
 
 While it is imported, torchvision takes two things of ``torch._dynamo``: a function that an operator calls, and, by the
 decorator ``torch.compiler.disable``, what keeps a function out of compiled graphs. Both are put off until they are
@@ -29,7 +29,7 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def compiler_deferred() -> Iterator[None]:
-    """While the context lasts, what is imported finds stand-ins for the compiler, unless it is loaded already."""
+    """Within the context, imports find stand-ins for the compiler, unless it is already loaded."""
     import torch
 
     if _COMPILER in sys.modules:

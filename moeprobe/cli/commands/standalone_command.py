@@ -59,7 +59,7 @@ def _with_options(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
 
 
 def _check(question: StandaloneQuestion[Any], options: Options) -> None:
-    """Refuse what is mistyped, before anything heavy is imported."""
+    """Refuse mistyped names before heavy modules are imported."""
     models = [getattr(question, name) for name in question.models]
     check_checkpoints([str(model) for model in models if model is not None])
     check_traces([path for name in question.recordings for path in several(getattr(question, name))])

@@ -53,7 +53,7 @@ class AlignTraces(MatchedTraces["Result"]):
         check_two(self.traces, "traces to align")
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
-        """Return the figures of a result by name, which are those of models."""
+        """Return the figures by name; they look as for models."""
         return Align().draw(result)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

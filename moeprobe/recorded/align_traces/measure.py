@@ -1,4 +1,4 @@
-"""The work of ``trace align``: experts of recordings are aligned as those of models, without the models."""
+"""The work of ``trace align``: align the experts of recordings, as ``align`` does with models."""
 
 from collections.abc import Sequence
 from pathlib import Path

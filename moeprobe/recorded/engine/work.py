@@ -1,4 +1,4 @@
-"""The run of a question to recordings: what is read becomes sums per input, then tables, figures and a folder."""
+"""The run of a question to recordings: rows become sums per input, then tables, figures and a folder."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class RecordingWork(TableWork[Result], Generic[Q]):
         self.probe, self.options = probe, options
 
     def make_request(self, view: str, **facts: Any) -> dict[str, Any]:
-        """Return everything that the numbers depend on: what is the same for all questions, and ``facts``."""
+        """Return everything that the numbers depend on: entries of all questions, then ``facts``."""
         match = getattr(self.probe, "match", NAMES)
         return {
             "kind": self.probe.kind, "data": REQUEST.data, "split": "", "view": {"name": view}, "severities": [],
@@ -96,7 +96,7 @@ class TracesWork(RecordingWork[M]):
         """Raise ``UserError`` where a trace is not of what the question is about."""
 
     def changed_request(self) -> dict[str, Any]:
-        """Return what is asked otherwise than in ``request_of``."""
+        """Return the entries of the request that differ from ``request_of``."""
         return {}
 
     @abstractmethod
