@@ -38,6 +38,10 @@ def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tupl
     options = keywords.pop("options", None)
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
+    if not isinstance(kind, str | Probe):
+        raise UserError(
+            f"A probe is named by its command, or made: api.{name}('match-ratio', ...); got {kind!r}."
+        )
     declared = type(kind) if isinstance(kind, Probe) else registry.probe_named(kind)
     accepted_names = signature_of(Options).parameters | {
         keyword_of(declared, field): None for field in fields_of(declared)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 from moeprobe.declarations import Probe, registry
 from moeprobe.declarations.fields import arg_of, fields_of, keyword_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
-from moeprobe.declarations.question import Question, StandaloneQuestion
+from moeprobe.declarations.question import Question, StandaloneQuestion, check_fields
 from moeprobe.declarations.recording_probe import Files
 from moeprobe.runtime.arguments import checked, signature_of
 from moeprobe.runtime.catalog import PROBES
@@ -47,7 +47,12 @@ def _by_name(names: tuple[str, ...]) -> dict[str, type[Question[Any]]]:
 
 @cache
 def function_for(kind: Any) -> Callable[..., Any]:
-    """Return the function of a question."""
+    """Return the function of a question.
+
+    Raises:
+        UserError: a field of a plug-in is called as an argument that all functions have.
+    """
+    check_fields(kind)
     function = _of_checkpoints(kind) if issubclass(kind, Probe) else _of_what_it_names(kind)
     function.__module__ = "moeprobe.api.questions"
     function.__doc__ = docstring_of(kind)

@@ -993,6 +993,6 @@ def trace_locality(
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
     Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared, or or a trace holds no sequences of
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no sequences of
             tokens that choose.
     """

@@ -127,7 +127,7 @@ def read_field(kind: type, name: str, value: Any) -> Any:
         UserError: it is of another type, none of the words, or out of range.
     """
     annotation, arg, flag = fields_of(kind)[name], arg_of(kind, name), flag_of(kind, name)
-    read = arguments.read(name, annotation, value, flag=flag)
+    read = arguments.read(keyword_of(kind, name), annotation, value, flag=flag)
     if read is None or arg.admits(read):
         return read
     written = option(keyword_of(kind, name), flag=flag)

@@ -60,9 +60,9 @@ class Question(Kind, Generic[R]):
     work: ClassVar[str]
     drawn_by: ClassVar[str] = ""
 
-    def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Refuse keywords that are no field; the constructor of each question is made later than this class."""
-        arguments.check_keywords(cls.__name__, arguments.signature_of(cls), named)
+    def __new__(cls, *positional: Any, **fields: Any) -> Self:
+        """Refuse unknown and missing fields; the constructor of each question is made later than this class."""
+        arguments.bind(cls.__name__, arguments.signature_of(cls), positional, fields)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,9 @@ class Question(Kind, Generic[R]):
     @classmethod
     def function_name(cls) -> str:
         """Return what the API calls the question."""
-        return cls.function or cls.name.replace("-", "_").replace(" ", "_")
+        # A plug-in may have a field of that name, which is refused elsewhere.
+        own = cls.function if isinstance(cls.function, str) else ""
+        return own or cls.name.replace("-", "_").replace(" ", "_")
 
     @classmethod
     def positional(cls) -> list[str]:
@@ -153,7 +155,60 @@ class StandaloneQuestion(Question[R], Generic[R]):
         from moeprobe.declarations.options import Options
         from moeprobe.runtime.progress import progress_of
 
-        return resolve(self.work)(self, options or Options(**self.defaults)).execute(progress_of(watcher))
+        options = options or Options(**self.defaults)
+        self.check_options(options)
+        return resolve(self.work)(self, options).execute(progress_of(watcher))
+
+
+# What every command and every function of checkpoints takes beside the fields of a probe.
+_TAKEN = (
+    "checkpoints",
+    "models",
+    "data",
+    "options",
+    "watcher",
+    "shard",
+    "full",
+    "help",
+    "json",
+    "download",
+    "dry_run",
+)
+# A plug-in may have fields of these names: its panel and its audit are then the usual ones.
+_ALLOWED = ("panel", "audit")
+
+
+def check_fields(kind: type[Question[Any]]) -> None:
+    """Raise ``UserError`` where a field is called as a common option, or as what declarations say of themselves."""
+    from moeprobe.declarations.options import Options
+
+    declared = _declared_of(kind)
+    for field in dataclasses.fields(kind):
+        if field.name not in _ALLOWED and field.name in declared:
+            raise UserError(
+                f"The field {field.name} of the probe {kind.__name__} is called as what declarations say of themselves "
+                "(moeprobe.declarations); give it another name."
+            )
+    common = [field.name for field in dataclasses.fields(Options)] if kind.common is None else kind.common
+    taken = {*common, *(_TAKEN if not issubclass(kind, StandaloneQuestion) else _TAKEN[3:])}
+    for field in dataclasses.fields(kind):
+        if field.name in taken:
+            raise UserError(
+                f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
+                "give it another name."
+            )
+
+
+def _declared_of(kind: type[Question[Any]]) -> set[str]:
+    """Return what the classes of this package declare of every question, but for fields."""
+    contracts = [base for base in kind.__mro__ if base.__module__.startswith("moeprobe.declarations.")]
+    fields = {
+        field.name
+        for base in contracts
+        if dataclasses.is_dataclass(base)
+        for field in dataclasses.fields(base)
+    }
+    return {name for base in contracts for name in vars(base)} - fields
 
 
 def panel_of(kind: type[Question[Any]]) -> Panel:

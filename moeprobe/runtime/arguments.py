@@ -51,7 +51,8 @@ def read(name: str, annotation: Any, value: Any, *, flag: str | None = None) -> 
     reader, what = _READERS[kind]
     try:
         return reader(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is no single number
+    # RuntimeError: a tensor that is no single number
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         what += ", or None" if optional and ", or" not in what else ""
         raise UserError(f"{option(name, flag=flag)} takes {what}; got {value!r}.") from None
 
@@ -196,7 +197,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
 
     @functools.wraps(function)
     def wrapper(*positional: Any, **named: Any) -> Any:
-        bound = _bound(name, signature, positional, named)
+        bound = bind(name, signature, positional, named)
         # What is unpacked from keywords is read by ``Options``.
         for key in bound.arguments.keys() & signature_read.parameters.keys():
             annotation = signature_read.parameters[key].annotation
@@ -217,7 +218,7 @@ def checked_class(cls: type[T], *, package: str = "api") -> type[T]:
 
     @functools.wraps(construct)
     def wrapper(self: T, /, *positional: Any, **named: Any) -> None:
-        _bound(f"{package}.{cls.__name__}", signature, positional, named)
+        bind(f"{package}.{cls.__name__}", signature, positional, named)
         construct(self, *positional, **named)
 
     cls.__init__ = wrapper  # type: ignore[method-assign, assignment]
@@ -242,7 +243,7 @@ def check_keywords(name: str, signature: inspect.Signature, keywords: Mapping[st
             raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(parameters)}.")
 
 
-def _bound(
+def bind(
     name: str, signature: inspect.Signature, positional: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> inspect.BoundArguments:
     """Return the arguments by their names; raises ``UserError`` where they do not fit."""

@@ -185,12 +185,17 @@ def plugin_name(class_name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
 
 
+# Contracts are in a ``base`` of their package, or here.
+_DECLARATIONS = "moeprobe.declarations."
+
+
 def _missing(plugin: type) -> list[str]:
     """Return what the contracts declare of every class, and this one lacks."""
     declared = {
         name
         for base in plugin.__mro__
-        if base.__module__.startswith("moeprobe.") and base.__module__.endswith(".base")
+        if base.__module__.startswith("moeprobe.")
+        and (base.__module__.endswith(".base") or base.__module__.startswith(_DECLARATIONS))
         for name, annotation in inspect.get_annotations(base).items()
         if "ClassVar" in str(annotation)
     }

@@ -1,8 +1,8 @@
 """Import torchvision and timm without torch's compiler, which would take longer than both.
 
-While it is imported, torchvision takes two things of ``torch._dynamo``: a function that an operator calls, and, by the
-decorator ``torch.compiler.disable``, what keeps a function out of compiled graphs. Both are put off until they are
-called. Anything else that is asked of the compiler meanwhile loads it, as it would without this module.
+While they are imported, they take two things of it: a function of ``torch._dynamo.utils`` that an operator calls, and,
+by the decorator ``torch.compiler.disable``, what keeps a function out of compiled graphs. Both are put off until they
+are called. Anything else that is asked of the compiler meanwhile loads it, as it would without this module.
 """
 
 import functools
@@ -17,13 +17,13 @@ _COMPILER, _UTILS = "torch._dynamo", "torch._dynamo.utils"
 
 
 class _StandIn(ModuleType):
-    """Stands for a module of the compiler; what it lacks is asked of the compiler, which then takes its place."""
+    """Stands for a module of the compiler; what it lacks is asked of the module itself, which then takes its place."""
 
     def __getattr__(self, name: str) -> Any:
         """Return what the module itself has; what Python asks of every module is not there yet."""
         if name.startswith("__"):
             raise AttributeError(name)
-        _remove_stand_ins()
+        _remove_stand_in()
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -35,28 +35,22 @@ def compiler_deferred() -> Iterator[None]:
     if _COMPILER in sys.modules:
         yield
         return
-    compiler, utils = _StandIn(_COMPILER), _StandIn(_UTILS)
-    compiler.__path__ = []
+    # Its package needs none: Python looks for the full name first, and only loads a package where that is not there.
+    utils = _StandIn(_UTILS)
     utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
-    compiler.utils = utils  # type: ignore[attr-defined]
     disable = torch.compiler.disable
-    sys.modules |= {_COMPILER: compiler, _UTILS: utils}
-    vars(torch)["_dynamo"] = compiler
+    sys.modules[_UTILS] = utils
     torch.compiler.disable = functools.partial(_deferred, disable)
     try:
         yield
     finally:
         torch.compiler.disable = disable
-        _remove_stand_ins()
+        _remove_stand_in()
 
 
-def _remove_stand_ins() -> None:
-    for name in (_COMPILER, _UTILS):
-        if isinstance(sys.modules.get(name), _StandIn):
-            del sys.modules[name]
-    torch = sys.modules["torch"]
-    if isinstance(vars(torch).get("_dynamo"), _StandIn):
-        del vars(torch)["_dynamo"]
+def _remove_stand_in() -> None:
+    if isinstance(sys.modules.get(_UTILS), _StandIn):
+        del sys.modules[_UTILS]
 
 
 def _is_compile_supported(device: Any) -> Any:
@@ -64,18 +58,18 @@ def _is_compile_supported(device: Any) -> Any:
     return importlib.import_module(_UTILS).is_compile_supported(device)
 
 
-def _deferred(disable: Callable[..., Any], function: Any = None, recursive: bool = True, **named: Any) -> Any:
+def _deferred(disable: Callable[..., Any], fn: Any = None, recursive: bool = True, **more: Any) -> Any:
     """Return a function that is kept out of compiled graphs from the first call after the compiler was loaded."""
-    if function is None:
-        return functools.partial(_deferred, disable, recursive=recursive, **named)
+    if fn is None:
+        return functools.partial(_deferred, disable, recursive=recursive, **more)
     disabled: list[Any] = []
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def call(*values: Any, **keywords: Any) -> Any:
         if _COMPILER not in sys.modules:  # so nothing can be compiling
-            return function(*values, **keywords)
+            return fn(*values, **keywords)
         if not disabled:
-            disabled.append(disable(function, recursive, **named))
+            disabled.append(disable(fn, recursive, **more))
         return disabled[0](*values, **keywords)
 
     # By this name the compiler knows functions that it must not trace; it calls them instead.

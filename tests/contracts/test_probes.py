@@ -21,6 +21,7 @@ from moeprobe.declarations import Agreement, Arg, Kind, Layout, Probe, Views, re
 from moeprobe.declarations.fields import arg_of, fields_of, flag_of
 from moeprobe.declarations.kinds import resolve
 from moeprobe.declarations.options import Keywords, Options
+from moeprobe.declarations.question import Question, check_fields
 from moeprobe.declarations.recording_probe import TRACES, Files, RecordingProbe
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
@@ -31,6 +32,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.margins import Margins
 from moeprobe.probes.noise_sweep import NoiseSweep
+from moeprobe.recorded.drift import Drift
 from moeprobe.routing.pass_precision import precision_of
 from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED
 from tests.routing.routings import checkpoint
@@ -191,6 +193,43 @@ class Clashing(Plain):
 def test_a_field_called_as_a_shared_option_is_refused() -> None:
     with pytest.raises(UserError, match="The field limit of the probe Clashing is called as an option"):
         probe_command(Clashing)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("options", "called as an option that all commands have"),
+        ("models", "called as an option that all commands have"),
+        ("function", "called as what declarations say of themselves"),
+        ("common", "called as what declarations say of themselves"),
+        ("needs_routing", "called as what declarations say of themselves"),
+    ],
+)
+def test_a_field_that_would_hide_what_is_declared_is_refused(name: str, said: str) -> None:
+    made: Any = dataclasses.make_dataclass(
+        "Hiding", [(name, int, 3)], bases=(Plain,), frozen=True, kw_only=True, namespace={"name": "hiding"}
+    )
+    for make in (probe_command, function_for):
+        with pytest.raises(UserError, match=f"The field {name} of the probe Hiding is {said}"):
+            make(made)
+    # So that the other functions are found all the same.
+    assert isinstance(made.function_name(), str)
+
+
+@EVERY_KIND
+def test_no_field_hides_what_is_declared(kind: type[Kind]) -> None:
+    if issubclass(kind, Question):
+        check_fields(kind)
+
+
+def test_what_is_no_probe_is_refused_from_python() -> None:
+    for given in (None, 3, Drift(traces=["a", "b"])):
+        with pytest.raises(UserError, match="A probe is named by its command, or made"):
+            api.probe(given, "checkpoints/x")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"Drift: missing a required argument: 'traces'"):
+        Drift()  # type: ignore[call-arg]
+    with pytest.raises(UserError, match="Drift: too many positional arguments"):
+        Drift(["a", "b"])  # type: ignore[arg-type,call-arg]
 
 
 @dataclass(frozen=True, kw_only=True)

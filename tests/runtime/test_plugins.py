@@ -244,12 +244,33 @@ def test_nothing_of_the_working_directory_is_imported_by_itself(
     assert found.returncode == 0 and "toy" not in found.stdout
 
 
+PROBE = """
+from dataclasses import dataclass
+from typing import Any
+from moeprobe.declarations import Probe
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Probe[Any]):
+    "Asks."
+    name = "mine"
+    title = "Mine"
+"""
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (
             VIEW.replace("    unit:", "    # unit:"),
             "The view ToyContrast of {path} does not say its unit; see moeprobe.inputs.views.base.View.",
+        ),
+        (
+            PROBE.replace("    title", "    # title"),
+            "The probe Mine of {path} does not say its title; see moeprobe.declarations.kinds.Kind.",
+        ),
+        (
+            PROBE.replace("    name", "    # name"),
+            "The probe Mine of {path} does not say its name; see moeprobe.declarations.kinds.Kind.",
         ),
         (None, "There is no plug-in file {path}."),
         (

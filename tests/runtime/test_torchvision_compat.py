@@ -128,3 +128,35 @@ assert module.config is torch._dynamo.config and module.limit > 0 and module.cou
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+INSIDE = """
+import threading
+from moeprobe.runtime.deferred_compiler import compiler_deferred
+import torch
+with compiler_deferred():
+    from torch._dynamo.utils import is_compile_supported
+    kept = torch.compiler.disable(fn=lambda x: x + 1)
+    assert kept(1) == 2
+    import torch._dynamo.config
+    from torch._dynamo.eval_frame import optimize
+    results = []
+    def compiled(): results.append(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+    thread = threading.Thread(target=compiled)
+    thread.start()
+    thread.join()
+    assert results == [2]
+assert is_compile_supported("cpu") in (True, False) and kept(1) == 2
+import torch._dynamo.utils
+assert type(torch._dynamo.utils).__name__ == "module" and callable(torch.compiler.disable(lambda: 1))
+"""
+
+
+def test_who_needs_the_compiler_meanwhile_gets_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_training_may_be_the_first_to_import_timm() -> None:
+    code = "import moeprobe.models.training.optimize as made; assert made.list_optimizers() and made.PolyLRScheduler"
+    subprocess.run([sys.executable, "-c", code], check=True)

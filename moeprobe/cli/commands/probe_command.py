@@ -1,7 +1,6 @@
 """A command for each probe, made of its declaration."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from moeprobe.cli.front.early import check_arguments, check_folder, result_of
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import (
-    COMMON_NAMES,
     Checkpoints,
     Common,
     CommonOptions,
@@ -23,6 +21,7 @@ from moeprobe.cli.front.options import (
     with_parameters,
 )
 from moeprobe.declarations import Layout, Probe
+from moeprobe.declarations.question import check_fields
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.runtime import distributed
@@ -36,15 +35,9 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
     """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share.
 
     Raises:
-        UserError: a field is called as one of these.
+        UserError: a field is called as one of these, or as what a declaration says of itself.
     """
-    shared = {"checkpoints", "data", "full", "shard", "help", *COMMON_NAMES}
-    for field in dataclasses.fields(kind):
-        if field.name in shared:
-            raise UserError(
-                f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
-                "give it another name."
-            )
+    check_fields(kind)
     return deferred(lambda: _with_options(kind), docstring=kind.__doc__)
 
 

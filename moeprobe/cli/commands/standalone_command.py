@@ -22,7 +22,8 @@ from moeprobe.cli.front.options import (
 )
 from moeprobe.declarations import Layout
 from moeprobe.declarations.options import Options
-from moeprobe.declarations.question import StandaloneQuestion
+from moeprobe.declarations.question import StandaloneQuestion, check_fields
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.arguments import several
 
 _WITHOUT_TABLE = (Layout.PAIRS, Layout.SERVER)  # whose result is no table of values
@@ -30,6 +31,7 @@ _WITHOUT_TABLE = (Layout.PAIRS, Layout.SERVER)  # whose result is no table of va
 
 def standalone_command(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
     """Return the command of a question: what it is about, its own fields, then the common options that it takes."""
+    check_fields(kind)
     return deferred(lambda: _with_options(kind), docstring=kind.__doc__)
 
 
@@ -60,6 +62,10 @@ def _with_options(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
 
 def _check(question: StandaloneQuestion[Any], options: Options) -> None:
     """Refuse mistyped names before heavy modules are imported."""
+    if question.needs_folder and options.out is None:
+        raise UserError(
+            f"Name a folder for {question.needs_folder}, e.g. {option('out', 'reports/' + question.kind)}."
+        )
     models = [getattr(question, name) for name in question.models]
     check_checkpoints([str(model) for model in models if model is not None])
     check_traces([path for name in question.recordings for path in several(getattr(question, name))])

@@ -253,7 +253,7 @@ class Field:
         if _REPEATED in kinds:
             return typed or []
         if any(kind in kinds for kind in _NUMBERS):
-            return numbers(typed, self.flag)
+            return numbers(typed, self.flag, integers=Sequence[int] in kinds)
         if Sequence[str] in kinds:
             return names(typed)
         return typed
@@ -321,8 +321,8 @@ def names(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """Return comma-separated numbers, None for None.
+def numbers(text: str | None, option: str, *, integers: bool = False) -> tuple[float, ...] | None:
+    """Return comma-separated numbers, whole ones with ``integers``; None for None.
 
     Raises:
         UserError: something in it is no number.
@@ -332,9 +332,12 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise UserError(
-            f"{option} takes numbers separated by commas, e.g. 0,0.1,0.2; got {text!r}."
-        ) from None
+        example = (
+            "whole numbers separated by commas, e.g. 1,8,32"
+            if integers
+            else ("numbers separated by commas, e.g. 0,0.1,0.2")
+        )
+        raise UserError(f"{option} takes {example}; got {text!r}.") from None
 
 
 # Groups of commands, and their help: options under headings, and no type where a value says it.

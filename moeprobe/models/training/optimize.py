@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
-from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import OptimizerConfig, ScheduleConfig
 from moeprobe.models.nn.vit import kernel_names
+from moeprobe.models.timm import (
+    CosineLRScheduler,
+    PolyLRScheduler,
+    create_optimizer_v2,
+    get_optimizer_class,
+    list_optimizers,
+)
 from moeprobe.models.training.objectives.base import Term
 from moeprobe.runtime.catalog import unknown
 

@@ -25,7 +25,7 @@ class Locality(MatchedTraces["Result"]):
     function = "trace_locality"
     kind = "locality"
     title = "Reuse of experts along sequences"
-    raises = "or a trace holds no sequences of tokens that choose"
+    raises = "a trace holds no sequences of tokens that choose"
     work = "moeprobe.recorded.locality.measure:Reuse"
     drawn_by = "moeprobe.recorded.locality.figure:draw"
     concluded_by = "moeprobe.recorded.locality.sentences:sentences"

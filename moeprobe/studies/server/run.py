@@ -41,7 +41,9 @@ class ServerCheck(Work[ServerResult]):
         model, texts = question.model, question.texts
         requests, batches, max_tokens = question.requests, question.batches, question.max_tokens
         if options.out is None:
-            raise UserError(f"A check of a server keeps every answer; give a folder: {option('out')}.")
+            raise UserError(
+                f"Name a folder for {question.needs_folder}, e.g. {option('out', 'reports/server')}."
+            )
         self.options, self.max_tokens = options, max_tokens
         self.folder = Path(model.removeprefix("hf:"))
         if not is_file(self.folder / "config.json"):
