@@ -199,7 +199,8 @@ def test_a_field_called_as_a_shared_option_is_refused() -> None:
     ("name", "said"),
     [
         ("options", "called as an option that all commands have"),
-        ("models", "called as an option that all commands have"),
+        ("watcher", "called as an option that all commands have"),
+        ("models", "called as what declarations say of themselves"),
         ("function", "called as what declarations say of themselves"),
         ("common", "called as what declarations say of themselves"),
         ("needs_routing", "called as what declarations say of themselves"),
