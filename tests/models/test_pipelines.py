@@ -91,7 +91,7 @@ def test_overrides_are_of_all_stages_or_of_one(tmp_path: Path) -> None:
             [],
             "In the stage a of the pipeline 'two': There is no configuration key",
         ),
-        ({"initialise": "x"}, [], r"a key of its first stage \(teach\); move it there"),
+        ({"initialise": "x"}, [], r"a key of the first stage \(teach\); move it there"),
         ({}, ["pipeline.distill.epochs=3"], "There is no stage 'distill'. Did you mean 'distil'"),
         ({}, ["pipeline.distil=3"], r"names a key of it: pipeline.distil.epochs=5"),
     ],
