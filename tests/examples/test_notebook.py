@@ -34,6 +34,8 @@ def test_every_cell_with_a_result_shows_it() -> None:
         assert kinds & {"text/html", "image/png"}, source(cell)
 
 
+@pytest.mark.pictures
+@pytest.mark.resamples
 @pytest.mark.slow
 def test_the_code_gives_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path)

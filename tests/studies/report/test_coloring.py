@@ -112,7 +112,7 @@ def test_more_checkpoints_than_colors_repeat_them(tmp_path: Path) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "match-ratio": {},
     "confidence": {},
-    "noise-sweep": {"severities": [0, 0.1]},
+    "noise-sweep": {"sigmas": [0, 0.1]},
     "sweep": {"view": "gaussian_blur", "severities": [0, 1]},
     "s-matrix": {},
     "contagion": {},

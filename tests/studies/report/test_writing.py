@@ -139,6 +139,7 @@ def test_nothing_is_written_unless_asked(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_real_runs(trained: Trained, tmp_path: Path) -> None:
     """What the probes write is what the report reads."""
