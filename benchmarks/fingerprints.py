@@ -116,6 +116,15 @@ def fingerprints(commands: list[str]) -> dict[str, str]:
             hashes |= {f"{name}: {path}": text for path, text in _files(root / name)}
             if printed:
                 hashes |= _outcome(f"{name} --json", [*printed, "--json"], root)
+        if (recordings := root / "recordings").exists():
+            compared = [
+                "trace",
+                "check",
+                f"{recordings}/SECOND.parquet",
+                "--against",
+                f"{recordings}/FIRST.parquet",
+            ]
+            hashes |= _outcome("trace check --json", [*compared, "--json"], root)
         for line in wrong_inputs(str(REFERENCE / MODELS[0])):
             hashes |= _outcome(f"wrong: {' '.join(line)}".replace(str(REFERENCE), "REFERENCE"), line, root)
     return hashes

@@ -162,9 +162,10 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     # Last, since it reads all declarations. Not kept: plug-ins may join later.
-    if name.startswith("_") or name not in dir(import_module("moeprobe.api.questions")):
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("moeprobe.api.questions"), name)
+    # What the module itself imports is none of its functions.
+    return import_module("moeprobe.api.questions").__getattr__(name)
 
 
 def __dir__() -> list[str]:

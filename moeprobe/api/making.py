@@ -13,7 +13,7 @@ from moeprobe.declarations import Probe, registry
 from moeprobe.declarations.fields import arg_of, fields_of, keyword_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.declarations.question import Question, StandaloneQuestion, check_fields
-from moeprobe.declarations.recording_probe import Files
+from moeprobe.declarations.recording_probe import Files, RecordingProbe
 from moeprobe.runtime.arguments import checked, signature_of
 from moeprobe.runtime.catalog import PROBES
 from moeprobe.runtime.progress import Progress
@@ -139,27 +139,24 @@ def docstring_of(kind: type[Question[Any]]) -> str:
     """Return what the function of a question does, takes and refuses."""
     summary = inspect.getdoc(kind) or ""
     lines = [_in_python(summary.partition("\n\nExample: ")[0]), "", "Args:"]
-    of_checkpoints = issubclass(kind, Probe)
-    entries = {name: SHARED[name] for name in ("models", "data")} if of_checkpoints else {}
+    entries = {name: SHARED[name] for name in ("models", "data")} if issubclass(kind, Probe) else {}
     entries |= {keyword_of(kind, name): _in_python(arg_of(kind, name).help) for name in fields_of(kind)}
-    for name, text in (entries | {name: SHARED[name] for name in ("options", "watcher")}).items():
-        lines += textwrap.wrap(
-            f"{name}: {text}",
-            _WIDTH,
-            initial_indent=" " * 4,
-            subsequent_indent=" " * 8,
-            break_long_words=False,
-        )
-    wrong = "something named does not exist or does not fit" if of_checkpoints else (
+    entries |= {name: SHARED[name] for name in ("options", "watcher")}
+    lines += [_entry(name, text) for name, text in entries.items()]
+    wrong = (
         "a file is damaged or missing, or recordings cannot be compared"
-    )  # fmt: skip
-    raises = textwrap.wrap(
-        f"UserError: {', or '.join(filter(None, [wrong, kind.raises]))}.",
-        _WIDTH,
-        initial_indent=" " * 4,
-        subsequent_indent=" " * 8,
+        if issubclass(kind, RecordingProbe)
+        else "something named does not exist or does not fit"
     )
-    return "\n".join([*lines, "", "Raises:", *raises])
+    raised = ", or ".join(filter(None, [wrong, kind.raises]))
+    return "\n".join([*lines, "", "Raises:", _entry("UserError", f"{raised}.")])
+
+
+def _entry(name: str, text: str) -> str:
+    """Return an entry of a docstring's section."""
+    return textwrap.fill(
+        f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False
+    )
 
 
 def _in_python(text: str) -> str:

@@ -223,8 +223,8 @@ def check_server(
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
     Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared, or the server refuses, does not
-            answer or returns no routing.
+        UserError: something named does not exist or does not fit, or the server refuses, does not answer or returns no
+            routing.
     """
 
 def confidence(
@@ -318,7 +318,7 @@ def correspond(
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
     Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared.
+        UserError: something named does not exist or does not fit.
     """
 
 def corruptions(

@@ -2,7 +2,6 @@
 
 import enum
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moeprobe.declarations.headlines import Agreement, AuditEntry, Headline
@@ -36,7 +35,11 @@ class Layout(enum.Enum):
     PAIRS = "a line per image, on patches with a partner"
     SERVER = "the first sentences of the page"
     TRACES = "the files that were written"
-    OWN = "by a command of its own"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the result is a table of values, and no pictures or files."""
+        return self not in (Layout.OVERLAYS, Layout.PAIRS, Layout.SERVER, Layout.TRACES)
 
 
 class Panel(enum.StrEnum):
@@ -99,12 +102,3 @@ def resolve(reference: str) -> Any:
     """Return what ``module:name`` refers to: so declarations name what imports torch, pandas or them."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def deferred(reference: str) -> Callable[..., Any]:
-    """Return a function that does what ``module:function`` does, imported when it is called."""
-
-    def call(*values: Any, **keywords: Any) -> Any:
-        return resolve(reference)(*values, **keywords)
-
-    return call

@@ -142,6 +142,12 @@ class Question(Kind, Generic[R]):
 class StandaloneQuestion(Question[R], Generic[R]):
     """A question whose fields name all that it is about; ``work`` is made of the question and common options."""
 
+    def check_folder(self, options: "Options") -> None:
+        """Raise ``UserError`` where nothing is done without an output folder, and none is named."""
+        if self.needs_folder and options.out is None:
+            example = option("out", f"reports/{self.kind}")
+            raise UserError(f"Name a folder for {self.needs_folder}, e.g. {example}.")
+
     def ask(self, options: "Options | None" = None, watcher: "Progress | None" = None) -> R:
         """Do the work, in the folder of the options, and return what it found.
 
@@ -156,6 +162,7 @@ class StandaloneQuestion(Question[R], Generic[R]):
         from moeprobe.runtime.progress import progress_of
 
         options = options or Options(**self.defaults)
+        self.check_folder(options)
         self.check_options(options)
         return resolve(self.work)(self, options).execute(progress_of(watcher))
 

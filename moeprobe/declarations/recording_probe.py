@@ -75,3 +75,7 @@ class MatchedTraces(RecordingProbe[R], Generic[R]):
             words=(NAMES, TOKENS),
         ),
     ] = NAMES
+
+    def matching(self) -> dict[str, str]:
+        """Return the entry of a request on how inputs are matched; none where it is by their names, as usual."""
+        return {} if self.match == NAMES else {"match": self.match}

@@ -26,7 +26,6 @@ from moeprobe.errors import UserError
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.runtime import distributed
 
-_FILES = (Layout.TRACES, Layout.OVERLAYS)  # whose result is no table of values
 # Layouts with a short form.
 _SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY, Layout.MEANS)
 
@@ -102,7 +101,7 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
             return run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
 
     # A table of values is also printed of a run that is finished.
-    result = compute() if probe.layout in _FILES else result_of(compute, names=options.names)
+    result = result_of(compute, names=options.names) if probe.layout.is_table else compute()
     if first:
         from moeprobe.cli.front.show import show
 

@@ -23,10 +23,7 @@ from moeprobe.cli.front.options import (
 from moeprobe.declarations import Layout
 from moeprobe.declarations.options import Options
 from moeprobe.declarations.question import StandaloneQuestion, check_fields
-from moeprobe.errors import UserError, option
 from moeprobe.runtime.arguments import several
-
-_WITHOUT_TABLE = (Layout.PAIRS, Layout.SERVER)  # whose result is no table of values
 
 
 def standalone_command(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
@@ -62,10 +59,7 @@ def _with_options(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
 
 def _check(question: StandaloneQuestion[Any], options: Options) -> None:
     """Refuse mistyped names before heavy modules are imported."""
-    if question.needs_folder and options.out is None:
-        raise UserError(
-            f"Name a folder for {question.needs_folder}, e.g. {option('out', 'reports/' + question.kind)}."
-        )
+    question.check_folder(options)
     models = [getattr(question, name) for name in question.models]
     check_checkpoints([str(model) for model in models if model is not None])
     check_traces([path for name in question.recordings for path in several(getattr(question, name))])
@@ -83,8 +77,7 @@ def _run(question: StandaloneQuestion[Any], options: Options, *, as_json: bool, 
         with Bar(question.unit) as bar:
             return question.ask(options, bar)
 
-    if question.layout in _WITHOUT_TABLE:
-        result = compute()
-    else:
-        result = result_of(compute, names=options.names if question.renames else None)
+    # A table of values is also printed of a run that is finished.
+    names = options.names if question.renames else None
+    result = result_of(compute, names=names) if question.layout.is_table else compute()
     show(question, result, out=options.out, as_json=as_json, full=full)

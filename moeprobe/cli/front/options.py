@@ -19,7 +19,6 @@ from typer.models import CommandInfo
 from moeprobe.cli.front.early import check_arguments
 from moeprobe.declarations import Arg
 from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
-from moeprobe.declarations.kinds import OUT_OF_FIGURES
 from moeprobe.declarations.options import Options
 from moeprobe.declarations.recording_probe import MatchedTraces
 from moeprobe.errors import UserError
@@ -57,8 +56,6 @@ Download = Annotated[
         help="Download hf: and huggingface: names from the hub if they are not cached.",
     ),
 ]
-Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
-File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
 Full = Annotated[
     bool, typer.Option("--full", help="Print all numbers, not only the verdict and the headlines.")
 ]
@@ -75,18 +72,12 @@ ShardOption = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
-Names = Annotated[str | None, typer.Option("--names", help=arg_of(Options, "names").help)]
-IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
 Match = Annotated[str, typer.Option(help=arg_of(MatchedTraces, "match").help)]
-Dtype = Annotated[str, typer.Option("--dtype", help=arg_of(Options, "dtype").help)]
-OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.
 _NOT_TYPED = ("figures", "command")
 # Switches of the command line alone.
 _SWITCHES = {"download": Download, "json": AsJson, "dry_run": DryRun}
-# Names of all options that probes share.
-COMMON_NAMES = (*(field.name for field in fields(Options) if field.name not in _NOT_TYPED), *_SWITCHES)
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class AlignedTrainings:
                 self._layers,
                 self._halves.ids,
                 alone=False,
-                of_pairs=Align.analyses,
+                analyses=Align.analyses,
                 renumber=partial(self._renumbered, {layer: fit_of[pair, layer] for layer in self._layers}),
             )
             parts.append(paired.sums(progress))

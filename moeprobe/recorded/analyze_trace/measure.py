@@ -17,9 +17,6 @@ from moeprobe.results.stored import SumsStore
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress
 
-# What is said of layers together, or of experts by a map, and not of a pair of traces.
-_ACROSS = ("touched", "first_layer", "unshared")
-
 
 class TraceAnalysis(TracesWork[AnalyzeTrace]):
     """Traces that may have other experts than the first, as a map says."""
@@ -41,8 +38,9 @@ class TraceAnalysis(TracesWork[AnalyzeTrace]):
 
     def measure(self, progress: Progress) -> tuple[SumsStore, list[str]]:
         """Return the sums per input, and phrases on the tokens that were left out."""
-        of_pairs = [name for name in self.probe.analyses if name not in _ACROSS]
-        paired = PairedSums(self.traces, self.layers, self.ids, of_pairs=of_pairs, expert_map=self.expert_map)
+        paired = PairedSums(
+            self.traces, self.layers, self.ids, analyses=self.probe.analyses, expert_map=self.expert_map
+        )
         sums = paired.sums(progress)
         if sums.num_rows == 0:
             raise UserError(

@@ -15,9 +15,6 @@ from moeprobe.results.stored import SumsStore, concat
 from moeprobe.runtime.files import shortest_ends
 from moeprobe.runtime.progress import Progress
 
-# What is said of layers together, and not of a pair of traces.
-_ACROSS = ("touched", "first_layer")
-
 
 class Series(TracesWork[Drift]):
     """Traces of a training, each compared with the first and with the last."""
@@ -39,10 +36,9 @@ class Series(TracesWork[Drift]):
 
     def measure(self, progress: Progress) -> tuple[SumsStore, list[str]]:
         """Return the sums per input, and phrases on the tokens that were left out."""
-        of_pairs = [name for name in self.probe.analyses if name not in _ACROSS]
         progress.start(self.probe.kind, 2 * len(self.ids))
         paired = [
-            PairedSums(traces, self.layers, self.ids, of_pairs=of_pairs, alone=False)
+            PairedSums(traces, self.layers, self.ids, analyses=self.probe.analyses, alone=False)
             for traces in self.series
         ]
         sums = concat(pair_sums.sums(progress) for pair_sums in paired)

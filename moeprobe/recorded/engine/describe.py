@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.declarations.options import Options
-from moeprobe.declarations.recording_probe import NAMES, RecordingProbe
+from moeprobe.declarations.recording_probe import MatchedTraces
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.recordings.expert_map import ExpertMap
 from moeprobe.recordings.format import BY_TOKEN_ID
@@ -18,7 +18,7 @@ LONGEST = 512
 
 
 def request_of(
-    probe: RecordingProbe[Any], traces: Sequence[NamedTrace], ids: Sequence[str], options: Options
+    probe: MatchedTraces[Any], traces: Sequence[NamedTrace], ids: Sequence[str], options: Options
 ) -> dict[str, Any]:
     """Return everything that the numbers depend on, as other probes have it."""
     compared_traces = traces[1:] or traces
@@ -29,7 +29,6 @@ def request_of(
         identity = {key: provenance.get(key) for key in ("sha256", "capacity", "group_images")}
         files = checkpoints.setdefault(trace_view.name, identity | {"traces": {}})["traces"]
         files[trace_view.label] = sha256(trace_view.trace.path)
-    match = getattr(probe, "match", NAMES)
     return {
         "kind": probe.kind,
         "data": first["data"] or REQUEST.data,
@@ -53,7 +52,7 @@ def request_of(
         "class_null": False,
         "labels_used": False,
         "checkpoints": checkpoints,
-    } | ({"match": match} if match != NAMES else {})
+    } | probe.matching()
 
 
 def _recorded_views(traces: Sequence[NamedTrace]) -> dict[str, list[dict[str, Any] | None]]:

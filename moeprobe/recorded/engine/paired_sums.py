@@ -17,6 +17,8 @@ from moeprobe.recordings.reading import Block
 from moeprobe.results.sums import Cell
 from moeprobe.routing.record import LayerPair
 
+# What is said of layers together, or of experts by a map, and not of a pair of traces (``across``).
+_ACROSS = ("touched", "first_layer", "unshared")
 # What is said of a single trace.
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
 # From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
@@ -30,7 +32,7 @@ class PairedSums(InputSums):
         traces: the first is the reference.
         layers: which all traces have.
         ids: inputs that all traces have.
-        of_pairs: analyses of a pair.
+        analyses: of the question; those of layers together, or by a map of experts, are left to others.
         expert_map: which experts became which.
         alone: whether the first trace is measured by itself.
         renumber: gives a pair the numbers of experts that are compared; None = as in the traces.
@@ -45,12 +47,12 @@ class PairedSums(InputSums):
         layers: Sequence[str],
         ids: Sequence[str],
         *,
-        of_pairs: Sequence[str],
+        analyses: Sequence[str],
         expert_map: ExpertMap | None = None,
         alone: bool = True,
         renumber: Renumber | None = None,
     ) -> None:
-        self._of_pairs = make_analyses(of_pairs)
+        self._of_pairs = make_analyses([name for name in analyses if name not in _ACROSS])
         self._of_one = make_analyses(_ALONE) if alone else ()
         super().__init__(traces, layers, ids, lists=trial_lists(self._of_pairs))
         self._expert_map, self._renumber = expert_map, renumber

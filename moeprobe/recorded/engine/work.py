@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pandas import DataFrame
 
 from moeprobe.declarations.options import Options
-from moeprobe.declarations.recording_probe import NAMES, MatchedTraces, RecordingProbe
+from moeprobe.declarations.recording_probe import MatchedTraces, RecordingProbe
 from moeprobe.inputs.modality import REQUEST
 from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
@@ -40,12 +40,11 @@ class RecordingWork(TableWork[Result], Generic[Q]):
 
     def make_request(self, view: str, **facts: Any) -> dict[str, Any]:
         """Return everything that the numbers depend on: entries of all questions, then ``facts``."""
-        match = getattr(self.probe, "match", NAMES)
         return {
             "kind": self.probe.kind, "data": REQUEST.data, "split": "", "view": {"name": view}, "severities": [],
             "aligned": True, "layers": None if self.options.layers is None else list(self.options.layers),
             "seed": self.options.seed, "analyses": list(self.probe.analyses), **facts,
-        } | ({"match": match} if match != NAMES else {})  # fmt: skip
+        }  # fmt: skip
 
     def make_result(
         self, table: DataFrame, comparison: DataFrame | None, sums: SumsStore, **facts: Any

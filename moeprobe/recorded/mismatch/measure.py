@@ -72,6 +72,7 @@ class Scoring(RecordingWork[Mismatch]):
             class_null=False,
             labels_used=False,
             checkpoints={checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
+            **probe.matching(),
         )
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:

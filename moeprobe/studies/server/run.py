@@ -40,10 +40,6 @@ class ServerCheck(Work[ServerResult]):
         self.client = client = Client(question.address, timeout=question.timeout)
         model, texts = question.model, question.texts
         requests, batches, max_tokens = question.requests, question.batches, question.max_tokens
-        if options.out is None:
-            raise UserError(
-                f"Name a folder for {question.needs_folder}, e.g. {option('out', 'reports/server')}."
-            )
         self.options, self.max_tokens = options, max_tokens
         self.folder = Path(model.removeprefix("hf:"))
         if not is_file(self.folder / "config.json"):
