@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Trials, undivided, within_image
+from moeprobe.metrics.stats.chance.trials import Trials, single_stratum, within_image
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.load import Entropy
@@ -79,7 +79,7 @@ class World:
         alike = same(reference.ravel(), view.ravel(), size=len(self.load))
         trials = Trials(image, alike, num_images=num_images)
         match = Share((reference == view).sum(1).astype(float), np.full(num_images, float(PATCHES)))
-        pooled = Chance(trials, undivided(len(image)))
+        pooled = Chance(trials, single_stratum(len(image)))
         within = within_image(trials, (place, place))
         histogram = np.zeros((num_images, len(self.load)))
         np.add.at(histogram, (image, view.ravel()), 1)

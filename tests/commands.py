@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from moeprobe.cli.app import app
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Bootstrap
-from moeprobe.metrics.stats.linearized import multiplied
+from moeprobe.metrics.stats.linearized import multiply_influences
 from moeprobe.recordings.unknown_file import LINES as CONVERSION
 from moeprobe.runtime.records import RECORD
 
@@ -125,7 +125,7 @@ def pictures() -> Iterator[None]:
 # What draws 2,000 resamples, or multipliers in their place, unless it is told another number.
 _RESAMPLING: tuple[tuple[Any, str], ...] = (
     (Bootstrap.__init__, "num_resamples"),
-    (multiplied, "num_multipliers"),
+    (multiply_influences, "num_multipliers"),
 )
 
 

@@ -111,7 +111,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "parameters": facts.parameters,
         "active_parameters": facts.parameters - sum(layer.idle_parameters for layer in facts.layers.values()),
         "flops_per_image": facts.flops,
-        "input": Framing(facts.image_size[0], info.model.crop_fraction).described(),
+        "input": Framing(facts.image_size[0], info.model.crop_fraction).describe(),
         "normalisation": {"mean": info.model.mean, "std": info.model.std},
         "crop_fraction": info.model.crop_fraction,
         "training": info.training,
@@ -243,7 +243,7 @@ def _inspect_foreign(source: str | Path) -> dict[str, Any]:
         )
     return {
         "checkpoint": opened.name,
-        "input": opened.framing.described(),
+        "input": opened.framing.describe(),
         "classes": len(opened.class_names) or None,
         **opened.provenance,
         "layers": rows,

@@ -130,7 +130,7 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
             f"A {type(model).__name__} does not say how it is read; say it with Hooks: "
             f"api.wrap(api.Hooks(net, image_size=…), name={name!r})."
         )
-    return _checked(model.checkpoint(name))
+    return _check_name(model.checkpoint(name))
 
 
 def _open(source: str, **more: Any) -> Checkpoint:
@@ -139,10 +139,10 @@ def _open(source: str, **more: Any) -> Checkpoint:
     adapter = ADAPTERS.get(SCHEMES.get(scheme, scheme))
     if not getattr(adapter, "takes_settings", False):
         refuse_settings(source)
-    return _checked(adapter.open(reference, **more))
+    return _check_name(adapter.open(reference, **more))
 
 
-def _checked(checkpoint: Checkpoint) -> Checkpoint:
+def _check_name(checkpoint: Checkpoint) -> Checkpoint:
     """Return another program's model, by whose name files and folders are called.
 
     Raises:

@@ -187,7 +187,7 @@ class Vmoe:
     def features(self, images: Tensor) -> Tensor:
         """Return what the head reads, the pre-logits where the model has them; see ``routing.Featured``."""
         with torch.inference_mode():
-            tokens = self.model.forward_features(self._normalized(images))
+            tokens = self.model.forward_features(self._normalize(images))
             features: Tensor = self.model.forward_head(tokens, pre_logits=True)
         return features.float()
 
@@ -242,14 +242,14 @@ class Vmoe:
         (name,) = wanted_layers([layer], self.layer_names)
         experts = self._layers[name].experts
         with torch.inference_mode():
-            outputs = experts.padded(tokens.flatten(0, 1).expand(experts.num_experts, -1, -1))
+            outputs = experts.run_padded(tokens.flatten(0, 1).expand(experts.num_experts, -1, -1))
         return outputs.unflatten(1, tokens.shape[:2]).permute(1, 2, 0, 3)
 
     def _forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(self._normalized(images))
+        logits: Tensor = self.model(self._normalize(images))
         return logits.float()
 
-    def _normalized(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
             raise UserError(
                 f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "

@@ -148,12 +148,12 @@ def correspond(
         content).
     """
     view_first = source_area(view_to_source) < source_area(reference_to_source) * (1 - _TOLERANCE)
-    first, second = _ordered(reference_to_source, view_to_source, view_first)
+    first, second = _maps_by_view(reference_to_source, view_to_source, view_first)
     in_source = apply(first, grid.centers())
     on_content = (in_source >= -_TOLERANCE) & (in_source < source_size[:, None, :] - _TOLERANCE)
     homogeneous = np.concatenate([in_source, np.ones_like(in_source[..., :1])], axis=-1)
     partner = grid.locate(apply(inverse(second), homogeneous))
-    return _paired(np.where(on_content.all(-1), partner, -1), view_first)
+    return _pair_patches(np.where(on_content.all(-1), partner, -1), view_first)
 
 
 def correspond_released(
@@ -187,14 +187,14 @@ def correspond_released(
     if crop_areas is None:
         crop_areas = np.stack([source_area(reference_to_source), source_area(view_to_source)], axis=-1)
     view_first = crop_areas[:, 1] <= crop_areas[:, 0] * (1 + _TOLERANCE)
-    first, second = _ordered(reference_to_source, view_to_source, view_first)
+    first, second = _maps_by_view(reference_to_source, view_to_source, view_first)
     points = apply(inverse(second) @ first, grid.centers())
     beyond_edge = (points > _TOLERANCE * grid.patch_size).all(-1)
-    pairs = _paired(np.where(beyond_edge, grid.locate(points), -1), view_first)
+    pairs = _pair_patches(np.where(beyond_edge, grid.locate(points), -1), view_first)
     return _as_tokens(pairs, num_prefix_tokens, class_pair=class_pair)
 
 
-def _ordered(
+def _maps_by_view(
     reference: NDArray[np.float64], view: NDArray[np.float64], view_first: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the maps ``(B, 3, 3)`` of view 1 and of view 2."""
@@ -202,7 +202,7 @@ def _ordered(
     return np.where(swap, view, reference), np.where(swap, reference, view)
 
 
-def _paired(partner: NDArray[np.int64], view_first: NDArray[np.bool_]) -> Correspondence:
+def _pair_patches(partner: NDArray[np.int64], view_first: NDArray[np.bool_]) -> Correspondence:
     """Return the pairs of view 1's patches with their partners ``(B, P)`` in view 2 (-1 = none)."""
     slots = np.where(partner >= 0, np.arange(partner.shape[-1]), -1)
     swap = view_first[:, None]

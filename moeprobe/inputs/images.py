@@ -103,7 +103,7 @@ class Framing:
         side = self.crop_fraction * min(width, height)
         return geometry.crop((width - side) / 2, (height - side) / 2, side, side, self.size)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return in words what a model is given."""
         extent = (
             "the whole image, squashed"

@@ -100,10 +100,10 @@ def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
         token_characters = token_characters[token_characters[:, 1] > token_characters[:, 0]]
         if len(token_characters):
             spans[token] = token_characters[:, 0].min(), token_characters[:, 1].max()
-    return _divided(spans)
+    return _divide_spans(spans)
 
 
-def _divided(spans: Spans) -> Spans:
+def _divide_spans(spans: Spans) -> Spans:
     """Return spans in which neighbors no longer cover the same."""
     divided = spans.copy()
     new = np.ones(len(spans), dtype=bool)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
-from moeprobe.adapters.hooks.detection import unwrapped
+from moeprobe.adapters.hooks.detection import unwrap
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.declarations import CLEAN
 from moeprobe.errors import RunWarning, UserError, option
@@ -327,7 +327,7 @@ def _probed_model(
         return ProbedModel(_undivided(model.model), lambda: checkpoint, seed=seed)
     if isinstance(model, Checkpoint):
         return ProbedModel(_undivided(model.model.model), lambda: model, seed=seed)  # type: ignore[attr-defined]
-    net = unwrapped(model) if isinstance(model, nn.Module) else model
+    net = unwrap(model) if isinstance(model, nn.Module) else model
     if isinstance(net, nn.Module) and moe_layers(net):
         return ProbedModel(_undivided(net), lambda: _of_ours(net, normalization), seed=seed)
     if not isinstance(net, nn.Module):

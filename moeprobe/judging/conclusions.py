@@ -241,7 +241,7 @@ def _verdict(
     signs = {1 if row["verdict"] == "higher" else -1 for row in decisive}
     leading, layer = _leading_difference(first, len(rows), decisive)
     theme, sign = _theme_of(form, headline.declared, scales)
-    collapsed = _collapsed(run, headline, pair, names)
+    collapsed = _collapse_verdict(run, headline, pair, names)
     return Verdict(
         run=run.label,
         label=sentence_case(
@@ -293,7 +293,7 @@ def _circumstances(run: ReportedRun, headline: HeadlineValues) -> str:
     return " ".join(parts)
 
 
-def _collapsed(run: ReportedRun, headline: HeadlineValues, pair: tuple[str, str], names: Names) -> str:
+def _collapse_verdict(run: ReportedRun, headline: HeadlineValues, pair: tuple[str, str], names: Names) -> str:
     """Return which checkpoints of a pair collapsed, as a verdict; empty where neither did."""
     collapsed = [
         names.of(run, row["checkpoint"])

@@ -22,7 +22,7 @@ from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, DifferenceFamily, Evidence, Judged, difference_error
-from moeprobe.metrics.stats.linearized import multiplied
+from moeprobe.metrics.stats.linearized import multiply_influences
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row
@@ -116,7 +116,7 @@ def compare(
     # Floors are arithmetic, not routing.
     sites = [site for site in images.sites() if site[0].cell.view not in FLOORS]
 
-    def compared(number: int) -> list[Compared]:
+    def comparisons(number: int) -> list[Compared]:
         valued = {stored.checkpoint: value(stored) for stored in sites[number]}
         return [
             comparison
@@ -126,7 +126,7 @@ def compare(
         ]
 
     judging = Judging(margin=margin, together=together)
-    spread = processes.spread(compared, len(sites), processes=images.processes)
+    spread = processes.spread(comparisons, len(sites), processes=images.processes)
     for site, differences in zip(sites, spread, strict=True):
         judging.add(differences)
         progress(sum(cell.num_images for cell in site))
@@ -209,14 +209,16 @@ def compare_values(
     if finite_errors and not any(finite_errors):
         # Nothing else of the two differs in any image, so neither does what has no first-order error.
         errors = dict.fromkeys(errors, 0.0)
-    resampled = multiplied([*differences.values()], seed=run_info.seed)
+    resampled = multiply_influences([*differences.values()], seed=run_info.seed)
     return [
-        _compared(values, reference, run_info, name, Difference(replicates, errors[name]), combined=combined)
+        _compare_values(
+            values, reference, run_info, name, Difference(replicates, errors[name]), combined=combined
+        )
         for name, replicates in zip(names, resampled, strict=True)
     ]
 
 
-def _compared(
+def _compare_values(
     values: CellValues,
     reference: CellValues,
     run_info: About,
@@ -226,7 +228,7 @@ def _compared(
     combined: bool,
 ) -> Compared:
     cell, not_finite = values.cell, values.not_finite or reference.not_finite
-    collapsed = {"checkpoint": _collapsed(values, name), "reference": _collapsed(reference, name)}
+    collapsed = {"checkpoint": _has_collapsed(values, name), "reference": _has_collapsed(reference, name)}
     line = row(run_info, values.checkpoint, cell, name, difference.replicates, not_finite=not_finite)
     return Compared(
         row=line
@@ -292,7 +294,7 @@ def _check_same_images(values: CellValues, reference: CellValues) -> None:
         )
 
 
-def _collapsed(values: CellValues, name: NumberName) -> bool:
+def _has_collapsed(values: CellValues, name: NumberName) -> bool:
     """Whether what the metric is about has collapsed: everything goes to one choice."""
     number = values.numbers[name]
     if values.not_finite:

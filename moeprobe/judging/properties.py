@@ -64,7 +64,7 @@ class PropertyNumbers:
         """
         if self.declared.rule in (Rule.FIRST, Rule.HIGHEST):
             return self.rows
-        return pd.concat([widened(rows) for _, rows in self.rows.groupby("checkpoint", sort=False)])
+        return pd.concat([widen_intervals(rows) for _, rows in self.rows.groupby("checkpoint", sort=False)])
 
 
 def property_numbers(item: Property, table: pd.DataFrame) -> PropertyNumbers | None:
@@ -165,7 +165,7 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
     }
 
 
-def widened(rows: pd.DataFrame) -> pd.DataFrame:
+def widen_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one model with intervals that hold for all of them at once (Šidák 1967)."""
     has_interval = rows["ci_low"].notna()
     numbers = int(has_interval.sum())

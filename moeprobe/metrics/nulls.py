@@ -15,7 +15,7 @@ from moeprobe.metrics.declaration import Estimator, Metric
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance, Matched
 from moeprobe.metrics.stats.chance.sampled import Sets, of_choices
-from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, undivided, within_image
+from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, single_stratum, within_image
 from moeprobe.metrics.stats.statistic import Integers, Share, Statistic
 from moeprobe.metrics.token_kinds import EXPERTS, TOKEN_ID, num_experts
 
@@ -53,7 +53,7 @@ class Nulls:
             aligned: the grid does not move.
             class_null: with a null by class.
         """
-        between = {"pooled": undivided(len(position))}
+        between = {"pooled": single_stratum(len(position))}
         if aligned:
             between["position"] = Strata(position, size=max(num_places, 1), single=True)
         if class_null:

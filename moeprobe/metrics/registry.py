@@ -100,7 +100,7 @@ def find(column: str) -> Form:
     return _find(_key(), column)
 
 
-def declared() -> tuple[Declaration, ...]:
+def all_declarations() -> tuple[Declaration, ...]:
     """Return all declarations: grouped by analysis, leading metrics first.
 
     What no analysis computes comes last.
@@ -125,7 +125,7 @@ def analyses_of(column: str) -> tuple[str, ...]:
 
 def names() -> tuple[str, ...]:
     """Return the names of all metrics, families as they are written."""
-    return tuple(declaration.name for declaration in declared())
+    return tuple(declaration.name for declaration in all_declarations())
 
 
 @functools.lru_cache(maxsize=8)
@@ -202,12 +202,12 @@ def applicable(pair: LayerPair) -> list[Declaration]:
 
 def headlines() -> tuple[Metric, ...]:
     """Return the metrics read first of a comparison, after the agreement."""
-    return _ranked("headline")
+    return _metrics_by_rank("headline")
 
 
 def agreements() -> tuple[Metric, ...]:
     """Return what says how much two sides agree: where tokens choose, where anything is chosen, anywhere."""
-    return _ranked("agreement")
+    return _metrics_by_rank("agreement")
 
 
 def agreement(measured: Iterable[tuple[str, str]]) -> str:
@@ -317,7 +317,7 @@ def routing_along_severity(
     ]
     return (
         *of_matches,
-        *((metric.name, "", metric.short) for metric in _ranked("along") if metric.along != skipped),
+        *((metric.name, "", metric.short) for metric in _metrics_by_rank("along") if metric.along != skipped),
     )
 
 
@@ -326,9 +326,11 @@ def output_along_severity() -> tuple[tuple[str, str, str], ...]:
     return tuple((metric.name, "", metric.label) for metric in headlines() if not metric.along)
 
 
-def _ranked(field: str) -> tuple[Metric, ...]:
+def _metrics_by_rank(field: str) -> tuple[Metric, ...]:
     """Return the metrics of which a field is set, in the order of reading."""
-    metrics = [metric for metric in declared() if isinstance(metric, Metric) and getattr(metric, field)]
+    metrics = [
+        metric for metric in all_declarations() if isinstance(metric, Metric) and getattr(metric, field)
+    ]
     return tuple(sorted(metrics, key=lambda one: one.rank))
 
 

@@ -134,7 +134,7 @@ def differ(pair: LayerPair, paired: Paired) -> Tensor:
 
 def unlike(pair: LayerPair, paired: Paired) -> Tensor:
     """Return the same whether or not there is a pair, so that kinds of the same tokens share it."""
-    reference, view = (side.sort(-1).values for side in selected(pair, paired))
+    reference, view = (side.sort(-1).values for side in selected_experts(pair, paired))
     return (reference != view).any(-1)
 
 
@@ -143,7 +143,7 @@ def _without_padding(pair: LayerPair, paired: Paired) -> Paired:
     return replace(paired, present=paired.present & valid)
 
 
-def selected(pair: LayerPair, paired: Paired) -> tuple[Tensor, Tensor]:
+def selected_experts(pair: LayerPair, paired: Paired) -> tuple[Tensor, Tensor]:
     """Return what the reference's and the view's tokens chose, ``(B, J, K)`` each, whether or not there is a pair."""
     return pair.once(
         ("selected", paired),
@@ -156,7 +156,7 @@ def choices(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
 
     def columns() -> dict[str, Tensor]:
         absent = ~paired.present[..., None]
-        reference, view = (side.masked_fill(absent, NO_PAIR) for side in selected(pair, paired))
+        reference, view = (side.masked_fill(absent, NO_PAIR) for side in selected_experts(pair, paired))
         return {"reference_selected": reference, "view_selected": view}
 
     return pair.once(("choices", paired), columns)

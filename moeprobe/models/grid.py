@@ -201,7 +201,7 @@ def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str, folder: Path) -> 
             sweep,
             base,
             [*fixed.items(), *zip(keys, combination, strict=True)],
-            _called(label, dict(zip(keys, combination, strict=True))) or sweep.name,
+            _cell_name(label, dict(zip(keys, combination, strict=True))) or sweep.name,
             seed,
             stages,
             folder,
@@ -211,7 +211,7 @@ def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str, folder: Path) -> 
     ]
 
 
-def _called(label: str, values: dict[str, Any]) -> str:
+def _cell_name(label: str, values: dict[str, Any]) -> str:
     return "-".join([*filter(None, [label]), *(part(key, value) for key, value in values.items())])
 
 

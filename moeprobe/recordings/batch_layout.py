@@ -60,9 +60,9 @@ class BatchLayout:
                 f"{what} is one array of {len(value)} sequences, and {_MASK} is missing, which says what is padding; "
                 "save it too, or a list of one array for each sequence"
             )
-        return self._unpadded(value, what, axes, tail=tail)
+        return self._without_padding(value, what, axes, tail=tail)
 
-    def _unpadded(self, value: Any, what: str, axes: int, *, tail: bool) -> list[Any]:
+    def _without_padding(self, value: Any, what: str, axes: int, *, tail: bool) -> list[Any]:
         assert self.mask is not None
         if len(value) != len(self.mask):
             raise Fault(f"{what} has {len(value)} sequences, and {_MASK} {len(self.mask)}")

@@ -125,7 +125,7 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     low = best == (0, 0) and unshifted - chance < (1 - chance) / 2
     foreign = _foreign(first_choices, second_choices, num_experts) if best == (0, 0) else []
     renumbered, renumbered_chance = (
-        _renumbered(first_choices, second_choices, num_experts) if low else (None, None)
+        _overlap_if_renumbered(first_choices, second_choices, num_experts) if low else (None, None)
     )
     return Overlap(
         inputs=len(ids),
@@ -186,7 +186,7 @@ def _foreign(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: i
         by_chance.append(is_by_chance(agreement, chance) and agreement + 4 * error < halfway)
         if by_chance[-1]:
             # A server may have moved the experts of this layer alone.
-            renumbered, renumbered_chance = _renumbered(a, b, num_experts)
+            renumbered, renumbered_chance = _overlap_if_renumbered(a, b, num_experts)
             by_chance[-1] = (
                 renumbered is None or renumbered_chance is None or renumbered < (1 + renumbered_chance) / 2
             )
@@ -207,7 +207,7 @@ def _chance(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: in
     return float(np.mean(overlaps))
 
 
-def _renumbered(
+def _overlap_if_renumbered(
     first: NDArray[np.int16], second: NDArray[np.int16], num_experts: int
 ) -> tuple[float, float] | tuple[None, None]:
     """Return the overlap under the best numbering of each layer, decided by every other token; and that by chance."""

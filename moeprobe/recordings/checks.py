@@ -57,7 +57,7 @@ def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) 
     return None
 
 
-def damaged(path: Path) -> UserError:
+def damage_error(path: Path) -> UserError:
     """Return the error of a file that cannot be read."""
     return UserError(f"{path} cannot be read: it is not a trace, or is damaged; copy or record it again.")
 

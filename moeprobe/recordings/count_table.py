@@ -155,7 +155,7 @@ def whole_numbers(values: NDArray[np.generic]) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def added(tables: Sequence[CountTable], shifts: Sequence[int]) -> CountTable:
+def concat_tables(tables: Sequence[CountTable], shifts: Sequence[int]) -> CountTable:
     """Return one table of several, window by window.
 
     Args:

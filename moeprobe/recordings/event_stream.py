@@ -48,7 +48,7 @@ def responses_of_events(content: bytes) -> Iterator[dict[str, Any]]:
         if response is not None and _name(event) != _name(response):
             yield response
             response = None
-        response = event if response is None else _joined(response, event)
+        response = event if response is None else _join_parts(response, event)
     if response is not None:
         yield response
 
@@ -68,7 +68,7 @@ def _name(event: dict[str, Any]) -> Any:
     return event.get("id") or event.get("request_id")
 
 
-def _joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+def _join_parts(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Return two parts as one: lists of tokens are joined, choices by their index, and else the later value holds."""
     joined = dict(earlier)
     for name, value in later.items():
@@ -80,7 +80,7 @@ def _joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
         elif name in _GROWING and isinstance(value, list) and isinstance(before, list):
             joined[name] = before + value
         elif isinstance(value, dict) and isinstance(before, dict):
-            joined[name] = _joined(before, value)
+            joined[name] = _join_parts(before, value)
         else:
             joined[name] = value
     return joined
@@ -92,7 +92,7 @@ def _choices(earlier: list[Any], later: list[Any]) -> list[Any]:
     for position, choice in enumerate(later):
         index = _index(choice, position)
         if isinstance(choice, dict) and isinstance(by_index.get(index), dict):
-            by_index[index] = _joined(by_index[index], choice)
+            by_index[index] = _join_parts(by_index[index], choice)
         else:
             by_index[index] = choice
     return list(by_index.values())

@@ -133,7 +133,7 @@ def with_new_experts(pair: LayerPair, new: Tensor) -> Renumbered:
         new: ``(E,)`` of each old expert, -1 = it was removed.
     """
     reference, view = pair.reference, pair.view
-    experts, had = _renumbered(reference.selected, new)
+    experts, had = _renumber(reference.selected, new)
     removed = (had & (experts < 0)).any(-1)
     twice = (experts[..., :, None] == experts[..., None, :]) & (experts >= 0)[..., None]
     again = twice.tril(-1).any(-1)
@@ -160,7 +160,7 @@ def with_new_experts(pair: LayerPair, new: Tensor) -> Renumbered:
     return Renumbered(dataclasses.replace(pair, reference=mapped), *reasons)
 
 
-def _renumbered(selected: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+def _renumber(selected: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Return choices by their new numbers, and which there were."""
     old = selected.long()
     had = old >= 0

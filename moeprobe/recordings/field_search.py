@@ -270,7 +270,7 @@ class TokenSearch:
                 _GENERATED_LENGTHS,
                 lambda name: [size - number for size, number in zip(sizes, self._numbers(name), strict=True)],
             ),
-            (_MASKS, self._masked),
+            (_MASKS, self._first_marked),
             (
                 _OTHERS,
                 lambda name: [
@@ -304,7 +304,7 @@ class TokenSearch:
             raise Fault(f"{name} takes a whole number for each sequence")
         return numbers
 
-    def _masked(self, name: str) -> list[int]:
+    def _first_marked(self, name: str) -> list[int]:
         """Return the place of the first token that a mask marks, the end where it marks none."""
         masks = self._layout.parts(self._fields[name], name, axes=1)
         flags = [array_of(mask, name, kinds="iub", dims=1) != 0 for mask in masks]

@@ -24,9 +24,9 @@ from moeprobe.recordings.import_findings import Findings
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens, faults_at
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
-from moeprobe.recordings.readers.base import Capture, Reader, Stated, recognized
+from moeprobe.recordings.readers.base import Capture, Reader, Stated, find_reader
 from moeprobe.recordings.readers.generic import Generic
-from moeprobe.recordings.responses import GatheredResponse, grouped, identity
+from moeprobe.recordings.responses import GatheredResponse, group_rows, identity
 from moeprobe.recordings.router_logits import FUNCTIONS
 from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
 from moeprobe.recordings.unknown_file import not_recognized
@@ -158,7 +158,7 @@ def import_routed_experts(
     )
     check = CaptureCheck()
     with new_trace(path, overwrite=overwrite) as target, writing(target, threaded=True) as file:
-        for rows in grouped(reading.rows(), progress=reading.watcher.advance):
+        for rows in group_rows(reading.rows(), progress=reading.watcher.advance):
             check.add(rows)
             file.write([rows])
         reading.findings.check(", ".join(map(str, sources)), shape)
@@ -289,7 +289,7 @@ class _Reading:
             self.used.add(dialect)
             self.findings.unscored += capture.unscored
             try:
-                placed = self._placed(capture, tokens)
+                placed = self._place_capture(capture, tokens)
                 routing = decode_choices(placed, self._shape, ordered=self._ordered_by is not None)
             except Fault as fault:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
@@ -310,7 +310,7 @@ class _Reading:
         if (first := self._first_of_prompt.setdefault(prompt, name)) != name:
             self.clusters[name] = first
 
-    def _placed(self, capture: Capture, tokens: Tokens | None) -> Capture:
+    def _place_capture(self, capture: Capture, tokens: Tokens | None) -> Capture:
         """Return a capture with the place of its first row in the sequence.
 
         Raises:
@@ -361,7 +361,7 @@ class _Reading:
             return next(iter(self._readers))
         if not isinstance(response, dict):
             raise Fault("a response is due, a JSON object")
-        reader = recognized(response, self._readers.values())
+        reader = find_reader(response, self._readers.values())
         if reader is not None:
             return next(name for name, instance in self._readers.items() if instance is reader)
         keys = ", ".join(map(quoted, list(response)[:8])) or "none"

@@ -16,7 +16,7 @@ from moeprobe.recordings.file_kinds import HEAD, check_log
 from moeprobe.recordings.format import is_ordered, metadata, writing
 from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
 from moeprobe.recordings.long_text import read_line
-from moeprobe.recordings.responses import MOST_BYTES, grouped
+from moeprobe.recordings.responses import MOST_BYTES, group_rows
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Progress, progress_of
@@ -54,7 +54,7 @@ class Log:
             UserError: the file cannot be read, a line is not what it should be (the sentence has its number), or
                 at the end a request lacks a layer.
         """
-        yield from grouped(self._rows(), progress=self._progress)
+        yield from group_rows(self._rows(), progress=self._progress)
         self._check_layers()
 
     def _rows(self) -> Iterator[tuple[Row, int]]:

@@ -30,7 +30,7 @@ from moeprobe.recordings.readers.base import (
     Stated,
     array,
     choices,
-    decoded,
+    decode_base64,
     npy,
     npy_header,
     stated,
@@ -217,7 +217,7 @@ class _Reading:
 
     def _short(self, value: Any, what: str) -> NDArray[Any]:
         """Return the numbers of a text that was parsed."""
-        real, content = what == SCORES, decoded(value, what)
+        real, content = what == SCORES, decode_base64(value, what)
         if value.startswith(NPY):
             return npy(content, what, axes=_AXES, real=real)
         numbers = array(

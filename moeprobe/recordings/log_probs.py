@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, Tokens, faults_at, token_array
-from moeprobe.recordings.readers.base import Reader, choices, listed, recognized
+from moeprobe.recordings.readers.base import Reader, choices, find_reader, objects_under
 from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
@@ -59,7 +59,7 @@ def _of_response(response: Mapping[str, Any], readers: Sequence[Reader]) -> list
     """Return the log-probabilities of each sequence, in their order."""
     if isinstance(response, GatheredResponse):
         return [_numbers(values) for values in reader_of(response, readers).log_probabilities(response)]
-    reader = recognized(response, readers)
+    reader = find_reader(response, readers)
     if reader is not None and reader.fallback and (values := reader.log_probabilities(response)):
         return [_numbers(part) for part in values]
     meta = response.get("meta_info")
@@ -72,7 +72,9 @@ def _of_response(response: Mapping[str, Any], readers: Sequence[Reader]) -> list
                 ]
             )
         ]
-    return [_of_choice(choice) for choice in choices(response) or listed(response, "outputs") or [response]]
+    return [
+        _of_choice(choice) for choice in choices(response) or objects_under(response, "outputs") or [response]
+    ]
 
 
 def _of_choice(choice: Mapping[str, Any]) -> NDArray[np.float32] | None:
@@ -173,7 +175,7 @@ def _own_sequences(
     """Return the sequences where the reader of a response knows them; None where they are as servers put them."""
     if isinstance(response, GatheredResponse):
         return reader_of(response, readers).sequences(response)
-    reader = recognized(response, readers)
+    reader = find_reader(response, readers)
     return reader.sequences(response) if reader is not None and reader.fallback else None
 
 
@@ -183,7 +185,7 @@ def reader_of(response: GatheredResponse, readers: Sequence[Reader]) -> Reader:
     Raises:
         Fault: nothing does.
     """
-    reader = recognized(response, readers)
+    reader = find_reader(response, readers)
     if reader is None:
         raise Fault("no reader knows token ids in it")
     return reader
@@ -200,7 +202,7 @@ def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
         Fault: ids are no list of whole numbers.
     """
     shared = [response, *(value for value in [response.get("meta_info")] if isinstance(value, dict))]
-    parts = choices(response) or listed(response, "outputs") or [response]
+    parts = choices(response) or objects_under(response, "outputs") or [response]
     extensions = _extensions(response, len(parts))
     return [_sequence([part, *shared, *extension]) for part, extension in zip(parts, extensions, strict=True)]
 

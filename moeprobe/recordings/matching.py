@@ -98,7 +98,7 @@ def with_names_of(
         for name, cluster in (trace.about.get("clusters") or {}).items()
         if name in pairs
     }
-    return trace.renamed(pairs, clusters=joined | renamed_clusters), notes
+    return trace.rename_inputs(pairs, clusters=joined | renamed_clusters), notes
 
 
 def match_traces(traces: Sequence[TraceFile], match: str) -> tuple[list[TraceFile], list[str]]:

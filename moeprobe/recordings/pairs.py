@@ -231,7 +231,7 @@ def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:
     return shared & (positions < first[:, None])
 
 
-def _generated(reference: Block, view: Block) -> Tensor:
+def _generated_tokens(reference: Block, view: Block) -> Tensor:
     """Return which tokens after the prefix ``(n, P)`` were generated, as either trace says; -1 = neither does."""
     generated = np.full(reference.valid.shape, -1, np.int8)
     for block in (view, reference):
@@ -271,7 +271,7 @@ def pair(
     if not view_trace.has_moved:
         shared = torch.from_numpy(common_prefix(reference, view)[:, prefix:])
         patches = torch.arange(shared.shape[1]).expand(len(shared), -1).where(shared, -1)
-        generated = _generated(reference, view) if "generated" in known_columns else None
+        generated = _generated_tokens(reference, view) if "generated" in known_columns else None
         return LayerPair(
             *sides,
             patches,
@@ -289,6 +289,6 @@ def pair(
     )
 
 
-def weighted(layer: Layer) -> bool:
+def knows_weights(layer: Layer) -> bool:
     """Whether the weights of a token's experts are known."""
     return layer.gates_kept == "all" if layer.top_k == 0 else layer.gates_kept != "none"

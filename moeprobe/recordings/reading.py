@@ -133,7 +133,7 @@ class TraceFile:
         try:
             index = self._file.read(columns=[name for name in SCALARS if name in self._columns]).to_pandas()
         except UNREADABLE as error:
-            raise checks.damaged(path) from error
+            raise checks.damage_error(path) from error
         if "ordered_by" not in index:  # version 1: gates say in which order
             index["ordered_by"] = index["gates_kept"].map(lambda kept: None if kept == "none" else "gates")
         checks.rows(path, index, layers=self.about["layers"])
@@ -161,7 +161,7 @@ class TraceFile:
         checks.layer(self.path, name, vars(layer), num_tokens)
         return layer
 
-    def renamed(self, names: Mapping[str, str], *, clusters: Mapping[str, str]) -> "TraceFile":
+    def rename_inputs(self, names: Mapping[str, str], *, clusters: Mapping[str, str]) -> "TraceFile":
         """Return this trace with other names of its inputs, and without those that get none.
 
         Args:
@@ -222,7 +222,7 @@ class TraceFile:
         for name, (without, width, fill) in filled.items():
             column = self._full_column(layer, name, table)
             if column is not None:
-                arrays[name] = self._padded(
+                arrays[name] = self._pad_column(
                     layer, name, column, tokens - without, length - without, width, fill
                 )
         first = self._full_column(layer, "view_first", table)
@@ -284,7 +284,7 @@ class TraceFile:
         try:
             return self._file.read_row_group(group, columns=columns, use_threads=False)
         except UNREADABLE as error:
-            raise checks.damaged(self.path) from error
+            raise checks.damage_error(self.path) from error
 
     def _full_column(self, layer: str, name: str, table: pa.Table) -> pa.Array | None:
         """Return a column that all rows of a layer have; None for one that none has."""
@@ -306,14 +306,14 @@ class TraceFile:
         if not np.any(present):
             return None
         column = table[name].drop_null().combine_chunks()
-        values = self._padded(layer, name, column, tokens[present], width, 0, False)
+        values = self._pad_column(layer, name, column, tokens[present], width, 0, False)
         kind = np.int8 if values.dtype == bool else np.int32
         within = np.arange(width) < tokens[present][:, None]
         filled = np.full((len(tokens), width), -1, kind)
         filled[present] = np.where(within, values, -1)
         return filled
 
-    def _padded(
+    def _pad_column(
         self,
         layer: str,
         name: str,
@@ -376,7 +376,7 @@ def open_file(path: Path) -> pq.ParquetFile:
             ) from None
         with open_regular(path) as file:
             check_trace_kind(path, file.peek(HEAD)[:HEAD])
-        raise checks.damaged(path) from error
+        raise checks.damage_error(path) from error
 
 
 def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
@@ -396,7 +396,7 @@ def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
         # Half a character (a lone surrogate) could be neither printed nor written.
         json.dumps(metadata, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise checks.damaged(path) from error
+        raise checks.damage_error(path) from error
     if form != FORMAT or version not in READ:
         raise UserError(
             f"{path} is a trace of version {version}, and this moeprobe reads versions {READ[0]} to {VERSION}; update "

@@ -38,19 +38,19 @@ def is_packed(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
-def unpacked(path: Path) -> dict[Any, Any]:
+def load_by_router(path: Path) -> dict[Any, Any]:
     """Return the mapping by routers in a file, e.g. of ``("decoder", None, 1)``; tensors are mapped, and not read.
 
     Raises:
         UserError: it is damaged, holds what would have to be run, or is no such mapping.
     """
-    content = unpickled(path)
+    content = load_unpickled(path)
     if not isinstance(content, dict) or not all(isinstance(name, tuple) for name in content):
         raise UserError(f"{path} holds no dictionary with routers as keys.")
     return content
 
 
-def unpickled(path: Path) -> Any:
+def load_unpickled(path: Path) -> Any:
     """Return what a file of torch holds; tensors are mapped from it, and not read.
 
     Raises:
@@ -67,7 +67,7 @@ def unpickled(path: Path) -> Any:
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise UserError(f"{path} is compressed, which torch.save never does.")
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-            return _loaded(path)
+            return _torch_load(path)
     except DAMAGE as error:
         refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
         if refused is not None:
@@ -80,7 +80,7 @@ def unpickled(path: Path) -> Any:
         ) from None
 
 
-def _loaded(path: Path) -> Any:
+def _torch_load(path: Path) -> Any:
     import torch
 
     try:
@@ -136,7 +136,7 @@ def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[
 ROWS_AT_ONCE, _VALUES = 4096, 2**18
 
 
-def grouped(
+def group_rows(
     entries: Iterable[tuple[Row, int]], *, progress: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a trace, some thousands at a time.
@@ -246,13 +246,13 @@ def responses(
                 number += 1
                 where = f"line {number}"
                 try:
-                    content = [] if line.isspace() else _parsed(path, where, line, long, most_bytes)
+                    content = [] if line.isspace() else _parse(path, where, line, long, most_bytes)
                 except UserError:
                     # Not lines, but one document over several of them?
                     if number > 1 or path.suffix == ".jsonl":
                         raise
                     line += file.read(most_bytes + 1)
-                    where, content = "the document", _parsed(path, "the document", line, long, most_bytes)
+                    where, content = "the document", _parse(path, "the document", line, long, most_bytes)
                 if isinstance(content, list) and content and isinstance(content[0], list):
                     content = {COUNTS_KEY: content}
                 several = isinstance(content, list)
@@ -283,7 +283,7 @@ CONTENT = "content"
 
 def _of_torch(path: Path) -> Iterator[tuple[str, GatheredResponse]]:
     """Yield what a file of torch holds: one object, a list of several, or what is called ``CONTENT``."""
-    content = unpickled(path)
+    content = load_unpickled(path)
     entries = content if isinstance(content, list | tuple) else [content]
     if entries and all(
         isinstance(entry, dict) and all(isinstance(key, str) for key in entry) for entry in entries
@@ -322,7 +322,7 @@ def _check_size(path: Path, where: str, text: bytes | bytearray, most_bytes: int
         raise UserError(f"{path}, {where}: a response has more than {most_bytes:,} bytes; split it.")
 
 
-def _parsed(path: Path, where: str, text: bytes | bytearray, long: Sequence[str], most_bytes: int) -> Any:
+def _parse(path: Path, where: str, text: bytes | bytearray, long: Sequence[str], most_bytes: int) -> Any:
     _check_size(path, where, text, most_bytes)
     try:
         return parse_without(text, long)

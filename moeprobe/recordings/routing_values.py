@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import NPY, array, count, decoded, npy, start_of
+from moeprobe.recordings.readers.base import NPY, array, count, decode_base64, npy, start_of
 from moeprobe.recordings.readers.nemo import numbers_of
 from moeprobe.recordings.responses import array_of, is_nested
 from moeprobe.recordings.unknown_file import not_recognized
@@ -74,7 +74,7 @@ def is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and _header(value) is not None
 
 
-def shaped(value: Mapping[str, Any], what: str) -> tuple[NDArray[Any], int, str]:
+def shaped_array(value: Mapping[str, Any], what: str) -> tuple[NDArray[Any], int, str]:
     """Return the numbers of an object of ``data`` (base64), ``shape`` and ``dtype``, their start, and their type.
 
     Where ``dtype`` is missing, the bytes of each number say it.
@@ -85,7 +85,7 @@ def shaped(value: Mapping[str, Any], what: str) -> tuple[NDArray[Any], int, str]
     sizes = value["shape"]
     if not isinstance(sizes, list) or len(sizes) != 3 or any(count(size) is None for size in sizes):
         raise Fault(f"shape takes tokens, layers and experts per token; got {str(sizes)[:100]}")
-    content = decoded(value["data"], what)
+    content = decode_base64(value["data"], what)
     dtype = _dtype(value.get("dtype"), len(content), sizes)
     return array(content, dtype=dtype, shape=sizes, what=what), start_of(value, "start"), dtype
 
@@ -142,7 +142,7 @@ def rows_of(value: Any, what: str, shape: MoeShape | None, tokens: int | None) -
     if is_shaped(value):
         if axes_of(value["data"])[1] == "i":
             return ExpertRows(array_of(value["data"], what, dims=3), start_of(value, "start"))
-        numbers, start, _ = shaped(value, what)
+        numbers, start, _ = shaped_array(value, what)
         return ExpertRows(numbers, start)
     return ExpertRows(array_of(value, what, dims=3))
 
@@ -150,7 +150,7 @@ def rows_of(value: Any, what: str, shape: MoeShape | None, tokens: int | None) -
 def _of_text(text: str, what: str, shape: MoeShape | None, tokens: int | None) -> NDArray[Any]:
     if text.startswith("nrlre1:"):
         return numbers_of(text, what)
-    content = decoded(text, what)
+    content = decode_base64(text, what)
     if text.startswith(NPY):
         return npy(content, what, axes="tokens, layers and experts per token")
     if shape is None:

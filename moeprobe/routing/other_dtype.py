@@ -31,7 +31,7 @@ def other_dtype(device: torch.device) -> torch.dtype:
     return _DTYPES[device.type]
 
 
-def described(device: torch.device) -> str:
+def other_dtype_name(device: torch.device) -> str:
     """Return the format in words, e.g. for a sidecar."""
     name = str(other_dtype(device)).removeprefix("torch.")
     return f"{name}, emulated" if is_emulated(device) else name
@@ -72,16 +72,16 @@ class _Emulated(TorchFunctionMode):
         if func not in _PRODUCTS or "out" in kwargs or not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            result = func(*_rounded(args), **_rounded(kwargs))
+            result = func(*_round_operands(args), **_round_operands(kwargs))
         return result.to(torch.bfloat16)
 
 
-def _rounded(value: Any) -> Any:
+def _round_operands(value: Any) -> Any:
     """Return operands, of which floating tensors hold what bfloat16 can."""
     if isinstance(value, Tensor):
         return value.to(torch.bfloat16).float() if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _round_operands(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(map(_rounded, value))
+        return type(value)(map(_round_operands, value))
     return value

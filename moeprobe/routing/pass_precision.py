@@ -51,7 +51,7 @@ def in_precision(model: Traceable, precision: str, *, name: str, device: torch.d
     for method_name in _PASSES:
         method = getattr(original, method_name, None)
         if method is not None:
-            setattr(narrow, method_name, _narrowed(method, device, dtype, routers))
+            setattr(narrow, method_name, _under_autocast(method, device, dtype, routers))
     setattr(narrow, _PRECISION, precision)
     setattr(narrow, _ORIGINAL, original)
     return narrow
@@ -112,7 +112,7 @@ def _check_weights(model: Traceable, name: str, precision: str) -> None:
         )
 
 
-def _narrowed(
+def _under_autocast(
     method: Callable[..., Any], device: torch.device, dtype: torch.dtype, routers: Sequence[nn.Module]
 ) -> Callable[..., Any]:
     """Return a method that runs under autocast, except in the routers."""
@@ -129,7 +129,7 @@ def _narrowed(
 def _routing_in_float32(routers: Sequence[nn.Module], kind: str) -> Iterator[None]:
     """Let these modules compute in float32, whatever is around them."""
 
-    def widened(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def without_autocast(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast(kind, enabled=False):
                 return forward(*map(_widen, args), **{key: _widen(value) for key, value in kwargs.items()})
@@ -140,7 +140,7 @@ def _routing_in_float32(routers: Sequence[nn.Module], kind: str) -> Iterator[Non
         for module in routers:
             previous = vars(module).get("forward")
             # On the instance: hooks of the module see what it is called with, and what it returns.
-            module.forward = widened(module.forward)
+            module.forward = without_autocast(module.forward)
             stack.callback(_restore, module, previous)
         yield
 

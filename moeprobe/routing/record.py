@@ -69,9 +69,9 @@ class LayerRouting:
     group_images: int | None = 1
 
     def __repr__(self) -> str:
-        return f"LayerRouting({self.described()})"
+        return f"LayerRouting({self.describe_shape()})"
 
-    def described(self) -> str:
+    def describe_shape(self) -> str:
         """Return its shape in words."""
         inputs, tokens, experts = self.gates.shape
         return f"{inputs} x {tokens} tokens, {experts} experts, k = {self.top_k}"
@@ -168,14 +168,14 @@ class RoutingTrace:
     layers: dict[str, LayerRouting]
 
     def __repr__(self) -> str:
-        return f"RoutingTrace({'; '.join(f'{name}: {layer.described()}' for name, layer in self.layers.items())})"
+        return f"RoutingTrace({'; '.join(f'{name}: {layer.describe_shape()}' for name, layer in self.layers.items())})"
 
 
 # What has an entry for each input and token.
 PER_INPUT = ("gates", "scores", "selected", "processed", "valid", "slot", "places")
 
 
-def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
+def join_batches(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     """Return the routing of the images of all parts, in their order, as one batch."""
     if len(parts) == 1:
         return parts[0]
@@ -190,7 +190,7 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
 
 
 def split(trace: RoutingTrace, sizes: Sequence[int]) -> list[RoutingTrace]:
-    """Return the routing of so many images each, in their order: what ``joined`` puts together.
+    """Return the routing of so many images each, in their order: what ``join_batches`` puts together.
 
     Raises:
         UserError: it is of another number of images.

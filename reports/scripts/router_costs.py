@@ -7,7 +7,7 @@ import pandas as pd
 
 from benchmarks.speed.parts.models import FORWARD, STEP
 from moeprobe.models import grid
-from moeprobe.studies.tradeoff.table import published
+from moeprobe.studies.tradeoff.table import published_values
 
 REFERENCE = "softmax_token_choice"
 ARCHITECTURES = ("B/32", "B/16", "L/16")
@@ -42,7 +42,7 @@ def _ratio(row: "pd.Series") -> str:
 
 def _paper(router: str, budget: float, architecture: str) -> str:
     """Return the paper's days of pretraining over those of softmax token choice of the same budget."""
-    table = published()
+    table = published_values()
     here = table[(table["task"] == "jft") & (table["architecture"] == architecture)]
     here = here[here["top_k"].fillna(here["capacity_factor"]) == budget].set_index("router")["tpuv3_days"]
     if router not in here.index or pd.isna(here[router]):

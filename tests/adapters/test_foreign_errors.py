@@ -12,7 +12,7 @@ from torch import nn
 from moeprobe.adapters import foreign_errors
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.errors import UserError
-from moeprobe.routing.record import joined
+from moeprobe.routing.record import join_batches
 
 
 class Raising(nn.Module):
@@ -98,13 +98,13 @@ def hooked(hook: Callable[..., Any]) -> nn.Module:
 
 def test_a_bug_of_a_hook_of_moeprobe_stays_one() -> None:
     def ours(*_: Any) -> None:
-        joined(None)  # type: ignore[arg-type]
+        join_batches(None)  # type: ignore[arg-type]
 
-    assert "moeprobe/routing" in joined.__code__.co_filename
+    assert "moeprobe/routing" in join_batches.__code__.co_filename
     with pytest.raises(TypeError), running("theirs"):
         hooked(ours)(torch.zeros(2, 3))
     with pytest.raises(TypeError), running("theirs"):
-        joined(None)  # type: ignore[arg-type]
+        join_batches(None)  # type: ignore[arg-type]
 
 
 def test_an_installed_package_is_called_by_its_name(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from moeprobe.runtime import catalog
 from tests.contracts.test_analyses import AGGREGATES, EVERY, examples, metrics_of, sums
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
-METRICS = [one.representative if isinstance(one, MetricFamily) else one for one in registry.declared()]
+METRICS = [
+    one.representative if isinstance(one, MetricFamily) else one for one in registry.all_declarations()
+]
 # Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py have them.
 FROM_SEVERAL_CELLS = (
     "set_survival_band",
@@ -21,7 +23,7 @@ FROM_SEVERAL_CELLS = (
     "experts_price_beyond",
     "experts_dispensable",
 )
-FAMILIES = [one for one in registry.declared() if isinstance(one, MetricFamily)]
+FAMILIES = [one for one in registry.all_declarations() if isinstance(one, MetricFamily)]
 
 
 def estimators(name: str) -> list[Estimator]:
@@ -75,7 +77,7 @@ def test_names_are_said_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names) and len(set(registry.names())) == len(registry.names())
     for name in names:
-        assert sum(registry.covers(one, name) for one in registry.declared()) == 1, name
+        assert sum(registry.covers(one, name) for one in registry.all_declarations()) == 1, name
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

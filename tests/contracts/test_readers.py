@@ -11,7 +11,7 @@ import pytest
 
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Reader, recognized
+from moeprobe.recordings.readers.base import Reader, find_reader
 from moeprobe.recordings.responses import responses
 from moeprobe.recordings.rows import counts_of
 from moeprobe.recordings.validate_capture import decode_choices
@@ -131,7 +131,7 @@ def test_one_reader_alone_reads_a_response(name: str, number: int, tmp_path: Pat
     for response in examples(name, number, tmp_path):
         claims = [other for other, kind in KINDS.items() if not kind.fallback and kind().reads(response)]
         assert claims == ([] if KINDS[name].fallback else [name])
-        reader = recognized(response, [kind() for kind in KINDS.values()])
+        reader = find_reader(response, [kind() for kind in KINDS.values()])
         assert type(reader) is KINDS[name]
 
 

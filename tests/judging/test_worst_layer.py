@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moeprobe.judging.properties import widened, worst_row
+from moeprobe.judging.properties import widen_intervals, worst_row
 from moeprobe.judging.scales import SCALES
 from moeprobe.metrics.stats.proportions import critical
 
@@ -31,7 +31,7 @@ def coverage(layers: int, *, simultaneous: bool) -> float:
     holds = 0
     for _ in range(EXPERIMENTS):
         rows = layers_of(rng, layers)
-        worst = worst_row(widened(rows) if simultaneous else rows, SCALES["agreement"])
+        worst = worst_row(widen_intervals(rows) if simultaneous else rows, SCALES["agreement"])
         holds += worst["ci_low"] <= 0.6 <= worst["ci_high"]
     return holds / EXPERIMENTS
 
@@ -45,8 +45,8 @@ def test_the_interval_of_the_worst_layer_holds_its_truth(layers: int) -> None:
 
 def test_a_single_layer_keeps_its_interval_and_no_end_leaves_the_range() -> None:
     rows = layers_of(np.random.default_rng(0), 1)
-    pd.testing.assert_frame_equal(widened(rows), rows)
+    pd.testing.assert_frame_equal(widen_intervals(rows), rows)
     high = layers_of(np.random.default_rng(0), 12, truth=0.98)
-    assert widened(high)["ci_high"].max() == 1.0
+    assert widen_intervals(high)["ci_high"].max() == 1.0
     without = high.assign(ci_low=np.nan, ci_high=np.nan)
-    assert widened(without)["ci_low"].isna().all()
+    assert widen_intervals(without)["ci_low"].isna().all()

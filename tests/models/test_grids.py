@@ -10,7 +10,7 @@ from moeprobe.models import config, grid
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.runtime.catalog import ROUTERS
-from moeprobe.studies.tradeoff.table import published
+from moeprobe.studies.tradeoff.table import published_values
 from tests.docs.facts import read
 
 TWO = """
@@ -200,7 +200,7 @@ def test_balancing_is_left_out_at_the_same_limited_room() -> None:
 def test_the_sweeps_of_layouts(name: str, seeds: list[int], depth: int) -> None:
     """The routers of "Routers in Vision MoE", at two budgets; only layout and length differ from routers-digits."""
     sweep, first = grid.load(f"routers-digits-{name}"), grid.load("routers-digits")
-    of_paper = set(published()["router"])
+    of_paper = set(published_values()["router"])
     assert {cell.model.router_name for cell in sweep.cells} == of_paper
     assert len(sweep.cells) == 2 * len(of_paper) * len(seeds)
     assert sorted({cell.seed for cell in sweep.cells}) == seeds

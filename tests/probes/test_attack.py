@@ -19,7 +19,7 @@ from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
-from moeprobe.probes.attack.ascent import ascended, at_random, random_start, worst_of
+from moeprobe.probes.attack.ascent import ascend, at_random, random_start, worst_of
 from moeprobe.probes.attack.objectives import (
     RaisedObjective,
     leaving,
@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_finite_differences(make: Callable[[], Any]) -> 
 def test_an_ascent_against_one_that_is_written_down_once_more() -> None:
     model: Any = checkpoint().model
     pixels, targets, epsilon = images(3), torch.tensor([0, 1, 2]), 4 / 255
-    found = ascended(partial(model.loss_gradient, targets=targets), pixels, epsilon=epsilon, steps=3)
+    found = ascend(partial(model.loss_gradient, targets=targets), pixels, epsilon=epsilon, steps=3)
     expected = pixels.clone()
     for _ in range(3):
         one = expected.clone().requires_grad_()
@@ -139,7 +139,7 @@ def test_of_several_ascents_the_worst_of_each_image_counts() -> None:
     settings: dict[str, Any] = {"epsilon": 4 / 255, "norm": "linf"}
     found = worst_of(objective, pixels, names, steps=2, restarts=2, seed=0, **settings)
     starts = [None, *(random_start(pixels, names, seed=0, restart=number, **settings) for number in (1, 2))]
-    ascents = [ascended(objective.gradient, pixels, steps=2, start=start, **settings) for start in starts]
+    ascents = [ascend(objective.gradient, pixels, steps=2, start=start, **settings) for start in starts]
     losses = torch.stack([objective.values(one) for one in ascents])
     torch.testing.assert_close(objective.values(found), losses.amax(0))
     assert len(set(losses.argmax(0).tolist())) > 1
@@ -202,7 +202,7 @@ def test_routes_of_a_linear_router_change_from_the_smallest_epsilon_on(norm: str
         may_turn = model.first_choices(pixels) == 1
     gradient = steering(model, value, layers=None).gradient
     for epsilon in critical.flatten().quantile(torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)).tolist():
-        moved = ascended(gradient, pixels, epsilon=epsilon, steps=8, norm=norm)
+        moved = ascend(gradient, pixels, epsilon=epsilon, steps=8, norm=norm)
         turned = model.first_choices(moved) != model.first_choices(pixels)
         assert turned[~may_turn | (critical > epsilon * (1 + 1e-6))].sum() == 0 < turned.sum()
         assert turned[may_turn & (critical < epsilon * (1 - 1e-6))].all()
@@ -340,12 +340,12 @@ def test_what_is_crafted_on_one_is_shown_to_the_other() -> None:
     batch = torch.stack([framing.clean(digits().example(index).image).pixels for index in chosen])
     first, second = (cast(Vmoe, one.model) for one in models)
     answers = [scores_of(model, batch).argmax(-1) for model in (first, second)]
-    crafted = ascended(partial(second.loss_gradient, targets=answers[1]), batch, epsilon=16 / 255, steps=2)
+    crafted = ascend(partial(second.loss_gradient, targets=answers[1]), batch, epsilon=16 / 255, steps=2)
     same = (scores_of(first, crafted).argmax(-1) == answers[0]).double().mean().item()
     assert value(of_a, "prediction_agreement", 16, "attack_from_b") == pytest.approx(same)
     # The clean routing replayed on crafted pixels.
     clean = first.trace(batch)
-    own = ascended(partial(first.loss_gradient, targets=answers[0]), batch, epsilon=16 / 255, steps=2)
+    own = ascend(partial(first.loss_gradient, targets=answers[0]), batch, epsilon=16 / 255, steps=2)
     replayed = first.replay(own, clean[1]).softmax(-1).gather(1, answers[0][:, None]).mean().item()
     assert value(of_a, "class_probability_perturbed_clean", 16) == pytest.approx(replayed, abs=1e-5)
     assert value(of_a, "class_probability_switching", 0) == 0

@@ -9,7 +9,7 @@ import torch
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TokenBatch
-from moeprobe.probes.determinism.measure import padded, run, ways
+from moeprobe.probes.determinism.measure import add_padding, run, ways
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import refused
 from tests.commands import run as command
@@ -57,7 +57,7 @@ def test_what_comes_back_is_in_the_order_of_the_batch() -> None:
 def test_padding_is_no_token() -> None:
     ids = torch.tensor([[5, 6, 7], [5, 0, 0]])
     marks = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
-    more = padded(TokenBatch(ids, marks, marks, 0), 2)
+    more = add_padding(TokenBatch(ids, marks, marks, 0), 2)
     assert more.ids.tolist() == [[5, 6, 7, 0, 0], [5, 0, 0, 0, 0]]
     assert more.present.sum() == more.ordinary.sum() == 4
 

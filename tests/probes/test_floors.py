@@ -199,7 +199,7 @@ def test_emulated_products_are_those_of_rounded_operands(monkeypatch: pytest.Mon
     # Half a step of eight bits, and what float32 loses on the way.
     assert ((product.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-4).all()
     assert ((product.double() - rows.double() @ weight.double().T).abs() > 1e-3).any()
-    assert other_dtype.described(CPU) == "bfloat16, emulated"
+    assert other_dtype.other_dtype_name(CPU) == "bfloat16, emulated"
 
 
 def test_an_emulated_floor_is_of_the_size_of_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.models.nn.quantize import quantized
+from moeprobe.models.nn.quantize import quantize_weight
 from moeprobe.probes.precision import Precision
 from moeprobe.probes.precision.measure import Rounding
 from moeprobe.routing.parts import PARTS, weights_of
@@ -93,7 +93,7 @@ def test_a_model_is_as_before_whatever_happens() -> None:
         with rounding.of(("router", "rest"), "int4_g128"):
             for one, own in zip(weights, before, strict=True):
                 rounded = one.part in ("router", "rest")
-                wanted = quantized(own, "int4_g128", inputs=one.inputs) if rounded else own
+                wanted = quantize_weight(own, "int4_g128", inputs=one.inputs) if rounded else own
                 assert torch.equal(one.parameter, wanted)
             raise ZeroDivisionError
 
@@ -119,7 +119,7 @@ def test_every_number_is_that_of_a_model_with_rounded_weights() -> None:
     assert whole["metric"].eq("prediction_agreement").any() and whole["ci_low"].notna().any()
     other = api.load_model(source)
     for one in other.model.weights():  # type: ignore[attr-defined]
-        one.parameter.data = quantized(one.parameter.data, "int4_g128", inputs=one.inputs)
+        one.parameter.data = quantize_weight(one.parameter.data, "int4_g128", inputs=one.inputs)
     accuracy = api.evaluate(other, data="digits", limit=LIMIT).table.set_index("metric")["value"]["accuracy"]
     assert table["whole int4_g128", "", "", "accuracy", ""] == accuracy
 

@@ -13,7 +13,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.inputs.data.digits import Digits
-from moeprobe.probes.routes.key_routes import shared
+from moeprobe.probes.routes.key_routes import superclass_information
 from moeprobe.probes.routes.tables import sentences
 from tests.commands import Trained
 
@@ -53,7 +53,7 @@ def by_hand(one: Sequence[int], other: Sequence[int]) -> float:
 )
 def test_information_against_all_orders(routes: list[int]) -> None:
     superclasses = [0, 0, 0, 1, 1, 1]
-    found = shared(np.array(routes), superclasses, seed=0)
+    found = superclass_information(np.array(routes), superclasses, seed=0)
     assert found is not None
     value, permuted = found
     assert value == pytest.approx(by_hand(superclasses, routes), abs=1e-9)
@@ -65,14 +65,14 @@ def test_information_against_all_orders(routes: list[int]) -> None:
 
 def test_routes_that_are_superclasses_have_all_information() -> None:
     superclasses = np.repeat(np.arange(20), 5)
-    found = shared(superclasses[::-1].copy(), superclasses[::-1].tolist(), seed=1)
+    found = superclass_information(superclasses[::-1].copy(), superclasses[::-1].tolist(), seed=1)
     assert found is not None and found[0] == pytest.approx(1)
     assert found[1].max() < 0.5
 
 
 @pytest.mark.parametrize("superclasses", [None, [0, 0, 0], [0, 1, 2]], ids=["none", "one", "each its own"])
 def test_superclasses_that_group_nothing_are_left_out(superclasses: list[int] | None) -> None:
-    assert shared(np.array([1, 1, 2]), superclasses, seed=0) is None
+    assert superclass_information(np.array([1, 1, 2]), superclasses, seed=0) is None
 
 
 def test_a_run_says_it(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.format import SCHEMA, metadata, writing
 from moeprobe.recordings.log_rows import Row
-from moeprobe.recordings.responses import grouped
+from moeprobe.recordings.responses import group_rows
 from tests.commands import refused, run
 from tests.recordings import serving
 from tests.recordings.serving import routing
@@ -58,7 +58,7 @@ def saved(
         ]
 
     with writing(path) as file:
-        for batch in grouped(rows(), progress=lambda count: None):
+        for batch in group_rows(rows(), progress=lambda count: None):
             file.write([batch])
         file.close(metadata(checkpoint={"name": path.stem}, layers=layers))
     return path

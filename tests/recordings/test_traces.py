@@ -315,7 +315,7 @@ def test_views_of_several_kinds_have_a_column_each(model: Checkpoint, traces: Pa
     assert not layout.along_a_severity(api.analyze_trace(noise[:2]))
     mixed = api.analyze_trace([noise[0], noise[2], *bright[1:]])
     assert not layout.along_a_severity(mixed)
-    shown = layout.labeled(mixed).table
+    shown = layout.label_traces(mixed).table
     assert set(shown["checkpoint"]) == {
         "a clean", "a gaussian_noise 0.3", "a brightness 0.2", "a brightness 0.4",
     }  # fmt: skip

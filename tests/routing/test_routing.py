@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from moeprobe.routing.record import RoutingTrace, joined, order_choices
+from moeprobe.routing.record import RoutingTrace, join_batches, order_choices
 from tests.routing.routings import routing
 
 
@@ -59,6 +59,6 @@ def test_the_same_set_of_experts_whatever_their_order() -> None:
 def test_what_was_computed_of_a_part_is_no_part_of_the_whole() -> None:
     parts = [RoutingTrace({"blocks.1": routing(num_images=number)}) for number in (2, 3)]
     weights = [part.layers["blocks.1"].weights for part in parts]
-    whole = joined(parts).layers["blocks.1"]
+    whole = join_batches(parts).layers["blocks.1"]
     assert torch.equal(whole.weights, torch.cat(weights))
     assert whole.processed_mask.shape[0] == 5

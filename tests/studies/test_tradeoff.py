@@ -28,7 +28,7 @@ from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
 from moeprobe.studies.tradeoff import TradeoffProgress, trainings
 from moeprobe.studies.tradeoff.run import _Work
-from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
+from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published_values
 from moeprobe.studies.tradeoff.trainings import find_cells
 from tests.commands import PATIENCE, Trained, pictures, refused, run, started, wait_for
 
@@ -426,7 +426,7 @@ def test_other_weights_are_not_mixed_in(copy: Path) -> None:
 
 def test_the_papers_values() -> None:
     """Spot checks of each table against the paper, and what it says in words."""
-    paper = published()
+    paper = published_values()
     assert len(paper) == 72 and paper.groupby("table").size().to_dict() == dict.fromkeys(
         (1, 2, 3, 4, 6, 8), 12
     )

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
-from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, checked
+from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, parse_settings
 from moeprobe.adapters.hooks.module import HookedModule
-from moeprobe.adapters.hooks.output import described
-from moeprobe.adapters.hooks.replay import replayed_scores, unforced
+from moeprobe.adapters.hooks.output import describe_output
+from moeprobe.adapters.hooks.replay import replayed_scores, why_not_forced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
-from moeprobe.routing.record import RoutingTrace, joined, split
+from moeprobe.routing.record import RoutingTrace, join_batches, split
 from moeprobe.runtime.arguments import checked_class
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.torch_state import random_numbers_kept
@@ -103,8 +103,8 @@ class Hooks(Adapter):
         before: Activation | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
-            raise UserError(f"Hooks takes a torch module; got {described(net)}.")
-        self.settings = checked(
+            raise UserError(f"Hooks takes a torch module; got {describe_output(net)}.")
+        self.settings = parse_settings(
             {
                 "routers": routers,
                 "read": read,
@@ -144,7 +144,7 @@ class Hooks(Adapter):
         if self.class_names:
             self._check_classes(trial.output)
         is_random = self._batch_dependence.startswith(RANDOM)
-        self._unforced = unforced(self._module, self._layers, images, trial.layers, is_random=is_random)
+        self._unforced = why_not_forced(self._module, self._layers, images, trial.layers, is_random=is_random)
         if head is not None:
             self.features = self._features
             self.features(images)
@@ -188,7 +188,7 @@ class Hooks(Adapter):
             raise ValueError("Name at least one layer, or ask for the logits.")
         passes = [self._module.run(piece, selected_layers, logits=logits) for piece in self._pieces(images)]
         answers = [forward_pass.output for forward_pass in passes if forward_pass.output is not None]
-        return (torch.cat(answers) if answers else None), joined(
+        return (torch.cat(answers) if answers else None), join_batches(
             [RoutingTrace(forward_pass.layers) for forward_pass in passes]
         )
 
@@ -240,7 +240,7 @@ class Hooks(Adapter):
             "training": {"imported": "hooks"},
             "model": type(net).__name__,
             "parameters": sum(parameter.numel() for parameter in net.parameters()),
-            "routers": {name: layer.described() for name, layer in self._layers.items()},
+            "routers": {name: layer.describe() for name, layer in self._layers.items()},
             "routers_found": origin_of_routers,
             "experts": {name: layer.use for name, layer in self._layers.items()},
             "batches": self._batch_dependence or "images do not depend on their batch-mates",
@@ -278,8 +278,8 @@ class Hooks(Adapter):
             model = factory.with_code(model.checkpoint(name), built)
         if not isinstance(model, Checkpoint):
             raise UserError(
-                f"{built.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
-                "a moeprobe.adapters.base.Checkpoint."
+                f"{built.factory} gives {describe_output(model)}; it should return a torch module, a moeprobe Hooks, "
+                "or a moeprobe.adapters.base.Checkpoint."
             )
         return dataclasses.replace(model, provenance=factory.of_files(built) | dict(model.provenance))
 

@@ -91,7 +91,7 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
                 f"Experts are chosen from what several modules give ({several}); name the routers."
             )
     routers = [
-        observed(watch, name) for name in dict.fromkeys(next(iter(origin.modules)) for origin in origins)
+        detect_router(watch, name) for name in dict.fromkeys(next(iter(origin.modules)) for origin in origins)
     ]
     modules = dict(net.named_modules())
     kinds = {(type(modules[item.name]), watch.wide[item.name], item.top_k) for item in routers}
@@ -104,7 +104,7 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
     return routers
 
 
-def observed(watch: Watch, name: str) -> DetectedRouter:
+def detect_router(watch: Watch, name: str) -> DetectedRouter:
     """Return what a pass shows of a router: K where it is clear, and what its logits went through."""
     calls = [call for _, call in _deciding(watch, name, inside=False)]
     counts = [call.count for call in calls]
@@ -217,7 +217,7 @@ def _shares(net: nn.Module, wide: Mapping[str, int]) -> str:
     return ""
 
 
-def unwrapped(net: nn.Module) -> nn.Module:
+def unwrap(net: nn.Module) -> nn.Module:
     """Return the module itself where ``torch.compile`` or data parallelism wraps it: they pass hooks by."""
     while True:
         if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):

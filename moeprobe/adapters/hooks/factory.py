@@ -118,7 +118,7 @@ class FileSettings(HookSettings):
     weights: str | None = None
 
 
-def checked(content: Mapping[str, Any]) -> HookSettings:
+def parse_settings(content: Mapping[str, Any]) -> HookSettings:
     """Return the settings given in Python.
 
     Raises:
@@ -191,7 +191,7 @@ def make(reference: str) -> Made:
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit too: the program would end as if all were done
-            raise UserError(f"{name} raised {_described(error)}") from error
+            raise UserError(f"{name} raised {_error_sentence(error)}") from error
     if settings is not None and settings.weights is not None and settings_file is not None:
         if not isinstance(value, nn.Module):
             raise UserError(f"{name} gives a {type(value).__name__}, into which no weights can be loaded.")
@@ -200,7 +200,7 @@ def make(reference: str) -> Made:
     return Made(value, name, None if file is None else Path(file), settings, settings_file)
 
 
-def _described(error: BaseException) -> str:
+def _error_sentence(error: BaseException) -> str:
     """Return an exception as the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}." if lines else f"{type(error).__name__}."
@@ -216,11 +216,11 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(f"There is no Python module {name!r}, installed or in {Path.cwd()}.") from None
-        raise UserError(f"Importing {name} raised {_described(error)}") from error
+        raise UserError(f"Importing {name} raised {_error_sentence(error)}") from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise UserError(f"Importing {name} raised {_described(error)}") from error
+        raise UserError(f"Importing {name} raised {_error_sentence(error)}") from error
 
 
 def _attribute(module: Any, path: str) -> Any:

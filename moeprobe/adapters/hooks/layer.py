@@ -87,7 +87,7 @@ class HookedLayer:
         """Whether a token's choice is known to depend on no other: it is read off the token's own gates."""
         return self.top_k is not None and self.by_gates
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Return where it is and how it is read, in words."""
         if "indices" in self.reads:
             choice = "its own choice"
@@ -130,7 +130,7 @@ class HookedLayer:
         scores = None
         if choice is not None and not (self.by_gates and "logits" in self.reads):
             scores = self.by_image(choice.ranked, num_images).float()
-        selected = self._selected(
+        selected = self._chosen_experts(
             values, gates, None if choice is None else self.by_image(choice.experts, num_images)
         )
         selected, processed = order_choices(selected, selected >= 0, gates if scores is None else scores)
@@ -182,7 +182,7 @@ class HookedLayer:
         weights = _finite(values["weights"].float()).masked_fill(index < 0, 0)
         return gates.scatter_add(-1, index.clamp_min(0), weights)
 
-    def _selected(self, values: Mapping[str, Tensor], gates: Tensor, experts: Tensor | None) -> Tensor:
+    def _chosen_experts(self, values: Mapping[str, Tensor], gates: Tensor, experts: Tensor | None) -> Tensor:
         """Return the chosen experts ``(B, T, K)``: its own, those of the call that chose, or the highest gates."""
         if self.top_k is None:
             return values["indices"]

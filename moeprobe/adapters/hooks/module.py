@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import PassEnd
 from moeprobe.adapters.foreign_errors import running
-from moeprobe.adapters.hooks.detection import unwrapped
+from moeprobe.adapters.hooks.detection import unwrap
 from moeprobe.adapters.hooks.factory import HookSettings
 from moeprobe.adapters.hooks.layer import HookedLayer
-from moeprobe.adapters.hooks.output import described, part, read
+from moeprobe.adapters.hooks.output import describe_output, part, read
 from moeprobe.adapters.hooks.use import (
     BlockCall,
     ExpertBlock,
@@ -56,7 +56,7 @@ class HookedModule:
     """
 
     def __init__(self, net: nn.Module, settings: HookSettings) -> None:
-        self.net = unwrapped(net)
+        self.net = unwrap(net)
         self.settings = settings
 
     @property
@@ -80,7 +80,7 @@ class HookedModule:
     ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
         """Run images; return the output and, for each run of a router, its name and parsed output."""
         return run_forward(
-            self.net, self._normalized(images), names=modules, collect=self._collect, stop_after=stop_after
+            self.net, self._normalize(images), names=modules, collect=self._collect, stop_after=stop_after
         )
 
     def run(self, images: Tensor, layers: Mapping[str, HookedLayer], *, logits: bool = True) -> Pass:
@@ -184,7 +184,8 @@ class HookedModule:
         what = "class scores" if self.settings.classes else "output"
         raise UserError(
             f"The {what} of {num_images} images should be a tensor ({num_images}, classes); the model gives "
-            f"{described(output)}. Say where they are, e.g. output: 0; a model without class scores has no classes."
+            f"{describe_output(output)}. Say where they are, e.g. output: 0; a model without class scores has "
+            "no classes."
         )
 
     def scores(self, output: Any, num_images: int) -> Tensor:
@@ -195,7 +196,7 @@ class HookedModule:
         """
         answer, kind = self.answer(output, num_images)
         if answer is None or kind != SCORES:
-            raise UserError(f"The model gives no class scores: it gives {described(output)}.")
+            raise UserError(f"The model gives no class scores: it gives {describe_output(output)}.")
         return answer
 
     def differentiable_scores(self, images: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ class HookedModule:
         Raises:
             UserError: there are none.
         """
-        output, _ = run_forward(self.net, self._normalized(images), gradient=True)
+        output, _ = run_forward(self.net, self._normalize(images), gradient=True)
         return self.scores(output, len(images))
 
     def features(self, images: Tensor, head: str) -> Tensor:
@@ -216,10 +217,10 @@ class HookedModule:
         modules = [name for name, _ in self.net.named_modules() if name]
         if head not in modules:
             raise UserError(unknown("module", head, [name for name, _ in self.net.named_children()]))
-        calls = arguments_of(self.net, self._normalized(images), head)
+        calls = arguments_of(self.net, self._normalize(images), head)
         features = calls[0][0] if calls and calls[0] else None
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
-            problem = f"is called with {described(calls[0])}" if calls else "never runs"
+            problem = f"is called with {describe_output(calls[0])}" if calls else "never runs"
             raise UserError(
                 f"The head {head} should be called with features ({len(images)}, D) of as many images; it {problem}."
             )
@@ -242,7 +243,7 @@ class HookedModule:
             # Copied: what comes after may write into them.
             return {key: value.clone() for key, value in values.items()}
 
-    def _normalized(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         size = self.settings.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
             raise UserError(f"The model takes images (B, 3, {size}, {size}); got {tuple(images.shape)}.")

@@ -31,8 +31,8 @@ def read(
     if how is None:
         if not isinstance(output, Tensor):
             raise UserError(
-                f"it returns {described(output)}; say where the logits are, read: {{logits: 0}}, or the numbers of the "
-                "chosen experts, read: {indices: 0}."
+                f"it returns {describe_output(output)}; say where the logits are, read: {{logits: 0}}, or the numbers "
+                "of the chosen experts, read: {indices: 0}."
             )
         # A convolution of one pixel is a linear map of each token, with the experts as its channels.
         return {"logits": output.movedim(1, -1) if isinstance(module, nn.Conv2d) else output}
@@ -47,7 +47,7 @@ def read(
         )
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise UserError(f"its {key} should be a tensor, and are {described(value)}.")
+            raise UserError(f"its {key} should be a tensor, and are {describe_output(value)}.")
     return dict(tensors)
 
 
@@ -62,7 +62,7 @@ def part(output: Any, key: Place) -> Any:
             return getattr(output, key)
         return output[key]
     except (AttributeError, IndexError, KeyError, TypeError):
-        raise UserError(f"it returns {described(output)}, with nothing at {key!r}.") from None
+        raise UserError(f"it returns {describe_output(output)}, with nothing at {key!r}.") from None
 
 
 def put(output: Any, key: Place, value: Tensor) -> Any:
@@ -85,19 +85,19 @@ def put(output: Any, key: Place, value: Tensor) -> Any:
         else:
             setattr(copied, str(key), value)
     except (AttributeError, TypeError, ValueError, KeyError):
-        raise UserError(f"it returns {described(output)}, in which nothing can be exchanged.") from None
+        raise UserError(f"it returns {describe_output(output)}, in which nothing can be exchanged.") from None
     return copied
 
 
-def described(output: Any) -> str:
+def describe_output(output: Any) -> str:
     """Return what an output is, with the shapes of its tensors."""
     if isinstance(output, Tensor):
         return f"a tensor {tuple(output.shape)}"
     if isinstance(output, Mapping):
-        inside = ", ".join(f"{key}: {described(value)}" for key, value in output.items())
+        inside = ", ".join(f"{key}: {describe_output(value)}" for key, value in output.items())
         return f"a {type(output).__name__} of {inside}"
     if isinstance(output, tuple | list):
-        return f"a {type(output).__name__} of {', '.join(map(described, output)) or 'nothing'}"
+        return f"a {type(output).__name__} of {', '.join(map(describe_output, output)) or 'nothing'}"
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
     return f"a {type(output).__name__}{' with ' + ', '.join(fields) if fields else ''}"
 

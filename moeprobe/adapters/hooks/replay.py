@@ -54,7 +54,7 @@ def replaying(
             with naming(layer.module):
                 call = (module, arguments, output)
                 if hands_on(hooked, layer):
-                    return _exchanged(hooked, layer, layer_routing, call, gates=gates)
+                    return _exchange_output(hooked, layer, layer_routing, call, gates=gates)
                 return _with_gates(hooked, layer, layer_routing, call) if gates == "replayed" else output
 
         return exchange
@@ -83,13 +83,14 @@ def forces(layer: HookedLayer, routing: LayerRouting) -> dict[ChoiceAt, Force]:
     """Return what makes the calls of a layer choose as a routing says; a token without a choice in it keeps its own."""
     top_k = routing.top_k
     if len(layer.choice) == 1:
-        return {layer.choice[0]: partial(_forced, layer, routing, slice(0, top_k))}
+        return {layer.choice[0]: partial(_experts_to_force, layer, routing, slice(0, top_k))}
     return {
-        location: partial(_forced, layer, routing, slice(n, n + 1)) for n, location in enumerate(layer.choice)
+        location: partial(_experts_to_force, layer, routing, slice(n, n + 1))
+        for n, location in enumerate(layer.choice)
     }
 
 
-def _forced(layer: HookedLayer, routing: LayerRouting, part: slice, call: HookedChoice) -> Tensor:
+def _experts_to_force(layer: HookedLayer, routing: LayerRouting, part: slice, call: HookedChoice) -> Tensor:
     """Return the experts ``(..., K)`` that a call is to choose: a part of those of a routing."""
     top_k = routing.top_k
     expected = layer.top_k or call.count or top_k
@@ -162,7 +163,7 @@ def _logits(gates: Tensor, activation: str) -> Tensor:
     return gates.log() if activation == "softmax" else gates.logit()
 
 
-def _exchanged(
+def _exchange_output(
     hooked: HookedModule,
     layer: HookedLayer,
     layer_routing: LayerRouting,
@@ -175,15 +176,15 @@ def _exchanged(
     assert isinstance(how, Mapping)
     values = read(*call, how=how)
 
-    def ordered(tensor: Tensor) -> Tensor:
+    def by_token(tensor: Tensor) -> Tensor:
         return by_image(tensor, num_images, layer.sequence_first).flatten(0, 1)
 
     current = layer.routing(values, num_images=num_images, token_local=True)
     check_sizes(layer.module, layer_routing, num_experts=current.num_experts, top_k=current.top_k)
     replacements = repeat(
         current.gates.flatten(0, 1),
-        ordered(values["indices"]),
-        ordered(values["weights"]),
+        by_token(values["indices"]),
+        by_token(values["weights"]),
         layer_routing,
         layer.module,
         replayed=gates == "replayed",
@@ -196,7 +197,7 @@ def _exchanged(
     return output
 
 
-def unforced(
+def why_not_forced(
     hooked: HookedModule,
     layers: Mapping[str, HookedLayer],
     images: Tensor,
@@ -220,7 +221,10 @@ def unforced(
     return {
         name: reason
         for name, layer in layers.items()
-        if (reason := _missing(hooked, layer) or _tried(hooked, name, layer, images, before, routings[name]))
+        if (
+            reason := _missing(hooked, layer)
+            or _try_to_force(hooked, name, layer, images, before, routings[name])
+        )
     }
 
 
@@ -234,7 +238,7 @@ def _missing(hooked: HookedModule, layer: HookedLayer) -> str:
     )
 
 
-def _tried(
+def _try_to_force(
     hooked: HookedModule,
     name: str,
     layer: HookedLayer,

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.hooks.detection import DetectedRouter, choices_of, detect, match_modules, observed
+from moeprobe.adapters.hooks.detection import DetectedRouter, choices_of, detect, detect_router, match_modules
 from moeprobe.adapters.hooks.layer import HookedLayer, layer_names, read_layer
 from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
 from moeprobe.adapters.hooks.replay import forces, hands_on, replaying
@@ -73,7 +73,7 @@ def _learn_layer(
 ) -> HookedLayer:
     """Return how a router is read, and which call chooses for it."""
     settings = hooked.settings
-    observation = observed(watch, name)
+    observation = detect_router(watch, name)
     by_itself = _indices_inside(watch, name, read)
     num_experts = settings.num_experts or (by_itself.ranked.shape[-1] if by_itself else None)
     layer = read_layer(
@@ -167,13 +167,13 @@ def _with_use(
             ):
                 is_seen = not mixes_tokens(hooked.net, blocks[name], call, layer, len(images))
             if work is not None and is_seen:
-                with_use[name] = _compared(hooked, layer, blocks[name], call, work, routing)
+                with_use[name] = _compare_work(hooked, layer, blocks[name], call, work, routing)
             else:
                 with_use[name] = _tried_by_exchange(hooked, layer, routing, images)
     return with_use
 
 
-def _compared(
+def _compare_work(
     hooked: HookedModule,
     layer: HookedLayer,
     block: ExpertBlock,

@@ -130,7 +130,7 @@ def mixes_tokens(
 ) -> bool:
     """Whether a change of one token's input changes other tokens of a block; so it is taken where nobody can tell."""
     module = net.get_submodule(block.name)
-    arguments = _copied(call.arguments)
+    arguments = _copy_tensors(call.arguments)
     tokens = None if not arguments else _tokens(arguments[0], layer, num_images)
     if tokens is None or tokens.data_ptr() != arguments[0].data_ptr():
         return True
@@ -151,7 +151,7 @@ def listening(net: nn.Module, blocks: Mapping[str, ExpertBlock]) -> Iterator[dic
     def hook(layer: str) -> Any:
         def keep(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             # Copied: what comes after may write into them.
-            copied = _copied(arguments), _copied(keywords)
+            copied = _copy_tensors(arguments), _copy_tensors(keywords)
             device = next((value.device for value in tensors_of(copied)), torch.device("cpu"))
             calls[layer].append(BlockCall(*copied, device, RandomStates.now([device])))
 
@@ -234,7 +234,7 @@ def _run(module: nn.Module, call: BlockCall) -> Any:
     """
     call.random_states.restore()
     with buffers_kept(module), running("The model", doing="where a layer was run by itself"):
-        return module(*_copied(call.arguments), **_copied(call.keywords))
+        return module(*_copy_tensors(call.arguments), **_copy_tensors(call.keywords))
 
 
 def _expert_moved(module: nn.Module, names: Sequence[tuple[str, int | None]]) -> AbstractContextManager[None]:
@@ -283,12 +283,12 @@ def _by_token(value: Tensor, layer: HookedLayer, num_images: int) -> Tensor | No
     return tokens if tokens.shape[1] == layer.num_tokens else None
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     """Return what a module is called with, its tensors copied."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_tensors(item) for key, item in value.items()}
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return type(value)(map(_copied, value))
+        return type(value)(map(_copy_tensors, value))
     return value

@@ -142,11 +142,11 @@ class Watch(TorchFunctionMode):
         # The tensors themselves are kept, or another might get the same id.
         self._followed: dict[int, tuple[Tensor, ScoresOrigin]] = {}
 
-    def entered(self, name: str) -> None:
+    def enter(self, name: str) -> None:
         """Take note that a module begins."""
         self._running.append(name)
 
-    def produced(self, name: str, output: Any) -> None:
+    def leave(self, name: str, output: Any) -> None:
         """Take note of what a module returned, unless it handed on what one inside it gave."""
         if name in self._running:  # it is not where its forward was replaced, or where one before it failed
             del self._running[self._running.index(name) :]
@@ -274,10 +274,10 @@ def watching(net: nn.Module, watch: Watch, names: Collection[str] | None = None)
     """Show ``watch`` the outputs of the modules of these names (None = all), and the operations on them."""
 
     def before(name: str) -> Callable[..., None]:
-        return lambda _module, _arguments: watch.entered(name)
+        return lambda _module, _arguments: watch.enter(name)
 
     def after(name: str) -> Callable[..., None]:
-        return lambda _module, _arguments, output: watch.produced(name, output)
+        return lambda _module, _arguments, output: watch.leave(name, output)
 
     if names is None:
         names = [name for name, _ in net.named_modules() if name]

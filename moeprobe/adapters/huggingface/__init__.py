@@ -256,7 +256,7 @@ class HuggingfaceAdapter(Adapter):
         own_padding = text_config.pad_token_id
         try:
             if self._head.predicts in (heads.CLASSES, heads.SCORE):
-                ids, text_config.pad_token_id = heads.padded(self._body.config, texts)
+                ids, text_config.pad_token_id = heads.pad_texts(self._body.config, texts)
             with running(f"The model of type {self._body.config.model_type!r}"):
                 try:
                     return self._body(input_ids=ids, attention_mask=texts.present.long())

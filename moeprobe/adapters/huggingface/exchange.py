@@ -20,7 +20,7 @@ from moeprobe.adapters.huggingface.outputs import OutputReader, find_dense, find
 FORMS = ("dense", "sorted")
 
 
-def exchanged(
+def exchange_choice(
     reader: OutputReader, outputs: Sequence[Any], index: Tensor, weights: Tensor
 ) -> tuple[Any, ...] | None:
     """Return the outputs of a router with other experts ``(N, K)`` and weights; None where they lack the form.

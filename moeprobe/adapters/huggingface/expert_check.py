@@ -79,15 +79,15 @@ def check_experts(
         return ExpertCheck(name, 0, num_experts, "no block around it gives a row for each token")
     again = run_until(block)
     assert again is not None
-    if bool(_changed(before, again).any()):
+    if bool(_differing_rows(before, again).any()):
         return ExpertCheck(name, 0, num_experts, "the model gives other numbers in a second pass")
-    assigned, visible = _assigned(routing)
+    assigned, visible = _tokens_by_expert(routing)
     numbers = _experts_to_change(assigned, len(slices))
     for number in numbers:
         with values_exchanged(slices[number], _far_from):
             after = run_until(block)
         assert after is not None
-        got = _changed(before, after)
+        got = _differing_rows(before, after)
         wrong = (got & ~assigned[:, number]) | (~got & visible[:, number])
         if bool(wrong.any()):
             raise UserError(
@@ -105,7 +105,7 @@ def expert_parameters(layer: RouterLayer, trunk: nn.Module) -> list[list[Tensor]
     """
     assert layer.reader is not None
     experts = layer.experts
-    modules = [] if experts is None else _listed(experts)
+    modules = [] if experts is None else _expert_modules(experts)
     if modules:
         slices: list[list[Tensor]] = [list(module.parameters()) for module in modules]
     else:
@@ -114,19 +114,23 @@ def expert_parameters(layer: RouterLayer, trunk: nn.Module) -> list[list[Tensor]
         parameters: list[Tensor] = [
             parameter for parameter in holder.parameters() if id(parameter) not in router
         ]
-        slices = _stacked(parameters, layer.reader.num_experts, getattr(experts, "num_experts", None))
+        slices = _slices_by_expert(
+            parameters, layer.reader.num_experts, getattr(experts, "num_experts", None)
+        )
     usable = all(value.is_floating_point() and value.dtype.itemsize > 1 for part in slices for value in part)
     return slices if usable and all(slices) else []
 
 
-def _listed(experts: nn.Module) -> list[nn.Module]:
+def _expert_modules(experts: nn.Module) -> list[nn.Module]:
     """Return experts that are modules of a list or a dictionary, in which others without parameters may be."""
     if not isinstance(experts, nn.ModuleDict | nn.ModuleList):
         return []
     return [module for module in experts.children() if next(module.parameters(), None) is not None]
 
 
-def _stacked(parameters: Sequence[Tensor], num_experts: int, module_count: object) -> list[list[Tensor]]:
+def _slices_by_expert(
+    parameters: Sequence[Tensor], num_experts: int, module_count: object
+) -> list[list[Tensor]]:
     """Return the slices of stacked parameters of each expert.
 
     A router may have more places than there are experts, for tokens that skip the layer. Flattened parameters do not
@@ -171,14 +175,14 @@ def _far_from(value: Tensor) -> Tensor:
     return value * -4 + torch.where(size > 0, size, torch.ones_like(size)).to(value.dtype)
 
 
-def _changed(before: Tensor, after: Tensor) -> Tensor:
+def _differing_rows(before: Tensor, after: Tensor) -> Tensor:
     """Return which rows differ by more than rounding ``(N,)``."""
     rounding = _STEPS * torch.finfo(before.dtype).eps * before.float().abs().amax(-1)
     difference = (after.float() - before.float()).abs().amax(-1)
     return ~(difference <= rounding)  # NaN is a change
 
 
-def _assigned(routing: LayerRouting) -> tuple[Tensor, Tensor]:
+def _tokens_by_expert(routing: LayerRouting) -> tuple[Tensor, Tensor]:
     """Return the tokens of each expert ``(N, E)`` in the record, and where its weight is large enough to be seen."""
     num_experts = routing.num_experts
     selected = routing.selected.long().flatten(0, 1)

@@ -119,7 +119,7 @@ def _names_of_classes(labels: Any, count: int) -> list[str]:
     return names if is_named else [str(number) for number in range(count)]
 
 
-def padded(config: Any, texts: TokenBatch) -> tuple[Tensor, int]:
+def pad_texts(config: Any, texts: TokenBatch) -> tuple[Tensor, int]:
     """Return ids ``(B, T)`` with the model's own padding, and what that is.
 
     A classifier of the library reads the last token that is not padding, which it knows by its id alone. A model that

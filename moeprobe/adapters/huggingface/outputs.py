@@ -232,14 +232,14 @@ def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> 
     """
     selected = choice.selected.long()
 
-    def explained(scores: Tensor) -> float:
+    def explained_share(scores: Tensor) -> float:
         best = scores.topk(selected.shape[1]).indices
         return float((best[:, :, None] == selected[:, None]).any(-1).float().mean())
 
-    best, best_share = None, explained(gates)
+    best, best_share = None, explained_share(gates)
     for candidate in candidates:
         if candidate.is_floating_point() and candidate.numel() == gates.shape[1] and best_share < 1:
-            share = explained(gates + candidate.float().reshape(-1))
+            share = explained_share(gates + candidate.float().reshape(-1))
             if share > best_share:
                 best, best_share = candidate, share
     return best, best_share
@@ -330,7 +330,7 @@ def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> R
     )
 
 
-def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
+def _sorted_choice(fired: Fired, logits: Tensor, logits_at: int, top_k: int | None) -> RouterChoice | None:
     order, counts = find_sorted(fired.outputs, *logits.shape)
     if not len(order):
         return None
@@ -368,6 +368,6 @@ def find_sorted(outputs: Sequence[Any], num_tokens: int, num_experts: int) -> tu
 _FORMS: dict[str, Callable[[Fired, Tensor, int, int | None], RouterChoice | None]] = {
     "indices": _indices,
     "dense": _dense,
-    "sorted": _sorted,
+    "sorted": _sorted_choice,
     "experts": _experts,
 }

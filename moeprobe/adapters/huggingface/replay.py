@@ -128,7 +128,7 @@ def _replay(
         new = None
         if choice.weights is not None:
             pair = new_choice(logits, choice.selected.long(), choice.weights.float(), choice.processed)
-            new = exchange.exchanged(reader, outputs, *pair)
+            new = exchange.exchange_choice(reader, outputs, *pair)
         if new is None:
             raise UserError(
                 f"The router of {name} gives out its choice in no known form, so none can be repeated."

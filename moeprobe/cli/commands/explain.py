@@ -167,9 +167,9 @@ def _find(kind: str) -> dict[str, str]:
     from moeprobe.runtime import catalog
 
     if kind == "metrics":
-        from moeprobe.metrics.registry import declared  # not for the others: it brings scipy
+        from moeprobe.metrics.registry import all_declarations  # not for the others: it brings scipy
 
-        return {metric.name: metric.about for metric in declared()}
+        return {metric.name: metric.about for metric in all_declarations()}
     if kind == "probes":
         # By their commands.
         return {

@@ -152,10 +152,10 @@ def _metrics(query: str) -> Iterator[Explanation]:
     """Yield the metric of a name or a label, which a family may also be asked for as it is written."""
     families = {
         metric.name: metric.representative
-        for metric in registry.declared()
+        for metric in registry.all_declarations()
         if isinstance(metric, MetricFamily)
     }
-    single = [metric for metric in registry.declared() if not isinstance(metric, MetricFamily)]
+    single = [metric for metric in registry.all_declarations() if not isinstance(metric, MetricFamily)]
     labels = {metric.label: metric for metric in (*families.values(), *single)}
     if family := _among(query, families):
         candidates = [families[family].name]

@@ -22,7 +22,7 @@ from moeprobe.metrics import registry
 from moeprobe.metrics.registry import output_along_severity
 from moeprobe.probes.engine.leading import leading_sentences, measured_headlines, run_tables, zeros
 from moeprobe.probes.engine.run import Plan
-from moeprobe.recorded.engine.layout import along_a_severity, labeled, steps_alone
+from moeprobe.recorded.engine.layout import along_a_severity, label_traces, steps_alone
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
@@ -317,7 +317,7 @@ def recordings(result: "Result", *, title: str, full: bool) -> Printed:
     """Return the output for recordings: side by side, or along the severity of one view."""
     if along_a_severity(result):
         return along_severity(steps_alone(result), title=title, full=full)
-    return side_by_side(labeled(result), title=title, full=full)
+    return side_by_side(label_traces(result), title=title, full=full)
 
 
 def selected_keys(result: "Result", *, title: str) -> Printed:

@@ -105,7 +105,7 @@ def augment(image: Image.Image, base: Map, steps: list[tuple[str, float]], size:
     view = render(image, to_source, size)
     for name, amount in steps:
         if name not in GEOMETRIC:
-            view = _recolored(view, name, amount)
+            view = _recolor(view, name, amount)
     return Sample(to_tensor(view), to_source)
 
 
@@ -116,7 +116,7 @@ def _movement(name: str, amount: float, size: int) -> Map:
     return geometry.translation(0, shift) if name == "translate_y" else GEOMETRIC[name](amount, size)
 
 
-def _recolored(view: Image.Image, name: str, amount: float) -> Image.Image:
+def _recolor(view: Image.Image, name: str, amount: float) -> Image.Image:
     if name == "solarize":
         # What is as bright as a whole threshold is inverted, which a last digit must not undo.
         threshold = round(_BRIGHTEST * (1 - abs(amount)), 6)

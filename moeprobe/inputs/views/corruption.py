@@ -70,13 +70,13 @@ class Corruption(SeverityView):
         clean, seed = framing.clean(image), int(rng.integers(2**63))
         pixels, function = clean.pixels.numpy(), self._function()
 
-        def corrupted(severity: int) -> torch.Tensor:
+        def corrupt(severity: int) -> torch.Tensor:
             if severity == 0:
                 return clean.pixels
             changed = function(pixels, severity, generator(seed, self.kind))
             return torch.from_numpy(np.ascontiguousarray(changed.clip(0, 1), dtype=np.float32))
 
-        return [Sample(corrupted(int(severity)), clean.to_source) for severity in severities]
+        return [Sample(corrupt(int(severity)), clean.to_source) for severity in severities]
 
     def _function(self) -> Callable[["Pixels", int, np.random.Generator], "Pixels"]:
         """Return the function of the kind, found by its name."""

@@ -23,13 +23,13 @@ class LetterCase(WordView):
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """Return the runs of letters that have a case."""
-        return [match.span() for match in _WORD.finditer(text) if _turned(match[0]) != match[0]]
+        return [match.span() for match in _WORD.finditer(text) if _change_case(match[0]) != match[0]]
 
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word letter by letter: a capital may take several characters (ß, SS)."""
         upper = not word.isupper()
-        return [(_turned(letter, upper), index, index + 1) for index, letter in enumerate(word)]
+        return [(_change_case(letter, upper), index, index + 1) for index, letter in enumerate(word)]
 
 
-def _turned(letters: str, upper: bool | None = None) -> str:
+def _change_case(letters: str, upper: bool | None = None) -> str:
     return letters.upper() if (not letters.isupper() if upper is None else upper) else letters.lower()

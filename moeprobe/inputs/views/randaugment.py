@@ -54,11 +54,11 @@ _CUTOUT = 40 / 224
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
-def _blended(operation: Callable[[Image.Image], Image.Image]) -> Operation:
+def _blend_with(operation: Callable[[Image.Image], Image.Image]) -> Operation:
     return lambda image, strength: Image.blend(image, operation(image), strength)
 
 
-def _enhanced(kind: Callable[[Image.Image], Any]) -> Operation:
+def _enhance_with(kind: Callable[[Image.Image], Any]) -> Operation:
     return lambda image, strength: kind(image).enhance(1 + _ENHANCEMENT * strength)
 
 
@@ -83,15 +83,15 @@ def _solarize_add(image: Image.Image, strength: float) -> Image.Image:
 
 # The order is that of the numbers by which operations are drawn.
 COLOR: dict[str, Operation] = {
-    "auto_contrast": _blended(ImageOps.autocontrast),
-    "brightness": _enhanced(ImageEnhance.Brightness),
-    "color": _enhanced(ImageEnhance.Color),
+    "auto_contrast": _blend_with(ImageOps.autocontrast),
+    "brightness": _enhance_with(ImageEnhance.Brightness),
+    "color": _enhance_with(ImageEnhance.Color),
     # Away from the mean gray; the released program takes a constant, 196 at 224 pixels, for the mean.
-    "contrast": _enhanced(ImageEnhance.Contrast),
-    "equalize": _blended(ImageOps.equalize),
-    "invert": _blended(ImageOps.invert),
+    "contrast": _enhance_with(ImageEnhance.Contrast),
+    "equalize": _blend_with(ImageOps.equalize),
+    "invert": _blend_with(ImageOps.invert),
     "posterize": _posterize,
-    "sharpness": _enhanced(ImageEnhance.Sharpness),
+    "sharpness": _enhance_with(ImageEnhance.Sharpness),
     "solarize": _solarize,
     "solarize_add": _solarize_add,
 }

@@ -20,7 +20,7 @@ from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.chance.trials import per_trial
 from moeprobe.metrics.stats.kappa import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share, Statistic
-from moeprobe.metrics.token_kinds import patches, selected, sharing
+from moeprobe.metrics.token_kinds import patches, selected_experts, sharing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ class Churn(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
         paired = patches(pair)
-        experts, of_view_experts = (side.long() for side in selected(pair, paired))
+        experts, of_view_experts = (side.long() for side in selected_experts(pair, paired))
         present = paired.present[..., None]
         is_processed = paired.of_reference(pair.reference.processed) & (experts >= 0) & present
         is_processed_in_view = paired.of_view(pair.view.processed) & (of_view_experts >= 0) & present

@@ -16,7 +16,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Array, Share, Totals, divide, remembered
+from moeprobe.metrics.stats.statistic import Array, Share, Totals, cache_last, divide
 from moeprobe.metrics.token_kinds import double, patches
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Pairs:
         """Return the tokens ``(n,)`` that two experts both process, or the same one does."""
         return self._counts[:, self._column[expert, partner]]
 
-    @remembered
+    @cache_last
     def under(self, weights: Array) -> Array:
         """Return the sums of all pairs ``(E (E + 1) / 2, R)`` under weights ``(n, R)``."""
         return self._counts.T @ weights

@@ -170,7 +170,7 @@ class _Alignment:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the alignment under each set of weights."""
-        return _aligned(*(part @ weights for part in (self.joint, self.first, self.second)))
+        return _cosine(*(part @ weights for part in (self.joint, self.first, self.second)))
 
     def totals(self) -> Totals:
         """Return the three sums."""
@@ -178,7 +178,7 @@ class _Alignment:
 
     def value(self, totals: Totals) -> float:
         """Return the alignment of the three sums."""
-        return float(_aligned(*np.asarray(totals)[:, None])[0])
+        return float(_cosine(*np.asarray(totals)[:, None])[0])
 
     def influence(self, totals: Totals | None = None) -> Array:
         """Return each image's influence: by the derivative with respect to the three sums."""
@@ -188,7 +188,7 @@ class _Alignment:
         return change - value / 2 * (divide(self.first, first) + divide(self.second, second))
 
 
-def _aligned(joint: Array, first: Array, second: Array) -> Array:
+def _cosine(joint: Array, first: Array, second: Array) -> Array:
     """Return joint / √(first · second), NaN where either is not above 0."""
     positive = (first > 0) & (second > 0)
     return np.where(positive, joint / np.sqrt(np.where(positive, first * second, 1.0)), np.nan)

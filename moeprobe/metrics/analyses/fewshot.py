@@ -16,7 +16,7 @@ from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Trials, undivided
+from moeprobe.metrics.stats.chance.trials import Trials, single_stratum
 from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class FewshotAnalysis(OutputAnalysis):
             image, same(classes[image, draw], predicted[image, draw]), num_images=len(trials)
         )
         # An image's class is the same in every draw, so that to keep them apart would change nothing.
-        chance = Chance(predictions, undivided(len(image)))
+        chance = Chance(predictions, single_stratum(len(image)))
         return [
             FEWSHOT_ACCURACY.raw(accuracy, trials),
             *FEWSHOT_ACCURACY.chance_and_kappa("pooled", chance, accuracy, trials),

@@ -186,7 +186,9 @@ class FlipCostsAnalysis(ModelAnalysis[PredictedCosts]):
                     (r2, where_known(partial(_r2, sums, change), partial(sums.differs_from_zero, change))),
                 )
             ]
-        predicted = LossOfTotals(joined, lambda totals: sums.predicted(totals)[0], NO_COST, is_loss=is_loss)
+        predicted = LossOfTotals(
+            joined, lambda totals: sums.predicted_cost(totals)[0], NO_COST, is_loss=is_loss
+        )
         estimators = [COUNT.raw(Ratio(flips.sum(1), counts), inputs), PREDICTED.raw(predicted, inputs)]
         estimators += [metric.mean_of(changes[:, number], inputs) for number, metric in enumerate(_CHANGES)]
         share = where_known(partial(_share, sums), partial(sums.differs_from_zero, 0))
@@ -236,7 +238,7 @@ class _Sums:
             part.reshape(*shape, *resamples) for part, shape in zip(np.split(sums, ends), shapes, strict=True)
         ]
 
-    def predicted(self, sums: Array) -> Array:
+    def predicted_cost(self, sums: Array) -> Array:
         """Return the predicted cost per image ``(P, R)``; NaN where a flip has no price."""
         images, weight, price, flips, *_ = self.split(sums)
         by_layer = (FOLDS, -1, PRICED_KINDS, *sums.shape[1:])
@@ -266,22 +268,22 @@ class _Sums:
 
     def is_predicted(self, totals: Array) -> bool:
         """Return whether any prediction is more than rounding."""
-        predicted = self.predicted(np.asarray(totals, float)[:, None])
+        predicted = self.predicted_cost(np.asarray(totals, float)[:, None])
         return bool((np.abs(predicted) > _ROUNDING).any())
 
 
 def _share(sums: _Sums, totals: Array) -> Array:
     """Return the predicted share of the cost ``(R,)``."""
-    return divide(sums.predicted(totals), sums.mean_changes(totals, 0))[0]
+    return divide(sums.predicted_cost(totals), sums.mean_changes(totals, 0))[0]
 
 
 def _slope(sums: _Sums, change: int, totals: Array) -> Array:
     """Return the slope of the line through 0 ``(R,)``."""
-    predicted, cost = sums.predicted(totals), sums.mean_changes(totals, change)
+    predicted, cost = sums.predicted_cost(totals), sums.mean_changes(totals, change)
     return divide((predicted * cost).sum(0), (predicted**2).sum(0))
 
 
 def _r2(sums: _Sums, change: int, totals: Array) -> Array:
     """Return the share of the squared costs that the line through 0 explains ``(R,)``: the squared cosine."""
-    predicted, cost = sums.predicted(totals), sums.mean_changes(totals, change)
+    predicted, cost = sums.predicted_cost(totals), sums.mean_changes(totals, change)
     return divide((predicted * cost).sum(0) ** 2, (predicted**2).sum(0) * (cost**2).sum(0))

@@ -23,7 +23,7 @@ from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis, image_cache
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import Nulls, against_chance, levels
 from moeprobe.metrics.stats.alike import overlap
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, undivided
+from moeprobe.metrics.stats.chance.trials import Strata, Trials, single_stratum
 from moeprobe.metrics.stats.statistic import Array, Integers, Ratio, Share
 from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
 
@@ -74,7 +74,7 @@ class NextToken(ModelAnalysis["Sequences"]):
         import torch
 
         uses = subject.uses
-        hits, trials = _reused(uses)
+        hits, trials = _count_reuse(uses)
         columns: dict[str, NDArray[Any]] = {
             "reuse_hits": hits,
             "reuse_trials": trials,
@@ -94,7 +94,7 @@ class NextToken(ModelAnalysis["Sequences"]):
         top_k, num_experts = columns["sequence_selected"].shape[2], int(columns[EXPERTS].max(initial=1))
         trials, position = _pairs(columns, num_experts)
         between = {
-            "pooled": undivided(len(position)),
+            "pooled": single_stratum(len(position)),
             "position": Strata(position, size=columns["sequence_selected"].shape[1], single=True),
         }
         reuse = Share(trials.hits_of_image, trials.number.astype(np.float64))
@@ -140,7 +140,7 @@ def _pairs(columns: Columns, num_experts: int) -> tuple[Trials, Integers]:
     return trials, position
 
 
-def _reused(uses: ExpertUses) -> tuple[Integers, Integers]:
+def _count_reuse(uses: ExpertUses) -> tuple[Integers, Integers]:
     """Return how many choices have an expert of the last tokens, and of how many ``(B, distances)``."""
     hits, trials = [], []
     for distance in DISTANCES:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Array, Totals, divide, remembered
+from moeprobe.metrics.stats.statistic import Array, Totals, cache_last, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,8 +84,8 @@ class SMatrixAnalysis(LayerAnalysis):
         """Return Σ r(x1, p1) r(x2, p2)ᵀ ``(B, E·E)``, row by row, and the number of pairs per image."""
         import torch
 
-        reference, reference_valid = _paired(pair.reference, pair.reference_patch)
-        view, view_valid = _paired(pair.view, pair.view_patch)
+        reference, reference_valid = _gates_of_patches(pair.reference, pair.reference_patch)
+        view, view_valid = _gates_of_patches(pair.view, pair.view_patch)
         valid = reference_valid & view_valid
         # Masked, not multiplied: padding may hold NaN.
         sides = [gates.masked_fill(~valid[..., None], 0) for gates in (reference, view)]
@@ -105,7 +105,7 @@ class SMatrixAnalysis(LayerAnalysis):
         return estimators
 
 
-def _paired(layer: LayerRouting, patch: Tensor) -> tuple[Tensor, Tensor]:
+def _gates_of_patches(layer: LayerRouting, patch: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gates ``(B, P, E)`` of the patches ``(B, P)``, and which of them are there and no padding."""
     present = patch >= 0
     token = patch.clamp_min(0) + layer.num_prefix_tokens
@@ -122,7 +122,7 @@ class _Matrix:
         self._products = products
         self._pairs = pairs
 
-    @remembered
+    @cache_last
     def under(self, weights: Array) -> Array:
         """Return S ``(E, E, R)`` under weights ``(n, R)``; NaN where there is no pair."""
         return self._over(self._products.T @ weights, self._pairs @ weights)
@@ -137,7 +137,7 @@ class _Matrix:
         products, pairs = totals
         return self._over(products[:, None], np.asarray(pairs)[None])[..., 0]
 
-    @remembered
+    @cache_last
     def influence(self, totals: Totals) -> Array:
         """Return each image's influence on each entry ``(n, E, E)``."""
         shape = (-1, self.num_experts, self.num_experts)

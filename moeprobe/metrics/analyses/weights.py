@@ -36,7 +36,7 @@ from moeprobe.metrics.token_kinds import (
     by_token_kind,
     double,
     pairs_apart,
-    selected,
+    selected_experts,
     sharing,
 )
 
@@ -202,7 +202,7 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
 
 def _sums_of_single(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     """Return the same where a token has one expert at most: unit vectors are one-hot, so that all of it is counted."""
-    experts = [side[..., 0].long().clamp_min(0) for side in selected(pair, paired)]
+    experts = [side[..., 0].long().clamp_min(0) for side in selected_experts(pair, paired)]
     weighted = [_has_weight(layer) for layer in (pair.reference, pair.view)]
     trial = paired.present & paired.of_reference(weighted[0]) & paired.of_view(weighted[1])
     same = trial & (experts[0] == experts[1])

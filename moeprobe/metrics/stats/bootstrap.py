@@ -126,7 +126,7 @@ class Replicates:
         )
         if self.contributions is None or subtracted.contributions is None:
             return difference
-        return carried(difference, self.contributions - subtracted.contributions)
+        return with_contributions(difference, self.contributions - subtracted.contributions)
 
     def over(self, denominator: "Replicates") -> "Replicates":
         """Return the ratio; paired, as differences are. Where the denominator is 0 there is no trial."""
@@ -152,7 +152,9 @@ class Replicates:
         if self.contributions is None or denominator.contributions is None:
             return quotient
         # As influences are: an image weighs by its part and by its whole.
-        return carried(quotient, (self.contributions - ratio * denominator.contributions) / denominator.point)
+        return with_contributions(
+            quotient, (self.contributions - ratio * denominator.contributions) / denominator.point
+        )
 
     def complement(self) -> "Replicates":
         """Return 1 minus the value."""
@@ -183,7 +185,7 @@ class Replicates:
             return self._without("unstable")
         reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
         if self.point == 0 and self.error == 0:
-            reach = self.missed(proportions.critical(self.images))
+            reach = self.unseen_difference(proportions.critical(self.images))
         return Estimate(self.point, float(self.point - reach), float(self.point + reach), method=LINEARIZED)
 
     @property
@@ -207,7 +209,7 @@ class Replicates:
         if self.bounds is not None:
             return Estimate(self.point, *self.bounds, method=self.method)
         if self.point == 0 and not defined.any():
-            reach = self.missed(proportions.critical(self.images))
+            reach = self.unseen_difference(proportions.critical(self.images))
             return Estimate(self.point, 0.0 - reach, reach, method=PERCENTILE)
         beyond = proportions.tail(self.images)
         low, high = np.quantile(defined, [beyond, 1 - beyond])
@@ -219,7 +221,7 @@ class Replicates:
         low, high = min(float(low), self.point), max(float(high), self.point)
         return Estimate(self.point, low, high, method=PERCENTILE)
 
-    def missed(self, critical_value: float) -> float:
+    def unseen_difference(self, critical_value: float) -> float:
         """Return how large a difference could be that showed in no image."""
         return self.swing * proportions.unseen(self.images, critical_value)
 
@@ -247,7 +249,7 @@ def average(members: Sequence[Replicates]) -> Replicates:
     )
     contributions = [member.contributions for member in members if member.contributions is not None]
     if len(contributions) == len(members):
-        mean = carried(mean, np.mean(contributions, axis=0))
+        mean = with_contributions(mean, np.mean(contributions, axis=0))
     if np.isnan(mean.point) or any(not _is_share(member) for member in members):
         return mean
     error = mean.error
@@ -256,7 +258,7 @@ def average(members: Sequence[Replicates]) -> Replicates:
     return replace(mean, bounds=proportions.score_interval(mean.point, error, images))
 
 
-def carried(replicates: Replicates, contributions: Array) -> Replicates:
+def with_contributions(replicates: Replicates, contributions: Array) -> Replicates:
     """Return a mean of losses with what its images add to it ``(n,)``, and how many of them carry it."""
     carriers = Tail.of(contributions).carriers(replicates.images)
     return replace(replicates, contributions=contributions, carriers=carriers)
@@ -266,7 +268,7 @@ def _is_share(number: Replicates) -> bool:
     return number.bounds is not None and number.method == SCORE and number.swing == 1
 
 
-def bounded(
+def with_bounds(
     replicates: Replicates, statistic: Statistic, *, totals: Totals | None, error: float, binary: bool
 ) -> Replicates:
     """Return a value with what its interval knows of shares, where it follows from any and there is an interval.
@@ -362,10 +364,10 @@ class Bootstrap:
                 undefined=flag_of(statistic),
             )
             if is_carried(statistic) and not np.isnan(point):
-                replicates = carried(replicates, statistic.contributions())
+                replicates = with_contributions(replicates, statistic.contributions())
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
-                replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
+                replicates = with_bounds(replicates, statistic, totals=None, error=error, binary=binary)
                 if isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
                     replicates = replace(replicates, values=np.empty(0))
             results.append(replicates)

@@ -23,7 +23,7 @@ class Entries:
     def per_image(self, num_images: int, num_experts: int) -> Array:
         """Return each image's sums by expert ``(n, E)``."""
         key = self.image * num_experts + self.expert
-        return added(key, self.weight, num_images * num_experts).reshape(num_images, num_experts)
+        return sum_by_key(key, self.weight, num_images * num_experts).reshape(num_images, num_experts)
 
 
 def of_choices(choices: NDArray[np.generic]) -> Entries:
@@ -40,6 +40,6 @@ def of_weights(weights: NDArray[np.generic]) -> Entries:
     return Entries(image, token, expert, shares[image, token, expert])
 
 
-def added(keys: Integers, values: Array, size: int) -> Array:
+def sum_by_key(keys: Integers, values: Array, size: int) -> Array:
     """Return the sums of values by key ``(size,)``."""
     return np.bincount(keys, weights=values, minlength=size).astype(np.float64)

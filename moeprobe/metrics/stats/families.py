@@ -180,7 +180,7 @@ class DifferenceFamily:
                 reach = factor * member.standard_error
                 detectable = (factor + special.ndtri(POWER)) * member.standard_error
             elif member.constant:
-                reach = member.summary.missed(factor) if member.identical else 0.0
+                reach = member.summary.unseen_difference(factor) if member.identical else 0.0
             p, p_holm = (1.0, 1.0) if member.identical else tested
             judged.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
         return judged

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.kappa import room
-from moeprobe.metrics.stats.statistic import Array, Statistic, divide, is_linear, remembered
+from moeprobe.metrics.stats.statistic import Array, Statistic, cache_last, divide, is_linear
 from moeprobe.runtime.seeds import generator
 
 # One of so many experts is hot.
@@ -48,7 +48,7 @@ class Windowed:
     window: NDArray[np.int64]
     num_windows: int
 
-    @remembered
+    @cache_last
     def loads(self, weights: Array) -> Array:
         """Return the load of each expert in each window ``(W, E, R)``."""
         return sums_by_window(self.histogram, self.window, self.num_windows, weights)
@@ -77,7 +77,7 @@ class Windowed:
         ]
         return np.stack(loads, axis=-1)
 
-    @remembered
+    @cache_last
     def hot(self, loads: Array) -> NDArray[np.bool_]:
         """Return which experts are hot in each window ``(W, E, R)``."""
         # Of a window's load: rounding of weighted sums must not order what is equal.

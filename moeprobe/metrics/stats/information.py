@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
-from moeprobe.metrics.stats.entries import Entries, added
-from moeprobe.metrics.stats.statistic import Array, Integers, divide, remembered
+from moeprobe.metrics.stats.entries import Entries, sum_by_key
+from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide
 from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.
@@ -65,28 +65,28 @@ class Association:
         """Tokens that are counted, by image ``(n,)``."""
         return self._present.sum(1)
 
-    @remembered
+    @cache_last
     def under(self, weights: Array) -> tuple[Array, Array]:
         """Return the information and the permuted information ``(R,)`` under weights ``(n, R)``, as shares of most."""
         step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
         parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
-        plain = np.concatenate([information(self._observed(part)) for part in parts])
+        plain = np.concatenate([information(self._observed_table(part)) for part in parts])
         mean = np.concatenate([self._of_mean(part) for part in parts])
         return plain / self.scale, (mean + self._permutation_bias) / self.scale
 
     @cached_property
     def influences(self) -> tuple[Array, Array]:
         """Each image's influence ``(n,)`` on the information, and on the permuted one."""
-        table = self._observed(np.ones((self._num_images, 1)))[..., 0]
+        table = self._observed_table(np.ones((self._num_images, 1)))[..., 0]
         slope = _slope(table)
         code = self._codes[self._image, self._token]
         influence = self._by_image(slope[code, self._expert])
         return influence / self.scale, self._influence_of_mean() / self.scale
 
-    def permuted(self, draw: int) -> Array:
+    def permuted_table(self, draw: int) -> Array:
         """Return the table ``(K, E)`` of one permutation."""
         rng = generator(0, "permutation of images", draw=draw)
-        codes = self._shuffled(rng) if self._within else self._exchanged(rng)
+        codes = self._shuffle_tokens(rng) if self._within else self._exchange_images(rng)
         return self._table(codes)
 
     @cached_property
@@ -98,16 +98,16 @@ class Association:
         """What permutations leave on average, beyond the information of their mean table."""
         if not self._has_tokens.any():
             return 0.0
-        mean = np.mean([information(self.permuted(draw)[..., None])[0] for draw in range(PERMUTATIONS)])
+        mean = np.mean([information(self.permuted_table(draw)[..., None])[0] for draw in range(PERMUTATIONS)])
         return float(mean - self._of_mean(np.ones((self._num_images, 1)))[0])
 
-    def _exchanged(self, rng: np.random.Generator) -> Integers:
+    def _exchange_images(self, rng: np.random.Generator) -> Integers:
         rows = np.flatnonzero(self._has_tokens)
         codes = self._codes.copy()
         codes[rows] = codes[rng.permutation(rows)]
         return codes
 
-    def _shuffled(self, rng: np.random.Generator) -> Integers:
+    def _shuffle_tokens(self, rng: np.random.Generator) -> Integers:
         if self._present.all():
             return rng.permuted(self._codes, axis=1)
         # Tokens without an expert come last on both sides, and keep what they have.
@@ -123,7 +123,7 @@ class Association:
         has_code = code >= 0
         key = code[has_code] * self._shape[1] + self._expert[has_code]
         size = int(np.prod(self._shape))
-        return added(key, self._weight[has_code], size).reshape(self._shape)
+        return sum_by_key(key, self._weight[has_code], size).reshape(self._shape)
 
     @cached_property
     def _sums(self) -> "sparse.csr_array":
@@ -163,7 +163,7 @@ class Association:
             (self._weight, (key, self._image)), shape=(number * self._shape[1], self._num_images)
         )
 
-    def _observed(self, weights: Array) -> Array:
+    def _observed_table(self, weights: Array) -> Array:
         """Return the table ``(K, E, R)`` under weights."""
         return (self._sums @ weights).reshape(*self._shape, -1)
 
@@ -203,7 +203,7 @@ class Association:
 
     def _by_image(self, values: Array) -> Array:
         """Return the weighted sums ``(n,)`` of values of the entries."""
-        return added(self._image, self._weight * values, self._num_images)
+        return sum_by_key(self._image, self._weight * values, self._num_images)
 
 
 def information(table: Array) -> Array:

@@ -13,10 +13,10 @@ from moeprobe.metrics.stats.statistic import (
     Array,
     Statistic,
     Totals,
+    cache_last,
     divide,
     is_additive,
     is_bounded,
-    remembered,
 )
 
 # A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
@@ -144,7 +144,7 @@ class MeanProduct:
             counts = getattr(self, name)
             object.__setattr__(self, name, counts.reshape(len(counts), -1))
 
-    @remembered
+    @cache_last
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
         squared = weights**2

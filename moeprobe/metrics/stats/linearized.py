@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, bounded, carried
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, Replicates, with_bounds, with_contributions
 from moeprobe.metrics.stats.carriers import Tail
 from moeprobe.metrics.stats.statistic import (
     Additive,
@@ -106,7 +106,7 @@ def linearize(
         alone = number_sum.estimator.between_images and images[name] <= 1
         number = 0 if alone else images[name]
         error = error_of(squares[name], number)
-        numbers[name] = bounded(
+        numbers[name] = with_bounds(
             Replicates(
                 point=points[name],
                 values=np.empty(0),
@@ -166,11 +166,11 @@ def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicat
         undefined=flag_of(statistic),
     )
     if is_carried(statistic) and not np.isnan(point):
-        replicates = carried(replicates, statistic.contributions())
-    return bounded(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
+        replicates = with_contributions(replicates, statistic.contributions())
+    return with_bounds(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
 
 
-def multiplied(
+def multiply_influences(
     differences: Sequence[Replicates], *, seed: int, num_multipliers: int = NUM_RESAMPLES
 ) -> list[Replicates]:
     """Return the differences with values in the place of resamples; their influences are dropped.

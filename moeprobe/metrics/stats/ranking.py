@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.entries import added
+from moeprobe.metrics.stats.entries import sum_by_key
 from moeprobe.metrics.stats.statistic import Array, Integers, Totals, divide
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RankedFlips:
             divide(divide(above[code], still) - area, flipped),
             divide(divide(flips_below[code], flipped) - area, still),
         )
-        return added(image, gain, len(self.tokens))
+        return sum_by_key(image, gain, len(self.tokens))
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return its score interval over ``images``."""
@@ -105,7 +105,7 @@ class RankedFlips:
         """Return the tokens of each code ``(2, K)`` of images with weights ``(n,)``."""
         image, code, flips = self._entries
         key = flips * _CODES + code
-        return added(key, weight[image], 2 * _CODES).reshape(2, _CODES)
+        return sum_by_key(key, weight[image], 2 * _CODES).reshape(2, _CODES)
 
     @cached_property
     def _entries(self) -> tuple[Integers, Integers, Integers]:

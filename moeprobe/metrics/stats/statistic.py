@@ -32,7 +32,7 @@ Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
 
 
-def remembered(method: Callable[[Self, Argument], Returned]) -> Callable[[Self, Argument], Returned]:
+def cache_last(method: Callable[[Self, Argument], Returned]) -> Callable[[Self, Argument], Returned]:
     """Return a method that keeps what it returned last, for the argument (the same object) that it was given."""
     key = f"_last_{method.__name__}"
 
@@ -119,7 +119,7 @@ class Carried(Statistic, Protocol):
         """Return what each of the block's images ``(n,)`` adds to the value of all; ``totals`` as for influences."""
 
 
-def expanded(value: float, influence: Array, weights: Array) -> Array:
+def expand_linearly(value: float, influence: Array, weights: Array) -> Array:
     """Return the linear approximation of a statistic under weights ``(n, R)``, from its value at weights of 1."""
     return value + influence @ (weights - 1)
 

@@ -69,7 +69,7 @@ class ServingSettings(ConfigSection):
         kind, _, number = self.experts.partition("-")
         return {kind: int(number) if number else True}
 
-    def applied(self, config: ModelConfig) -> ModelConfig:
+    def apply_to(self, config: ModelConfig) -> ModelConfig:
         """Return the description of a model that serves as these settings say.
 
         Raises:
@@ -262,7 +262,7 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, Header]:
     info = CheckpointInfo(
         path=path,
         name=f"{path.parent.name}{settings.suffix}",
-        model=settings.applied(description.model),
+        model=settings.apply_to(description.model),
         training=header.description.get("training", {}),
         class_names=tuple(description.class_names),
         settings=settings,

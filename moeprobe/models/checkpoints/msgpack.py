@@ -177,7 +177,7 @@ class Cursor:
         """Read a run of bytes: its range in the file."""
         return self._payload("bytes")
 
-    def packed(self) -> "Cursor":
+    def nested_cursor(self) -> "Cursor":
         """Read a run of bytes that holds msgpack itself: a cursor over it."""
         return Cursor(self._file, self.bytes())
 

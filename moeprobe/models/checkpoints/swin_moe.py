@@ -358,7 +358,7 @@ def import_swin_moe(
     sizes = infer(ranks, source=str(source), image_size=image_size)
     config = _config(sizes, settings, renormalise=renormalise)
     names = () if classes is None else class_names(classes, sizes.num_classes)
-    model = _filled(config, ranks, sizes, source=str(source))
+    model = _fill_model(config, ranks, sizes, source=str(source))
     save(
         folder,
         model,
@@ -407,7 +407,7 @@ def _config(sizes: SwinMoeSizes, settings: Unseen, *, renormalise: bool) -> Mode
     )
 
 
-def _filled(
+def _fill_model(
     config: ModelConfig, ranks: RankParameters, sizes: SwinMoeSizes, *, source: str
 ) -> torch.nn.Module:
     """Return the model with its parameters; each of them has its place, and each place one of them.

@@ -152,7 +152,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     # torch leaves a file that is called so to safetensors.
     except (SafetensorError, *DAMAGE) as error:
-        raise UserError(_damaged(path, error)) from None
+        raise UserError(_damage_message(path, error)) from None
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]
     if not isinstance(content, Mapping) or not content:
@@ -167,7 +167,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return parameters
 
 
-def _damaged(path: Path, error: BaseException) -> str:
+def _damage_message(path: Path, error: BaseException) -> str:
     """Return the sentence for a file that torch does not read."""
     refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
     if refused is not None:

@@ -178,7 +178,7 @@ def _leaves(cursor: Cursor, above: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 def _read_leaf(cursor: Cursor, name: str) -> _Leaf:
     cursor.items(3)
-    meta = cursor.packed()
+    meta = cursor.nested_cursor()
     meta.items(4)
     shape = read_shape(meta)
     dtype = read_dtype(meta, shape)
@@ -186,7 +186,7 @@ def _read_leaf(cursor: Cursor, name: str) -> _Leaf:
     if list(meta.entries()):
         raise meta.error("an array has attributes that are not known")
     meta.finish()
-    boxes = tuple(_read_box(cursor.packed(), shape) for _ in range(cursor.items()))
+    boxes = tuple(_read_box(cursor.nested_cursor(), shape) for _ in range(cursor.items()))
     shards = tuple(cursor.integer() for _ in range(cursor.items(len(boxes))))
     cursor.finish()
     return _Leaf(name, shape, dtype, boxes, shards)
@@ -197,7 +197,7 @@ def _read_box(cursor: Cursor, shape: tuple[int, ...]) -> Box:
     cursor.items(len(shape))
     box = []
     for size in shape:
-        bounds = cursor.packed()
+        bounds = cursor.nested_cursor()
         bounds.items(3)
         start, stop, step = (
             bounds.optional_integer(0),

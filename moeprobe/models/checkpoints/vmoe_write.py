@@ -79,7 +79,7 @@ def write_vmoe(
         files.append(path)
     _remove(path for path in earlier if path not in (*files, index_path(prefix)))
     leaves = {name: _leaf(*shapes[name], cuts[name], shards_of[name]) for name in names}
-    index = {"shard_count": shards, "index": _nested(leaves), "version": VERSION}
+    index = {"shard_count": shards, "index": _nest(leaves), "version": VERSION}
     with atomic_file(index_path(prefix)) as temporary:
         temporary.write_bytes(_pack(index))
     return [*files, index_path(prefix)]
@@ -142,7 +142,7 @@ def _slices(box: Box) -> bytes:
     return _pack([_pack([start, stop, None]) for start, stop in box])
 
 
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return names with ``/`` as maps in maps."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():

@@ -48,7 +48,7 @@ def capture(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict
         return hook
 
     handles = [layer.router.register_forward_hook(reader(name)) for name, layer in moe_layers(model).items()]
-    with _hooked(handles):
+    with _remove_at_end(handles):
         yield decisions
 
 
@@ -66,7 +66,7 @@ def capture_inputs(model: nn.Module, *, stop_after: str | None = None) -> Iterat
         return hook
 
     handles = [layer.register_forward_pre_hook(reader(name)) for name, layer in moe_layers(model).items()]
-    with _hooked(handles):
+    with _remove_at_end(handles):
         yield inputs
 
 
@@ -96,12 +96,12 @@ def capture_trunks(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str
     moe = moe_layers(model)
     handles = [model.get_submodule(name).register_forward_pre_hook(enter(name)) for name in layers]
     handles += [moe[name].register_forward_hook(leave(name)) for name in layers]
-    with _hooked(handles):
+    with _remove_at_end(handles):
         yield trunks
 
 
 @contextmanager
-def _hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+def _remove_at_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Remove the hooks at the end, which may be a ``_Stop``."""
     try:
         yield

@@ -30,18 +30,18 @@ class StackedExperts(nn.Module, ABC):
 
     def forward(self, rows: Tensor, loads: Tensor | None = None) -> Tensor:
         """Run expert e on ``rows[e]`` of ``(E, N, D)``, or, with ``loads``, on its part of sorted rows ``(N, D)``."""
-        return self.padded(rows) if loads is None else self.ragged(rows, loads)
+        return self.run_padded(rows) if loads is None else self.run_ragged(rows, loads)
 
     def prefer_sorted(self, rows: Tensor) -> bool:
         """Whether rows ``(N, D)`` like these are better sorted than padded, however even the loads are."""
         return False
 
     @abstractmethod
-    def padded(self, rows: Tensor) -> Tensor:
+    def run_padded(self, rows: Tensor) -> Tensor:
         """Run expert e on ``rows[e]``: ``(E, N, D)`` to ``(E, N, D)``."""
 
     @abstractmethod
-    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+    def run_ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
 
 
@@ -59,7 +59,7 @@ class ExpertLinear(nn.Module):
         """Map ``(E, N, D_in)`` to ``(E, N, D_out)``."""
         return torch.baddbmm(self.bias[:, None], rows, self.weight)
 
-    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+    def run_ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         """Map rows ``(N, D_in)`` sorted by expert to ``(N, D_out)``."""
         bias = self.bias.repeat_interleave(loads, dim=0, output_size=len(rows))
         return _grouped_product(rows, self.weight, loads) + bias
@@ -124,12 +124,12 @@ class MlpExperts(StackedExperts):
             and not torch.is_autocast_enabled("cpu")
         )
 
-    def padded(self, rows: Tensor) -> Tensor:
+    def run_padded(self, rows: Tensor) -> Tensor:
         """Run expert e on ``rows[e]``: ``(E, N, D)`` to ``(E, N, D)``."""
         hidden = self._drop(self.activation(self.fc1(rows)))
         return self._drop(self.fc2(hidden))
 
-    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+    def run_ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
         if self.prefer_sorted(rows):
             load_list = loads.tolist()
@@ -143,15 +143,17 @@ class MlpExperts(StackedExperts):
                 return sorted_affine(self.activation(hidden), self.fc2.weight, self.fc2.bias, load_list)
             parameters = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
             return sorted_mlp(rows, parameters, self.activation, load_list)
-        hidden = F.dropout(self.activation(self.fc1.ragged(rows, loads)), self.dropout, self.training)
-        return F.dropout(self.fc2.ragged(hidden, loads), self.dropout, self.training)
+        hidden = F.dropout(self.activation(self.fc1.run_ragged(rows, loads)), self.dropout, self.training)
+        return F.dropout(self.fc2.run_ragged(hidden, loads), self.dropout, self.training)
 
     def _pad(self, rows: Tensor, loads: Tensor, *, depth: int) -> Tensor:
         """Run sorted rows with as many places for every expert; empty ones hold other rows, which nobody reads."""
         start = (loads.cumsum(0) - loads)[:, None]
         position = torch.arange(depth, device=rows.device)
         source = start + position.minimum(loads[:, None] - 1)
-        outputs = self.padded(rows.index_select(0, source.clamp_min(0).flatten()).view(len(loads), depth, -1))
+        outputs = self.run_padded(
+            rows.index_select(0, source.clamp_min(0).flatten()).view(len(loads), depth, -1)
+        )
         filled = (position < loads[:, None]).flatten().nonzero().squeeze(1)
         return outputs.flatten(0, 1).index_select(0, filled)
 

@@ -61,7 +61,7 @@ class MoeLayer(nn.Module):
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
         plan = self.route(tokens).plan
         if self.training and self.whole_expert_dropout:
-            plan = plan.scaled(self.dropout_factors(tokens))
+            plan = plan.scale(self.dropout_factors(tokens))
         experts = self.experts if self.shared_experts is None else self.shared_experts
         outputs = run_experts(experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
         return outputs.view_as(tokens)

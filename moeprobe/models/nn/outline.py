@@ -47,10 +47,10 @@ class Outline:
 class _NoExperts(StackedExperts):
     """Gives back what it is sent."""
 
-    def padded(self, rows: Tensor) -> Tensor:
+    def run_padded(self, rows: Tensor) -> Tensor:
         return rows
 
-    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+    def run_ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         return rows
 
 

@@ -80,7 +80,7 @@ class DispatchPlan:
     capacity: int | None
     top_k: int | None = None
 
-    def scaled(self, factors: Tensor) -> "DispatchPlan":
+    def scale(self, factors: Tensor) -> "DispatchPlan":
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return replace(self, weight=self.weight * factors[self.expert])
 
@@ -97,7 +97,7 @@ class SoftPlan:
     dispatch: Tensor
     combine: Tensor
 
-    def scaled(self, factors: Tensor) -> "SoftPlan":
+    def scale(self, factors: Tensor) -> "SoftPlan":
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return replace(self, combine=self.combine * factors[:, None])
 
@@ -112,7 +112,7 @@ class FullPlan:
 
     weight: Tensor
 
-    def scaled(self, factors: Tensor) -> "FullPlan":
+    def scale(self, factors: Tensor) -> "FullPlan":
         """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
         return FullPlan(self.weight * factors)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 _GROUP = 128
 
 
-def quantized(weight: Tensor, name: str, *, inputs: int | None = -1) -> Tensor:
+def quantize_weight(weight: Tensor, name: str, *, inputs: int | None = -1) -> Tensor:
     """Return a parameter as a format of ``FORMATS`` holds it.
 
     Args:
@@ -32,18 +32,18 @@ def quantized(weight: Tensor, name: str, *, inputs: int | None = -1) -> Tensor:
         return quantized.view_as(weight) if weight.ndim > 3 else quantized.movedim(-1, inputs)
 
 
-def _scaled(rows: Tensor, largest: float) -> Tensor:
+def _row_scales(rows: Tensor, largest: float) -> Tensor:
     """Return by what each row is divided, so that its largest number is ``largest``."""
     return (rows.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def _int8(rows: Tensor) -> Tensor:
-    scale = _scaled(rows, 127)
+    scale = _row_scales(rows, 127)
     return (rows / scale).round() * scale
 
 
 def _fp8(rows: Tensor) -> Tensor:
-    scale = _scaled(rows, torch.finfo(torch.float8_e4m3fn).max)
+    scale = _row_scales(rows, torch.finfo(torch.float8_e4m3fn).max)
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
@@ -51,7 +51,7 @@ def _int4(rows: Tensor) -> Tensor:
     """Round rows in groups; the last one of a row may be shorter."""
     size = rows.shape[-1]
     groups = torch.nn.functional.pad(rows, (0, -size % _GROUP)).unflatten(-1, (-1, _GROUP))
-    scale = _scaled(groups, 7)
+    scale = _row_scales(groups, 7)
     return ((groups / scale).round() * scale).flatten(-2)[..., :size]
 
 

@@ -29,7 +29,7 @@ from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import start, state
 from moeprobe.models.training.optimize import clip, make_optimizer, make_schedule, total_steps
-from moeprobe.models.training.parallel.layouts import gathered, make_layout
+from moeprobe.models.training.parallel.layouts import gather_tensors, make_layout
 from moeprobe.models.training.reporting import Board, Report, Reporter, start_record, training_record
 from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
@@ -254,7 +254,7 @@ class Trainer:
             score = self.task.score(validation)
             better = self.best_score is None or score > self.best_score
             self.best_score = score if better else self.best_score
-            weights = gathered(self.layout, self.model.state_dict())
+            weights = gather_tensors(self.layout, self.model.state_dict())
             if self.writes:
                 write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
                 for which in ("last", "best") if better else ("last",):

@@ -293,11 +293,11 @@ def mixup(
     """
     weight = float(rng.dirichlet([concentration, concentration]).max())
 
-    def mixed(rows: Tensor) -> Tensor:
+    def mix(rows: Tensor) -> Tensor:
         partners = torch.cat([rows[num_views:], following(rows[:num_views])])
         return weight * rows + (1 - weight) * partners
 
-    return mixed(images), mixed(targets)
+    return mix(images), mix(targets)
 
 
 # How much room experts have in training, and how good transport plans are: beside the losses in ``metrics.csv``.
@@ -322,22 +322,22 @@ def room(decisions: Mapping[str, Decision]) -> dict[str, Tensor]:
     return metrics
 
 
-def _limited(decision: Decision) -> DispatchPlan | None:
+def _plan_with_capacity(decision: Decision) -> DispatchPlan | None:
     plan = decision.plan
     if isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None:
         return plan
     return None
 
 
-def _dropped(decision: Decision) -> Tensor | None:
-    if _limited(decision) is None:
+def _dropped_share(decision: Decision) -> Tensor | None:
+    if _plan_with_capacity(decision) is None:
         return None
     selected = decision.selected >= 0
     return (selected & ~decision.processed).sum() / selected.sum().clamp_min(1)
 
 
 def _fill(decision: Decision) -> Tensor | None:
-    plan = _limited(decision)
+    plan = _plan_with_capacity(decision)
     if plan is None or plan.capacity is None:
         return None
     return plan.kept.sum() / (plan.num_groups * plan.num_experts * plan.capacity)
@@ -362,7 +362,7 @@ def _error(decision: Decision) -> Tensor | None:
 
 
 _MEASURES: dict[str, Callable[[Decision], Tensor | None]] = {
-    "dropped": _dropped,
+    "dropped": _dropped_share,
     "buffer_fill": _fill,
     "plan_nonzeros": _nonzeros,
     "plan_error": _error,

@@ -108,7 +108,9 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
             self.probe,
             aligned,
             progress,
-            trainings=origins.described(self.models, self.spec.dataset, self.data, split=options.split),
+            trainings=origins.describe_origins(
+                self.models, self.spec.dataset, self.data, split=options.split
+            ),
             skipped_images=sorted(set(skipped)),
             notes=[],
             batch_size=options.batch_size,
@@ -163,7 +165,7 @@ class AlignedTrainings:
         }
         self.labels = list(self._pairs.values())
 
-    def described(self) -> dict[str, dict[str, Any]]:
+    def describe_names(self) -> dict[str, dict[str, Any]]:
         """Return what a sidecar says of the names in the column ``checkpoint``."""
         pairs: dict[str, dict[str, Any]] = {
             label: {"trainings": [self._trainings[number].name for number in pair]}
@@ -212,7 +214,9 @@ class AlignedTrainings:
                 self._halves.ids,
                 alone=False,
                 analyses=Align.analyses,
-                renumber=partial(self._renumbered, {layer: fit_of[pair, layer] for layer in self._layers}),
+                renumber=partial(
+                    self._renumber_experts, {layer: fit_of[pair, layer] for layer in self._layers}
+                ),
             )
             parts.append(paired.sums(progress))
         sums = concat(parts)
@@ -241,7 +245,7 @@ class AlignedTrainings:
         )
         return first, second
 
-    def _renumbered(
+    def _renumber_experts(
         self, layer_fits: Mapping[str, Fit], layer: str, ids: Sequence[str], subject: LayerPair
     ) -> LayerPair:
         """Return a pair in which each input's experts have the numbers that the other half was fitted to."""
@@ -308,7 +312,10 @@ def align_trainings(
     """Return the result of ``work``; ``facts`` are what its sidecar says of the trainings."""
     table, sums = aligned.measure(work.run_info, progress)
     sidecar = work.make_sidecar(
-        checkpoints=aligned.described(), colors=colors(aligned.labels), wall_seconds=work.seconds, **facts
+        checkpoints=aligned.describe_names(),
+        colors=colors(aligned.labels),
+        wall_seconds=work.seconds,
+        **facts,
     )
     leading = partial(leading_sentences, layout=probe.layout)
     return Result(table, None, sums, sidecar, probe.draw, leading)

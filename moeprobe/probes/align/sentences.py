@@ -20,7 +20,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
     Where nothing is known of a share, which takes three trainings: how well the pairs agree.
     """
-    return [*(_shares(table) or _agreement(table)), *_unrelated(table)]
+    return [*(_shares(table) or _agreement(table)), *_no_better_than_chance(table)]
 
 
 def _shares(table: pd.DataFrame) -> list[str]:
@@ -64,7 +64,7 @@ def _agreement(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _unrelated(table: pd.DataFrame) -> list[str]:
+def _no_better_than_chance(table: pd.DataFrame) -> list[str]:
     return [
         f"{row['checkpoint']}, {row['layer']}: the best alignment is no better than of unrelated inputs "
         f"(p {number(row['value'])})."

@@ -12,7 +12,7 @@ from moeprobe.probes.attack.objectives import Gradient, RaisedObjective
 from moeprobe.runtime.seeds import generator
 
 
-def ascended(
+def ascend(
     gradient: Gradient,
     images: Tensor,
     *,
@@ -34,7 +34,7 @@ def ascended(
     adversarial = images if start is None else start
     for _ in range(steps):
         slope = gradient(adversarial)
-        direction = _scaled(slope, 1.0) if norm == L2 else slope.sign()
+        direction = _scale_to_norm(slope, 1.0) if norm == L2 else slope.sign()
         adversarial = _near(adversarial + 2.5 * epsilon / steps * direction, images, epsilon, norm)
     return adversarial
 
@@ -51,13 +51,13 @@ def worst_of(
     seed: int,
 ) -> Tensor:
     """Return of each image the worst of several ascents: one from the image, and ``restarts`` from random points."""
-    worst = ascended(objective.gradient, images, epsilon=epsilon, steps=steps, norm=norm)
+    worst = ascend(objective.gradient, images, epsilon=epsilon, steps=steps, norm=norm)
     if not restarts:
         return worst
     highest = objective.values(worst)
     for restart in range(1, restarts + 1):
         start = random_start(images, image_ids, epsilon=epsilon, seed=seed, norm=norm, restart=restart)
-        candidate = ascended(objective.gradient, images, epsilon=epsilon, steps=steps, norm=norm, start=start)
+        candidate = ascend(objective.gradient, images, epsilon=epsilon, steps=steps, norm=norm, start=start)
         values = objective.values(candidate)
         is_worse = values > highest
         worst = candidate.where(is_worse[:, None, None, None], worst)
@@ -76,9 +76,9 @@ def at_random(
     shape = images.shape[1:]
     if norm != L2:
         signs = [generator(seed, "attack", name).integers(0, 2, shape, dtype=np.int8) for name in image_ids]
-        return _near(images + epsilon * (_stacked(signs, images) * 2 - 1), images, epsilon, norm)
+        return _near(images + epsilon * (_stack_images(signs, images) * 2 - 1), images, epsilon, norm)
     normals = [generator(seed, "attack l2", name).standard_normal(shape) for name in image_ids]
-    change = _scaled(_stacked(normals, images), epsilon)
+    change = _scale_to_norm(_stack_images(normals, images), epsilon)
     perturbed = images + change
     return _near(
         torch.where((perturbed < 0) | (perturbed > 1), images - change, perturbed), images, epsilon, norm
@@ -93,17 +93,17 @@ def random_start(
     generators = [generator(seed, f"attack start {norm}", name, restart) for name in image_ids]
     if norm != L2:
         changes = [stream.uniform(-epsilon, epsilon, shape) for stream in generators]
-        return _near(images + _stacked(changes, images), images, epsilon, norm)
-    directions = _stacked([stream.standard_normal(shape) for stream in generators], images)
-    radii = _stacked([stream.random((1, 1, 1)) ** (1 / np.prod(shape)) for stream in generators], images)
-    return _near(images + epsilon * radii * _scaled(directions, 1.0), images, epsilon, norm)
+        return _near(images + _stack_images(changes, images), images, epsilon, norm)
+    directions = _stack_images([stream.standard_normal(shape) for stream in generators], images)
+    radii = _stack_images([stream.random((1, 1, 1)) ** (1 / np.prod(shape)) for stream in generators], images)
+    return _near(images + epsilon * radii * _scale_to_norm(directions, 1.0), images, epsilon, norm)
 
 
-def _stacked(arrays: list[np.ndarray], images: Tensor) -> Tensor:
+def _stack_images(arrays: list[np.ndarray], images: Tensor) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).to(images)
 
 
-def _scaled(change: Tensor, norm: float) -> Tensor:
+def _scale_to_norm(change: Tensor, norm: float) -> Tensor:
     """Return changes ``(B, 3, H, W)`` with this ℓ2 norm; one that is 0 stays."""
     # The largest value first: squares of the gradients of a confident answer would be rounded to 0.
     largest = change.abs().amax((1, 2, 3), keepdim=True)

@@ -55,14 +55,14 @@ class Contagion(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return which exchanges change nothing at all."""
-        unchanged = _unchanged(table)
+        unchanged = _exchanges_without_effect(table)
         return [f"{_sentence_on(unchanged)}."] if unchanged else []
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the shares of each layer."""
         from moeprobe.probes.contagion.figure import draw
 
-        unchanged = _unchanged(result.table)
+        unchanged = _exchanges_without_effect(result.table)
         return draw(
             result.table,
             colors=result.sidecar.colors,
@@ -71,7 +71,7 @@ class Contagion(Probe["Result"]):
         )
 
 
-def _unchanged(table: "DataFrame") -> list[str]:
+def _exchanges_without_effect(table: "DataFrame") -> list[str]:
     """Return the exchanges whose numbers of patches are 0 in every image: nothing changes by exchanging this."""
     patches = table[table["tokens"] == "patch"]
     unchanged = []

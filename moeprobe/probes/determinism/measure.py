@@ -23,7 +23,7 @@ from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurem
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.record import RoutingTrace, joined
+from moeprobe.routing.record import RoutingTrace, join_batches
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def ways(*, sizes: Sequence[int], padding: int, repeats: int) -> list[Way]:
 def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, logits: bool) -> ForwardResult:
     """Return the scores and the routing of inputs, each in its place, run in a way."""
     number, length = len(inputs), inputs.ids.shape[1] if isinstance(inputs, TokenBatch) else None
-    arranged = padded(inputs, way.padding) if way.padding else inputs
-    arranged = _turned(arranged) if way.reversed else arranged
+    arranged = add_padding(inputs, way.padding) if way.padding else inputs
+    arranged = _reverse_batch(arranged) if way.reversed else arranged
     size = way.size or number
     passes = [
         model.trace(arranged[start : start + size], layers=layers, logits=logits)
@@ -71,13 +71,13 @@ def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, lo
     ]
     parts = [scores for scores, _ in passes if scores is not None]
     scores = torch.cat(parts) if parts else None
-    routing = joined([part for _, part in passes])
+    routing = join_batches([part for _, part in passes])
     if way.reversed:
         scores = None if scores is None else scores.flip(0)
     return scores, _in_batch_order(routing, turned=way.reversed, length=length)
 
 
-def padded(texts: TokenBatch, number: int) -> TokenBatch:
+def add_padding(texts: TokenBatch, number: int) -> TokenBatch:
     """Return texts with so many tokens of padding more."""
     padding_right = (0, number)
     pad = torch.nn.functional.pad
@@ -88,7 +88,7 @@ def padded(texts: TokenBatch, number: int) -> TokenBatch:
     return replace(texts, noise=noise, **marks)
 
 
-def _turned(inputs: Any) -> Any:
+def _reverse_batch(inputs: Any) -> Any:
     if isinstance(inputs, Tensor):
         return inputs.flip(0)
     marks: dict[str, Any] = {

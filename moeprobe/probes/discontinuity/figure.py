@@ -152,7 +152,7 @@ def _emptiest(axes: Axes, of_image: "Sequence[Path]", kept_free: tuple[float, fl
         ]
     )
 
-    def covered(corner: tuple[float, float]) -> float:
+    def covered_points(corner: tuple[float, float]) -> float:
         left_edge, bottom = corner
         # With the numbers and the heading around it.
         across = (line_points[:, 0] > left_edge - 0.06) & (line_points[:, 0] < left_edge + width + 0.02)
@@ -160,7 +160,9 @@ def _emptiest(axes: Axes, of_image: "Sequence[Path]", kept_free: tuple[float, fl
         overlaps = start < left_edge + width + 0.02 and end > left_edge - 0.06
         return float((across & up).sum()) + len(line_points) * overlaps
 
-    return min(itertools.product(np.linspace(0.08, 0.68, 13).tolist(), (0.24, 0.36, 0.48)), key=covered)
+    return min(
+        itertools.product(np.linspace(0.08, 0.68, 13).tolist(), (0.24, 0.36, 0.48)), key=covered_points
+    )
 
 
 def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str]]) -> str:

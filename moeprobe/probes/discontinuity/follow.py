@@ -191,11 +191,11 @@ def _jumps(
         replayed = model.replay(pixels, earlier)
         probabilities = [scores.cpu().double().softmax(1)[:, target] for scores in (clean_scores, replayed)]
         jumps.append((probabilities[0] - probabilities[1]).numpy())
-        tokens.append(_switched(earlier, later))
+        tokens.append(_count_switched(earlier, later))
     return np.concatenate(jumps), np.concatenate(tokens)
 
 
-def _switched(first: RoutingTrace, two: RoutingTrace) -> NDArray[np.int64]:
+def _count_switched(first: RoutingTrace, two: RoutingTrace) -> NDArray[np.int64]:
     """Return how many tokens ``(N, L)`` of each layer work with other experts."""
     counts = [
         (~layer.processed_the_same(two.layers[name])).sum(1).cpu() for name, layer in first.layers.items()

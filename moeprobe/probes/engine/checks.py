@@ -113,7 +113,7 @@ def _check_routing(probe: Probe[Any], subjects: Sequence[_Subject]) -> None:
     """Raise ``UserError`` where routing is asked for and a model has none."""
     dense = [subject.name for subject in subjects if not subject.layers]
     if dense and probe.needs_routing:
-        alternatives = _listed([kind.name for kind in registry.probes() if not kind.needs_routing])
+        alternatives = _join_with_or([kind.name for kind in registry.probes() if not kind.needs_routing])
         raise UserError(
             f"{dense[0]} is dense: it has no MoE layer, so there is no routing for {probe.name}; {alternatives} can "
             "measure it."
@@ -195,16 +195,16 @@ def check_options(probe: Probe[Any], options: Options) -> None:
     for name, is_set in (("class_null", options.class_null), ("masks", options.masks is not None)):
         if is_set and "match" not in probe.analyses:
             suitable = [kind.name for kind in registry.probes() if "match" in kind.analyses]
-            raise UserError(f"{option(name)} is about matches: use it with {_listed(suitable)}.")
+            raise UserError(f"{option(name)} is about matches: use it with {_join_with_or(suitable)}.")
     if options.allow_not_finite and not probe.leaves_out:
         suitable = [kind.name for kind in registry.probes() if kind.leaves_out and kind.compares]
         raise UserError(
             f"{probe.name} needs finite gates and scores of all inputs; omit {option('allow_not_finite')}, or use "
-            f"it with {_listed(suitable)}."
+            f"it with {_join_with_or(suitable)}."
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_with_or(names: Sequence[str]) -> str:
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 

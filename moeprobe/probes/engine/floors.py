@@ -9,9 +9,9 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.other_dtype import described, in_other_dtype
+from moeprobe.routing.other_dtype import in_other_dtype, other_dtype_name
 from moeprobe.routing.pass_precision import in_float32, precision_of
-from moeprobe.routing.record import RoutingTrace, joined
+from moeprobe.routing.record import RoutingTrace, join_batches
 from moeprobe.runtime.device import FLOAT32
 
 AGAIN, OTHER_BATCH, OTHER_DTYPE = FLOORS
@@ -42,7 +42,7 @@ def repeats(
     half = len(pixels) // 2 // model.group_images * model.group_images
     if half:
         parts = [model.trace(part, layers=layers, logits=False)[1] for part in (pixels[:half], pixels[half:])]
-        yield OTHER_BATCH, joined(parts)
+        yield OTHER_BATCH, join_batches(parts)
     if not other_dtype:
         return
     try:
@@ -79,9 +79,9 @@ def refusals(checkpoints: Sequence[Checkpoint], device: torch.device) -> dict[st
 
 
 def _not_measured(checkpoint: Checkpoint, device: torch.device) -> str:
-    return f"the noise floor of {checkpoint.name} in {described(device)}"
+    return f"the noise floor of {checkpoint.name} in {other_dtype_name(device)}"
 
 
 def dtype_name(device: torch.device, precision: str) -> str:
     """Return which format the other one is, of passes in a precision."""
-    return described(device) if precision == FLOAT32 else FLOAT32
+    return other_dtype_name(device) if precision == FLOAT32 else FLOAT32

@@ -161,7 +161,7 @@ def measure_shard(
                 "fields": {name: plain(getattr(probe, name)) for name in fields_of(type(probe))},
                 "checkpoints": paths,
                 "data": work.data,
-                "options": _shared(options),
+                "options": _common_options(options),
             },
             **work.measure(folder.parts, progress_of(watcher)),
             "batch_size": options.batch_size,
@@ -172,7 +172,7 @@ def measure_shard(
     return MeasuredShard(options.out, shard, sidecar)
 
 
-def _shared(options: Options) -> dict[str, Any]:
+def _common_options(options: Options) -> dict[str, Any]:
     """Return the options that all shards have in common."""
     return {name: plain(getattr(options, name)) for name in fields_of(Options) if name not in _OWN}
 

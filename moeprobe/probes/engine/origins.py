@@ -158,7 +158,7 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: 
     return warnings
 
 
-def described(
+def describe_origins(
     models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str
 ) -> dict[str, dict[str, Any]]:
     """Return where checkpoints are from, for a sidecar; with a ``warning`` where ``doubts`` has one."""

@@ -148,7 +148,7 @@ def _interventions(
         "without": (selected.where(selected != expert, next_best) for expert in experts),
         "forced": (_with_expert(layer, expert) for expert in experts),
         "random": (_at_random(layer, generators("random", draw)) for draw in range(draws)),
-        "permuted": (_relabeled(layer, generators("permutation", draw)) for draw in range(draws)),
+        "permuted": (_relabel_experts(layer, generators("permutation", draw)) for draw in range(draws)),
     }
 
 
@@ -167,7 +167,7 @@ def _at_random(layer: LayerRouting, generators: Sequence[np.random.Generator]) -
     return drawn.where(layer.selected >= 0, layer.selected)
 
 
-def _relabeled(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
+def _relabel_experts(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:
     """Return the sets with every expert replaced by the next one on a circle of all, drawn for each input.
 
     A cycle of all experts: none keeps its name, and no set of fewer experts than all stays as it is.

@@ -239,7 +239,7 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame) -> str:
         f"{len(rows)} of {len(band)} experts are not judged, since few {units} carry the price of their ban "
         f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
         f"Their bans change {_span(shares.round(1))} % of the {units} by more than {limit:g} nats. "
-        f"By a rough estimate, {_span(map(_rounded, needed))} {units} would be enough."
+        f"By a rough estimate, {_span(map(_round_to_two_digits, needed))} {units} would be enough."
     )
 
 
@@ -250,7 +250,7 @@ def _span(values: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _rounded(count: int) -> float:
+def _round_to_two_digits(count: int) -> float:
     """Return a count with two digits."""
     return float(f"{count:.2g}")
 

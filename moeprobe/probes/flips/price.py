@@ -78,7 +78,9 @@ def forced_sets(
     return {
         forced: ForcedSets(
             selected,
-            _sampled(is_full & flipped.get(forced, is_full), keys[..., 0], layer.num_prefix_tokens, patches),
+            _sampling_weights(
+                is_full & flipped.get(forced, is_full), keys[..., 0], layer.num_prefix_tokens, patches
+            ),
         )
         for forced, selected in sets.items()
     }
@@ -91,7 +93,7 @@ def _with_runner_up(layer: LayerRouting, position: int) -> Tensor:
     return selected
 
 
-def _sampled(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:
+def _sampling_weights(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:
     """Return the weights ``(B, T)`` of all eligible prefix tokens, and of so many eligible patches as are sampled."""
     weight = eligible.double()
     of_patches = eligible[:, prefix:]

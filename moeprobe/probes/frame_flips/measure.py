@@ -27,7 +27,7 @@ from moeprobe.probes.frame_flips import BEFORE, FIRST, OTHER, FrameFlips
 from moeprobe.results.folder import Result
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.correspondence import settle
-from moeprobe.routing.record import LayerPair, RoutingTrace, joined
+from moeprobe.routing.record import LayerPair, RoutingTrace, join_batches
 from moeprobe.runtime.progress import Advance
 
 # Clips of a part file.
@@ -176,7 +176,9 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, index: int) -> TracedClip:
         parts.append(routing)
         if logits is not None:
             scores.append(logits)
-    return TracedClip(frame_ids, torch.cat(labels), torch.cat(scores) if scores else None, joined(parts))
+    return TracedClip(
+        frame_ids, torch.cat(labels), torch.cat(scores) if scores else None, join_batches(parts)
+    )
 
 
 def _sums(

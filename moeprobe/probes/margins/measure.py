@@ -20,7 +20,7 @@ from moeprobe.metrics.analyses.flip_prediction import FlipPredictionAnalysis
 from moeprobe.metrics.analyses.set_survival import SURVIVAL, SURVIVAL_BAND, SetSurvivalAnalysis
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.families import Difference, difference_error, judge
-from moeprobe.metrics.stats.linearized import multiplied
+from moeprobe.metrics.stats.linearized import multiply_influences
 from moeprobe.metrics.token_kinds import Paired, by_token_kind, unlike
 from moeprobe.probes.engine.batch_sums import layer_sums
 from moeprobe.probes.engine.checks import check_some_layer
@@ -265,7 +265,7 @@ def _band(curve: Iterable[CellValues], info: summaries.About) -> list[dict[str, 
         for value, number in zip(values, replicates, strict=True)
     ]
     if any(number.influence is not None for number in replicates):
-        replicates = multiplied(replicates, seed=info.seed)
+        replicates = multiply_influences(replicates, seed=info.seed)
     judged = judge([Difference(number, error) for number, error in zip(replicates, errors, strict=True)])
     band = NumberName(SURVIVAL_BAND.name, "")
     rows = [

@@ -58,7 +58,7 @@ def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
             clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
             everywhere = np.ones_like(item.compared)
             patches(clean, item.clean, item.clean_expert, everywhere, inches=inches - 0.3)
-            _perturbed(perturbed, item, inches=inches - 0.3)
+            _draw_perturbed(perturbed, item, inches=inches - 0.3)
             if number == 0:
                 # The end of a long path is what tells it from others.
                 name = image if len(image) <= 60 else f"…{image[-59:]}"
@@ -178,7 +178,7 @@ def _outline(
     axes.add_collection(frames, autolim=False)
 
 
-def _perturbed(axes: Axes, item: ImageOverlay, *, inches: float) -> None:
+def _draw_perturbed(axes: Axes, item: ImageOverlay, *, inches: float) -> None:
     """Draw the perturbed image with its patches, and how many of them changed."""
     patches(
         axes,
@@ -257,7 +257,7 @@ def frame(
     for item in overlays:
         row, column = images.index(item.image_id), 1 + checkpoints.index(item.checkpoint)
         panel = axes[row, column]
-        _perturbed(panel, item, inches=inches - 0.3)
+        _draw_perturbed(panel, item, inches=inches - 0.3)
         if row == 0:
             panel.set_title(panels.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{panels.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
@@ -283,7 +283,7 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
     for item in overlays:
         row, column = checkpoints.index(item.checkpoint), 1 + severities.index(item.severity)
         panel = axes[row, column]
-        _perturbed(panel, item, inches=inches - 0.1)
+        _draw_perturbed(panel, item, inches=inches - 0.1)
         panel.set_xlabel(item.short_count, fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
@@ -315,7 +315,7 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
     palette = together.quantize(_WHITE, method=Image.Quantize.MEDIANCUT, kmeans=1)
     colors = (palette.getpalette() or [])[: 3 * _WHITE]
     palette.putpalette([*colors, *[0] * (3 * _WHITE - len(colors)), 255, 255, 255])
-    indexed = [_indexed(picture, palette) for picture in pictures]
+    indexed = [_reduce_to_palette(picture, palette) for picture in pictures]
     milliseconds = [round(1000 * _SECONDS)] * (len(indexed) - 1) + [round(1000 * _LAST_SECONDS)]
     with atomic_file(path) as temporary:
         indexed[0].save(
@@ -330,7 +330,7 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def _indexed(picture: Image.Image, palette: Image.Image) -> Image.Image:
+def _reduce_to_palette(picture: Image.Image, palette: Image.Image) -> Image.Image:
     """Return a picture in the colors of a palette; white stays white, which the nearest color may miss by a shade."""
     nearest = np.asarray(picture.quantize(palette=palette, dither=Image.Dither.NONE))
     white = (np.asarray(picture) == 255).all(-1)

@@ -298,7 +298,7 @@ class Drawing(ProbeWork[OverlayResult]):
         assert isinstance(self.spec.view, SeverityView)
         sidecar = self.make_sidecar(
             severity_unit=self.spec.view.unit,
-            checkpoints=origins.described(
+            checkpoints=origins.describe_origins(
                 self.models, self.spec.dataset, self.data, split=self.options.split
             ),
             **facts,

@@ -13,7 +13,7 @@ from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
-from moeprobe.models.nn.quantize import quantized
+from moeprobe.models.nn.quantize import quantize_weight
 from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
@@ -46,16 +46,16 @@ class Rounding:
         originals = [(weight.parameter, weight.parameter.data) for _, weight in selected]
         try:
             for index, weight in selected:
-                weight.parameter.data = self._rounded(index, weight, name)
+                weight.parameter.data = self._rounded_weight(index, weight, name)
             yield
         finally:
             for parameter, before in originals:
                 parameter.data = before
 
-    def _rounded(self, index: int, weight: Weight, name: str) -> Tensor:
+    def _rounded_weight(self, index: int, weight: Weight, name: str) -> Tensor:
         cached = self._kept.get((index, name))
         if cached is None:
-            cached = quantized(weight.parameter.data, name, inputs=weight.inputs)
+            cached = quantize_weight(weight.parameter.data, name, inputs=weight.inputs)
             size = cached.numel() * cached.element_size()
             if self._bytes + size <= _KEPT:
                 self._kept[index, name], self._bytes = cached, self._bytes + size

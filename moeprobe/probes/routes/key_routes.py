@@ -100,13 +100,13 @@ def key_routes(
         images=int(tables[0].by_class.images.sum()),
         distinct=distinct,
         largest=largest,
-        permuted=np.concatenate(list(_permuted(cells, len(names), has_images, seed=seed))),
+        permuted=np.concatenate(list(_count_permuted_routes(cells, len(names), has_images, seed=seed))),
         distances=np.mean([_distances(share) for share in shares], axis=0),
         superclasses=None if superclasses is None else np.asarray(superclasses)[has_images].tolist(),
     )
 
 
-def _permuted(
+def _count_permuted_routes(
     cells: Sequence[StoredCell], num_classes: int, has_images: NDArray[np.bool_], *, seed: int
 ) -> Iterator[Integers]:
     """Yield the two numbers ``(d, 2)`` of some permutations at a time: all layers get the same ones."""
@@ -218,7 +218,7 @@ def distance_table(all_routes: Sequence[KeyRoutes]) -> pd.DataFrame:
 # class at all.
 
 
-def shared(
+def superclass_information(
     routes: NDArray[np.int64], superclasses: Sequence[int] | None, *, seed: int
 ) -> tuple[float, Array] | None:
     """Return the information, and that under permutations ``(D,)``; None where no two classes could share a group.

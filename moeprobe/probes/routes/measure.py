@@ -28,7 +28,7 @@ from moeprobe.probes.routes.key_routes import (
     distance_table,
     key_routes,
     route_table,
-    shared,
+    superclass_information,
 )
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
@@ -175,7 +175,7 @@ def _rows(routes: KeyRoutes, cell: Cell, info: About) -> list[dict[str, Any]]:
         (DISTINCT, routes.distinct, routes.permuted[:, 0], False),
         (LARGEST, routes.largest, routes.permuted[:, 1], True),
     ]
-    if (grouped := shared(routes.groups, routes.superclasses, seed=info.seed)) is not None:
+    if (grouped := superclass_information(routes.groups, routes.superclasses, seed=info.seed)) is not None:
         numbers.append((SUPERCLASSES, *grouped, False))
     rows = []
     for metrics, observed, permuted, fewer in numbers:

@@ -108,7 +108,7 @@ def check_cells(spec: RunSpec, models: Sequence[Checkpoint], *, data: str) -> No
             if grid is not None and not _cells_are_patches(pixels, grid):
                 raise UserError(
                     f"The cells of {data} ({board.cells} x {board.cells} of {board.cell} pixels) are not the patches "
-                    f"of {model.name} ({_described(grid)}){_advice(grid, framing)}"
+                    f"of {model.name} ({_grid_in_words(grid)}){_advice(grid, framing)}"
                 )
 
 
@@ -124,7 +124,7 @@ def _cells_are_patches(pixels: torch.Tensor, grid: PatchGrid) -> bool:
     return bool(plain.all() and all(apart))
 
 
-def _described(grid: PatchGrid) -> str:
+def _grid_in_words(grid: PatchGrid) -> str:
     return f"{grid.rows} x {grid.columns} of {grid.patch_size} pixels"
 
 

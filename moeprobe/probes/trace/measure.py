@@ -83,7 +83,7 @@ class Recording(ProbeWork[Recorded]):
             skipped.append(bad)
             files += [model_folder / f"{view.name}.parquet" for view in views]
         sidecar = self.make_sidecar(
-            checkpoints=origins.described(self.models, spec.dataset, self.data, split=options.split),
+            checkpoints=origins.describe_origins(self.models, spec.dataset, self.data, split=options.split),
             files=[str(path.relative_to(folder.path)) for path in files],
             skipped_images=skipped[0],
             wall_seconds=self.seconds,

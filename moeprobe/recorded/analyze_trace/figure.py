@@ -13,7 +13,7 @@ from moeprobe.metrics.token_kinds import POSITION
 from moeprobe.probes.confidence.figure import draw as draw_confidence
 from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
 from moeprobe.probes.sweep.figure import draw as draw_sweep
-from moeprobe.recorded.engine.layout import along_a_severity, labeled, steps_alone
+from moeprobe.recorded.engine.layout import along_a_severity, label_traces, steps_alone
 from moeprobe.results.figures import heat_maps, panels
 from moeprobe.results.folder import Result
 
@@ -23,7 +23,7 @@ def figures_of(result: Result) -> dict[str, Figure]:
     if along_a_severity(result):
         unit = result.sidecar.severity_unit or "severity"
         return draw_sweep(steps_alone(result).table, colors=result.sidecar.colors, unit=unit)
-    side_by_side = labeled(result)
+    side_by_side = label_traces(result)
     palette = side_by_side.sidecar.colors
     views = result.sidecar.request.view_name
     figures = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)

@@ -65,7 +65,7 @@ class Across:
             kinds.pop("prefix", None)
             self._kinds = kinds | by_position(kinds[TEXT.token])
 
-    def joined(self, sums: Sums) -> Sums:
+    def join_layers(self, sums: Sums) -> Sums:
         """Return the sums of single layers, of all layers, and of the first layer to differ."""
         differs, trial = torch.stack(self._differs), torch.stack(self._trials).all(0)
         joined = dict(sums)

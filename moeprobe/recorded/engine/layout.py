@@ -10,14 +10,14 @@ from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import Sidecar
 
 
-def labeled(result: Result) -> Result:
+def label_traces(result: Result) -> Result:
     """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
     names = {
         (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
         for trace in result.sidecar.traces
     }
 
-    def called(row: Any) -> str:
+    def label_of(row: Any) -> str:
         severity = row["severity"]
         return names[row["checkpoint"], row["view"], None if severity != severity else severity]
 
@@ -25,7 +25,7 @@ def labeled(result: Result) -> Result:
     if len(names) == len(set(of_each.values())):
         return result
     rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
-    table = result.table.assign(checkpoint=[called(row) for row in rows])
+    table = result.table.assign(checkpoint=[label_of(row) for row in rows])
     sidecar = Sidecar(result.sidecar | {"colours": colors(list(of_each))})
     return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
 
@@ -51,4 +51,4 @@ def leading_sentences_of(result: Result) -> list[str]:
     """Return the sentences before the tables of recorded routing."""
     if along_a_severity(result):
         return leading_sentences(steps_alone(result), Layout.ALONG_SEVERITY)
-    return leading_sentences(labeled(result), Layout.SIDE_BY_SIDE)
+    return leading_sentences(label_traces(result), Layout.SIDE_BY_SIDE)

@@ -12,7 +12,7 @@ from moeprobe.recorded.engine.across import Across, load_of, sums_of_mapped
 from moeprobe.recorded.engine.describe import weights_fit
 from moeprobe.recorded.engine.input_sums import InputSums
 from moeprobe.recordings.expert_map import ExpertMap
-from moeprobe.recordings.pairs import NamedTrace, common_prefix, pair, weighted
+from moeprobe.recordings.pairs import NamedTrace, common_prefix, knows_weights, pair
 from moeprobe.recordings.reading import Block
 from moeprobe.results.sums import Cell
 from moeprobe.routing.record import LayerPair
@@ -81,7 +81,9 @@ class PairedSums(InputSums):
                     known_columns=self._marked if number else (),
                 )
                 has_weights = (
-                    weighted(trace_block.layer) and weighted(blocks[0].layer) and weights_fit(longest)
+                    knows_weights(trace_block.layer)
+                    and knows_weights(blocks[0].layer)
+                    and weights_fit(longest)
                 )
                 if number and self._renumber is not None:
                     subject = self._renumber(layer, ids, subject)
@@ -101,7 +103,7 @@ class PairedSums(InputSums):
                     if layer == next(iter(self.num_tokens)):
                         self._count(trace_view, blocks[0], trace_block)
         return [
-            sums if layers_across.empty else layers_across.joined(sums)
+            sums if layers_across.empty else layers_across.join_layers(sums)
             for sums, layers_across in zip(sums_of_traces, across, strict=True)
         ]
 

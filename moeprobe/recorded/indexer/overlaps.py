@@ -182,7 +182,7 @@ def shift_sentence(pairs: Sequence[Pair], first: Selections, second: Selections)
             side.positions(selection, pair.begin, end)[:, indices].astype(np.int32)
             for side, selection, indices in zip((first, second), (pair.first, pair.second), at, strict=True)
         )
-        for name, sides in _shifted(a, b, layers=len(layers)).items():
+        for name, sides in _shift_layers(a, b, layers=len(layers)).items():
             common = count_common(*sides)
             shifts.setdefault(name, []).append(float((common / (first.top_k + second.top_k - common)).mean()))
     overlaps: Mapping[str, Any] = {name: float(np.mean(values)) for name, values in shifts.items()}
@@ -198,7 +198,7 @@ def shift_sentence(pairs: Sequence[Pair], first: Selections, second: Selections)
     )
 
 
-def _shifted(
+def _shift_layers(
     first: NDArray[np.int32], second: NDArray[np.int32], *, layers: int
 ) -> dict[str, tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """Return the selections of both as they are (""), and with the second shifted by one."""

@@ -137,7 +137,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         sums = self._sums(choices, uses)
         analyses = make_analyses(self.probe.analyses)
         table, comparison = summarize(sums, analyses=analyses, run_info=info)
-        table = with_rows(table, list(self._relabeled(choices, info)))
+        table = with_rows(table, list(self._relabeled_rows(choices, info)))
         return self.make_result(
             table,
             comparison,
@@ -220,7 +220,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             yield self._cell(layer, _VIEW, every, columns)
         if self.placement is None:
             return
-        for judged in self._judged(choices):
+        for judged in self._judge_placements(choices):
             rows = slice(judged.start, None)
             of_layers = {
                 layer: _ranks(counts[rows], judged.placement.shares[layer])
@@ -235,7 +235,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
                 of_window = {key: column[inside] for key, column in columns.items()}
                 yield self._cell("", judged.name, inside, of_window, window + 1.0)
 
-    def _judged(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> list[JudgedPlacement]:
+    def _judge_placements(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> list[JudgedPlacement]:
         """Return the given placement, the same on the second half, and the greedy one of the first half there.
 
         Of a single sample there are no halves.
@@ -259,13 +259,13 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         """Whether each window has numbers of its own: of the given placement, where there are several."""
         return judged.start == 0 and not self.requests.is_single
 
-    def _relabeled(
+    def _relabeled_rows(
         self, choices: Mapping[str, NDArray[np.integer[Any]]], info: summaries.About
     ) -> Iterator[dict[str, Any]]:
         """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
         if self.placement is None:
             return
-        placements = self._judged(choices)
+        placements = self._judge_placements(choices)
         busiest = relabeled_loads(choices, placements)
         for judged in placements:
             rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=self._by_window(judged))

@@ -175,13 +175,13 @@ class Reader(ABC):
         return []
 
 
-def recognized(response: Mapping[str, Any], readers: Iterable[Reader]) -> Reader | None:
+def find_reader(response: Mapping[str, Any], readers: Iterable[Reader]) -> Reader | None:
     """Return the first reader that reads a response, one that reads what no other does last; None where none does."""
     by_turn = sorted(readers, key=lambda reader: reader.fallback)
     return next((reader for reader in by_turn if reader.reads(response)), None)
 
 
-def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def objects_under(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """Return the objects of a list in a response; none where there are none."""
     value = response.get(key)
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
@@ -189,7 +189,7 @@ def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def choices(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the choices of a response of an OpenAI-like server; none where there are none."""
-    return listed(response, "choices")
+    return objects_under(response, "choices")
 
 
 def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -259,7 +259,7 @@ def start_of(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def decoded(text: Any, what: str) -> bytes:
+def decode_base64(text: Any, what: str) -> bytes:
     """Return the bytes of base64."""
     if not isinstance(text, str):
         raise Fault(f"{what} takes base64; got {type(text).__name__}")

@@ -18,7 +18,7 @@ from moeprobe.recordings.readers.base import (
     choices,
     holders,
 )
-from moeprobe.recordings.routing_values import is_shaped, shaped
+from moeprobe.recordings.routing_values import is_shaped, shaped_array
 
 
 class Dynamo(Reader):
@@ -47,7 +47,7 @@ def _capture(value: Any, tokens: Stated, shape: MoeShape) -> Capture:
         return Capture(None)
     if not is_shaped(value):
         raise Fault(f"{KEY} takes an object of data, dtype and shape")
-    numbers, start, dtype = shaped(value, "data")
+    numbers, start, dtype = shaped_array(value, "data")
     if dtype != "int32" or numbers.shape[2] != 2 * shape.top_k:
         return Capture(numbers, start=start, stated=tokens)
     ids, gates = numbers[..., : shape.top_k], numbers[..., shape.top_k :].view("<f4")

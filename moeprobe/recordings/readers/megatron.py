@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, Weights, check_all_sparse, whole_number
-from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, unpacked
+from moeprobe.recordings.responses import GatheredResponse, array_of, is_packed, load_by_router
 from moeprobe.recordings.router_logits import FUNCTIONS, check_logits, weights_of
 from moeprobe.runtime.files import is_file, open_regular
 
@@ -86,7 +86,9 @@ class RankLogits:
         if not packed:
             raise UserError(f"{self._state} is no file that torch.save wrote.")
         # Keys are block, number of the multi-token prediction (None in the decoder), and layer.
-        return {key[-1]: state for key, state in unpacked(self._state).items() if key[:1] == ("decoder",)}
+        return {
+            key[-1]: state for key, state in load_by_router(self._state).items() if key[:1] == ("decoder",)
+        }
 
 
 _KEYS = {"step", "stage", "layer", "top_indices"}

@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.recordings.count_table import CountTable, TableBuilder, added, captures_of, whole_numbers
+from moeprobe.recordings.count_table import (
+    CountTable,
+    TableBuilder,
+    captures_of,
+    concat_tables,
+    whole_numbers,
+)
 from moeprobe.recordings.log_rows import Fault, as_array, faults_at
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Capture, Reader, check_all_sparse, whole_number
@@ -68,7 +74,7 @@ class MegatronCounts(Reader):
                 f"tpe counts {width} experts in each of {len(tables)} files, and the model has {shape.num_experts}; "
                 "with expert parallelism, give one file for each rank that holds other experts"
             )
-        table = added(tables, shifts)
+        table = concat_tables(tables, shifts)
         check_all_sparse(np.unique(table.layer).tolist(), shape)
         return captures_of(table, shape, left_out=response[_MTP])
 

@@ -15,7 +15,7 @@ from moeprobe.recordings.readers.base import (
     Stated,
     array,
     captures_of,
-    decoded,
+    decode_base64,
     holders,
 )
 
@@ -49,4 +49,4 @@ def numbers_of(value: Any, what: str) -> NDArray[Any]:
     if head is None:
         raise Fault(f"{what} takes nrlre1:TYPE:TOKENSxLAYERSxK:BASE64, of int8, int16 or int32")
     dtype, *sizes = head.groups()
-    return array(decoded(value[head.end() :], what), dtype=dtype, shape=[*map(int, sizes)], what=what)
+    return array(decode_base64(value[head.end() :], what), dtype=dtype, shape=[*map(int, sizes)], what=what)

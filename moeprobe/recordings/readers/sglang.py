@@ -13,7 +13,7 @@ from moeprobe.recordings.readers.base import (
     Reader,
     array,
     choices,
-    decoded,
+    decode_base64,
     start_of,
     stated,
 )
@@ -46,7 +46,7 @@ class Sglang(Reader):
 
 def _flat(extension: Mapping[str, Any], shape: MoeShape) -> NDArray[Any]:
     """Return the experts of an object ``(T, L, K)``; layers of multi-token prediction are named."""
-    content, dtype = decoded(extension[KEY], KEY), extension.get(f"{KEY}_dtype", "int32")
+    content, dtype = decode_base64(extension[KEY], KEY), extension.get(f"{KEY}_dtype", "int32")
 
     def of_layers(number: int) -> NDArray[Any]:
         return array(content, dtype=dtype, shape=(-1, number, shape.top_k), what=KEY)

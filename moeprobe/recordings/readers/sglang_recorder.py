@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Capture, Reader, count, listed
+from moeprobe.recordings.readers.base import Capture, Reader, count, objects_under
 from moeprobe.recordings.responses import array_of
 
 _IDS, _MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
@@ -23,7 +23,7 @@ class SglangRecorder(Reader):
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether records have the key."""
-        return any(_IDS in record for record in listed(response, "records"))
+        return any(_IDS in record for record in objects_under(response, "records"))
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each pass, its physical experts by the logical ones that they are copies of."""
@@ -31,7 +31,7 @@ class SglangRecorder(Reader):
             raise Fault(f"{_MAP} is missing, without which nobody knows which experts the physical ones are")
         logical = array_of(response[_MAP], _MAP, dims=2)
         captures: list[Capture] = []
-        for index, record in enumerate(listed(response, "records")):
+        for index, record in enumerate(objects_under(response, "records")):
             ids = _logical(record, logical, shape)
             number, rank = (count(record.get(name)) for name in ("forward_pass_id", "rank"))
             name = f"rank{rank or 0}/pass{index if number is None else number}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from moeprobe.recordings.log_rows import Fault, Tokens, token_array
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import Capture, Reader, Stated, count, listed
+from moeprobe.recordings.readers.base import Capture, Reader, Stated, count, objects_under
 from moeprobe.recordings.responses import array_of
 
 _KEY = "rollout_routed_experts"
@@ -16,7 +16,7 @@ class Slime(Reader):
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether samples have the key."""
-        return any(_KEY in sample for sample in listed(response, "samples"))
+        return any(_KEY in sample for sample in objects_under(response, "samples"))
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each sample; it has none where the request was aborted."""
@@ -29,7 +29,7 @@ class Slime(Reader):
                 tokens=tokens,
             )
             for (name, tokens), sample in zip(
-                self.sequences(response), listed(response, "samples"), strict=True
+                self.sequences(response), objects_under(response, "samples"), strict=True
             )
         ]
 
@@ -37,7 +37,7 @@ class Slime(Reader):
         """Return the tokens of each sample, the last ``response_length`` of which were generated."""
         rollout = count(response.get("rollout_id"))
         sequences = []
-        for index, sample in enumerate(listed(response, "samples")):
+        for index, sample in enumerate(objects_under(response, "samples")):
             number = count(sample.get("index"))
             name = f"{0 if rollout is None else rollout}/{index if number is None else number}"
             sequences.append((name, _tokens(sample)))
@@ -45,7 +45,7 @@ class Slime(Reader):
 
     def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
         """Return ``rollout_log_probs`` of each sample."""
-        return [sample.get("rollout_log_probs") for sample in listed(response, "samples")]
+        return [sample.get("rollout_log_probs") for sample in objects_under(response, "samples")]
 
 
 def _tokens(sample: Mapping[str, Any]) -> Tokens | None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated, listed
-from moeprobe.recordings.readers.vllm import nested
+from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated, objects_under
+from moeprobe.recordings.readers.vllm import nested_array
 
 
 class TensorrtLlm(Reader):
@@ -15,7 +15,7 @@ class TensorrtLlm(Reader):
 
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether outputs have the key."""
-        return any(KEY in output for output in listed(response, "outputs"))
+        return any(KEY in output for output in objects_under(response, "outputs"))
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each output; token ids beside it say how many rows are due."""
@@ -23,8 +23,10 @@ class TensorrtLlm(Reader):
         return [
             Capture(None)
             if output.get(KEY) is None
-            else Capture(nested(output[KEY], KEY), stated=Stated(prompt, _length(output.get("token_ids"))))
-            for output in listed(response, "outputs")
+            else Capture(
+                nested_array(output[KEY], KEY), stated=Stated(prompt, _length(output.get("token_ids")))
+            )
+            for output in objects_under(response, "outputs")
         ]
 
 

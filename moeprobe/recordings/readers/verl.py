@@ -31,7 +31,7 @@ class Verl(Reader):
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each sequence without its padding, which is zeros and looks like expert 0."""
         if is_nested(_batch(response)[KEY]):
-            return self._unpadded(response)
+            return self._read_unpadded(response)
         ids = array_of(_batch(response)[KEY], KEY, dims=4)
         mask = self._mask(response)
         if ids.shape[:2] != mask.shape:
@@ -90,7 +90,7 @@ class Verl(Reader):
             for row in range(len(values))
         ]
 
-    def _unpadded(self, response: Mapping[str, Any]) -> Sequence[Capture]:
+    def _read_unpadded(self, response: Mapping[str, Any]) -> Sequence[Capture]:
         """Return the routing of sequences that are kept one by one."""
         sequences = self._unpadded_sequences(response)
         return [

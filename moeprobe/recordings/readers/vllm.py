@@ -15,7 +15,7 @@ from moeprobe.recordings.readers.base import (
     Reader,
     Stated,
     choices,
-    decoded,
+    decode_base64,
     npy,
     stated,
 )
@@ -45,11 +45,11 @@ class Vllm(Reader):
             return Capture(None)
         if isinstance(value, str):
             return Capture(
-                npy(decoded(value, KEY), KEY, axes="tokens, layers and experts per token"),
+                npy(decode_base64(value, KEY), KEY, axes="tokens, layers and experts per token"),
                 stated=tokens,
                 ends_together=True,
             )
-        experts = nested(value, KEY)
+        experts = nested_array(value, KEY)
         if _PROMPT not in response:
             return Capture(experts, last=True, stated=tokens)
         if response[_PROMPT] is None:
@@ -59,14 +59,14 @@ class Vllm(Reader):
                     f"{_PROMPT} is null and usage.prompt_tokens missing, so nothing says where rows begin"
                 )
             return Capture(experts, start=prompt, last=True, stated=tokens)
-        before = nested(response[_PROMPT], _PROMPT)
+        before = nested_array(response[_PROMPT], _PROMPT)
         parts = [part for part in (before, experts) if len(part)] or [experts]
         if len({part.shape[1:] for part in parts}) > 1:
             raise Fault(f"{_PROMPT} and {KEY} differ in layers or experts per token")
         return Capture(np.concatenate(parts), last=True, stated=tokens)
 
 
-def nested(value: Any, what: str) -> NDArray[Any]:
+def nested_array(value: Any, what: str) -> NDArray[Any]:
     """Return nested lists of tokens, layers and experts as an array."""
     numbers = as_array(value)
     if numbers.shape == (0,):

@@ -18,7 +18,7 @@ from moeprobe.inputs.open import content_of
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
-from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.origins import choose_data, describe_origins
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.recordings.matching import NAMES
@@ -215,7 +215,7 @@ class _ModelsAudit(_AuditWork):
         )
         sidecar = self.make_sidecar(
             checkpoints=_with_routers(
-                described(models, dataset, self.data, split=options.split), runs.values()
+                describe_origins(models, dataset, self.data, split=options.split), runs.values()
             ),
             colors=colors([model.name for model in models]),
             runs=list(runs),

@@ -19,7 +19,7 @@ from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
-from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.origins import choose_data, describe_origins
 from moeprobe.probes.engine.run import Plan, Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.probes.evaluate import Evaluate
@@ -65,12 +65,12 @@ class Job:
     def probes(self) -> dict[str, tuple[Probe[Result], str]]:
         """The probes that there are for these models and data."""
         return {
-            name: (self._attributed(probe), number)
+            name: (self._with_attribution(probe), number)
             for name, (probe, number) in PROBES.items()
             if self.labeled or not probe.labels_required
         }
 
-    def _attributed(self, probe: Probe[Result]) -> Probe[Result]:
+    def _with_attribution(self, probe: Probe[Result]) -> Probe[Result]:
         """Return a sweep that says what of the change is switching, where the models can tell."""
         attributes = isinstance(probe, NoiseSweep) and self.replayable
         return dataclasses.replace(probe, attribute=True) if attributes else probe  # type: ignore[call-arg]
@@ -122,7 +122,7 @@ def make_job(models: Sequence[Model], *, data: str | None, options: Options) -> 
     )
 
 
-def limited(options: Options, max_images: int) -> Options:
+def limit_images(options: Options, max_images: int) -> Options:
     """Return the options with at most so many images."""
     limit = max_images if options.limit is None else min(max_images, options.limit)
     return dataclasses.replace(options, limit=limit)
@@ -218,7 +218,7 @@ class _PaperWork(Work[PaperResult]):
         job = self.job
         table, load = _numbers(job, progress)
         dataset = open_data(job.data, split=self.options.split)
-        checkpoints = described(self.models, dataset, job.data, split=self.options.split)
+        checkpoints = describe_origins(self.models, dataset, job.data, split=self.options.split)
         text = tables.markdown(table, load, data=job.data, remarks=[*self.remarks, *job.notes])
         return PaperResult(table, load, text, job.notes, self.make_sidecar(checkpoints=checkpoints))
 
@@ -273,7 +273,7 @@ def plan_paper(
     parts["s-matrix"] = engine.plan(SMatrix(), pair, data=job.data, options=options)
     seconds += parts["s-matrix"].seconds
     if job.replayable:
-        followed = limited(options, jump_images)
+        followed = limit_images(options, jump_images)
         parts["discontinuity"] = engine.plan(Discontinuity(), pair, data=job.data, options=followed)
         seconds += parts["discontinuity"].seconds
     return PaperPlan(parts, seconds)
@@ -309,7 +309,7 @@ def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, prog
             probe,
             pair,
             data=data,
-            options=options if max_images is None else limited(options, max_images),
+            options=options if max_images is None else limit_images(options, max_images),
             watcher=progress,
         )
 

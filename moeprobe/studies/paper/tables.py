@@ -36,14 +36,14 @@ _GATES = {
 }
 
 
-def published() -> pd.DataFrame:
+def published_values() -> pd.DataFrame:
     """Return the paper's own values: Tables 2 to 5, a row per model, data set and number."""
     return pd.read_csv(PUBLISHED, dtype={"table": str})
 
 
 def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Sequence[str] = ()) -> str:
     """Return the tables of the pairs that were measured on ``data``; ``remarks`` are paragraphs about them."""
-    paper = published()
+    paper = published_values()
     parts = [
         f"# The tables of the PRC paper, on {data}",
         f"Each training seed is an experiment of its own; [95 % interval over {int(table['images'].max()):,} images]. "
@@ -133,7 +133,9 @@ def _accuracies(table: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
             model_rows = rows[(rows["model"] == model) & (rows["top_k"] == top_k) & (rows["kind"] == "value")]
             lines += [f"| {model} | {_seed(row['seed'])} | {cell(row)} |" for _, row in model_rows.iterrows()]
         theirs = paper[(paper["metric"] == "accuracy") & (paper["top_k"] == top_k)]
-        lines += [f"| {_THEIRS.format(**row)} | | {_published(row)} |" for row in theirs.to_dict("records")]
+        lines += [
+            f"| {_THEIRS.format(**row)} | | {_published_cell(row)} |" for row in theirs.to_dict("records")
+        ]
         sections.append("\n".join(lines))
     return sections
 
@@ -172,7 +174,7 @@ def _of_layers(
                 lines.append(f"| {model} | {_seed(seed)} | {' | '.join(cells)} |")
         reference_rows = paper[:0] if first_only and index else paper
         for (model, dataset), theirs in reference_rows.groupby(["model", "dataset"], sort=False):
-            by_metric = {row["metric"]: _published(row) for row in theirs.to_dict("records")}
+            by_metric = {row["metric"]: _published_cell(row) for row in theirs.to_dict("records")}
             cells = [by_metric.get(columns[name], "") for name in names]
             lines.append(f"| {_THEIRS.format(model=model, dataset=dataset)} | | {' | '.join(cells)} |")
         sections.append("\n".join(lines))
@@ -234,7 +236,7 @@ def region_table(table: pd.DataFrame, layer: str) -> str:
     return "\n".join(lines)
 
 
-def _published(row: dict[str, float]) -> str:
+def _published_cell(row: dict[str, float]) -> str:
     error = row["standard_deviation"]
     return f"{row['value']:.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")
 

@@ -104,13 +104,13 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(_text(part) for part in value)
     if isinstance(value, dict):
-        parameters = "; ".join(f"{key} {_bracketed(part)}" for key, part in value.items() if key != "name")
+        parameters = "; ".join(f"{key} {_bracket(part)}" for key, part in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name} ({parameters})" if name and parameters else name or parameters
     return "none" if value is None else str(value)
 
 
-def _bracketed(part: Any) -> str:
+def _bracket(part: Any) -> str:
     return f"[{_text(part)}]" if isinstance(part, (list, dict)) else _text(part)
 
 

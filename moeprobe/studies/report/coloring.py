@@ -44,15 +44,15 @@ def in_one_color(runs: Sequence[Run]) -> list[Run]:
         for name, color in new.items():
             free = [color for color in COLORS if color not in colors.values()]
             colors[names.of(run, name)] = color if color in free or not free else free[0]
-        recolored.append(_recolored(run, {name: colors[names.of(run, name)] for name in run.colors}))
+        recolored.append(_recolor(run, {name: colors[names.of(run, name)] for name in run.colors}))
     return recolored
 
 
-def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
+def _recolor(run: Run, colors: Mapping[str, str]) -> Run:
     changed = [name for name, color in colors.items() if color != run.colors[name]]
     if not run.pictures or not (changed or run.misnamed):
         return run
-    figures = redrawn(run, colors)
+    figures = redraw(run, colors)
     kind = of_kind(run.kind)
     colorless = () if kind is None or not issubclass(kind, Probe) else kind.colorless
     if figures.keys() != {picture.stem for picture in run.pictures} - set(colorless):
@@ -68,19 +68,19 @@ def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
     return dataclasses.replace(run, pictures=pictures, misnamed=False)
 
 
-def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
+def redraw(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
     """Return the figures of a run in other colors, by name; none where they show more than its tables hold."""
     try:
         if run.kind == "compare" and run.comparison is not None:
             from moeprobe.results.figures.forest import draw
 
-            return {"forest": draw(_typed(run.csvs["comparison.csv"]), colors=colors)}
+            return {"forest": draw(_restore_types(run.csvs["comparison.csv"]), colors=colors)}
         kind = of_kind(run.kind)
         if run.table is None or kind is None or not issubclass(kind, Probe):
             return {}
         sidecar = Sidecar(run.sidecar | {"colours": dict(colors)})
         return _probe(kind, run.request).draw(
-            Result(_typed(run.csvs["table.csv"]), None, SumsStore(()), sidecar)
+            Result(_restore_types(run.csvs["table.csv"]), None, SumsStore(()), sidecar)
         )
     except _UNDRAWN:
         return {}
@@ -95,6 +95,6 @@ def _probe(kind: type[Probe[Any]], request: Mapping[str, Any]) -> Probe[Any]:
     )
 
 
-def _typed(table: pd.DataFrame) -> pd.DataFrame:
+def _restore_types(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table that was read as text as it was when it was drawn: numbers as numbers, counts whole."""
     return table.assign(**{name: pd.to_numeric(table[name]) for name in table if name not in _TEXTS})

@@ -171,7 +171,7 @@ def explorer_of(
     content = {
         **names,
         "colors": {expert: expert_color(expert) for expert in sorted(experts)},
-        "grids": _nested(list(names.values()), grids),
+        "grids": _nest(list(names.values()), grids),
     }
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     shares = {} if classes is None else class_shares(classes, names["checkpoint"], names["layer"])
@@ -230,8 +230,8 @@ def _short_number(text: str) -> str:
     return f"{float(text):.3g}" if text else ""
 
 
-def _nested(levels: Sequence[Sequence[str]], grids: dict[Any, Any], names: tuple[str, ...] = ()) -> Any:
+def _nest(levels: Sequence[Sequence[str]], grids: dict[Any, Any], names: tuple[str, ...] = ()) -> Any:
     """Return the grids as lists in lists, in the order of the names of each level."""
     if not levels:
         return grids.get(names)
-    return [_nested(levels[1:], grids, (*names, name)) for name in levels[0]]
+    return [_nest(levels[1:], grids, (*names, name)) for name in levels[0]]

@@ -163,7 +163,7 @@ def html(content: Mapping[str, object]) -> str:
     """Return the page of some ``content_of`` runs."""
     style, script = (template_text(name) for name in ("report.css", "report.js"))
     templates = environment("moeprobe.studies.report", autoescape=True)
-    templates.filters["unbroken"] = unbroken
+    templates.filters["unbroken"] = keep_with_intervals
     templates.filters["address"] = lambda picture: data_address(picture.content, picture.media)
     templates.filters["alternative"] = alternative
     return templates.get_template("report.html.jinja").render(
@@ -241,7 +241,7 @@ def alternative(picture: Picture, part: Section) -> str:
     )
 
 
-def unbroken(text: str) -> str:
+def keep_with_intervals(text: str) -> str:
     """Return a sentence whose numbers stay on one line with their intervals."""
     return re.sub(r"(\S+) \[([^\[\]]*)\]", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
 

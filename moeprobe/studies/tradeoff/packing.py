@@ -40,7 +40,7 @@ def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
         if not is_exclusive:
             return
         packed_cells = read_pack(folder.path)
-        merged = packed_cells | {cell.name: _merged(cell, packed_cells.get(cell.name)) for cell in cells}
+        merged = packed_cells | {cell.name: _merge(cell, packed_cells.get(cell.name)) for cell in cells}
         merged = dict(sorted(merged.items(), key=lambda item: (item[1].about["place"], item[0])))
         if merged != packed_cells:
             if not _same_runs(merged, packed_cells) and not _write_images(folder.path, merged, packed_cells):
@@ -58,7 +58,7 @@ def needed_sums(sums: SumsStore) -> SumsStore:
     return sums.select(lambda stored: stored.cell.view not in FLOORS and stored.cell.tokens in ("patch", ""))
 
 
-def _merged(cell: Training, packed: PackedCell | None) -> PackedCell:
+def _merge(cell: Training, packed: PackedCell | None) -> PackedCell:
     """Return a cell with its packed runs and the runs in its folder."""
     info = cell.info()
     assert info is not None

@@ -28,7 +28,7 @@ from moeprobe.studies.tradeoff.table import (
     facts_of,
     facts_of_diverged,
     make_table,
-    published,
+    published_values,
     read_times,
     with_times,
 )
@@ -145,7 +145,7 @@ def tradeoff(
         table = make_table(cells, run=out.name, progress=watcher.advance)
         table = table if times is None else with_times(table, Path(times))
         write_csv(folder.path / "table.csv", table)
-        write_csv(folder.path / "paper.csv", published())
+        write_csv(folder.path / "paper.csv", published_values())
         draw_figures(table, folder.path / "figures", svg=svg)
         sidecar = make_sidecar(
             request,
@@ -185,7 +185,7 @@ def draw_figures(table: pd.DataFrame, folder: Path, *, svg: bool) -> None:
     from moeprobe.results.figures import save_all
     from moeprobe.results.figures.tradeoff import draw, draw_published
 
-    save_all(draw(table) | {"paper": draw_published(published())}, folder, svg=svg)
+    save_all(draw(table) | {"paper": draw_published(published_values())}, folder, svg=svg)
 
 
 @dataclass(frozen=True)

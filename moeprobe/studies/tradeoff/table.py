@@ -38,7 +38,7 @@ def make_table(cells: Sequence[Training], *, run: str, progress: Advance = lambd
     for cell in cells:
         parts += [
             _costs(cell),
-            *(_measured(cell, cell.folder / question.folder) for question in cell.questions()),
+            *(_run_rows(cell, cell.folder / question.folder) for question in cell.questions()),
         ]
         progress(1)
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
@@ -51,7 +51,7 @@ def make_table(cells: Sequence[Training], *, run: str, progress: Advance = lambd
     )
 
 
-def published() -> pd.DataFrame:
+def published_values() -> pd.DataFrame:
     """Return the values of "Routers in Vision MoE" (Liu et al.): Tables 1 to 3, 4, 6 and 8 of its appendix B.
 
     One row per table and router; empty where the paper has none (an unstable training). Days of pretraining on TPU v3.
@@ -111,7 +111,7 @@ def spikes(curve: str | None, path: Path) -> tuple[int | None, int]:
     return (above, len(judged)) if judged else (None, 0)
 
 
-def _measured(cell: Training, folder: Path) -> pd.DataFrame:
+def _run_rows(cell: Training, folder: Path) -> pd.DataFrame:
     """Return the rows of one run: patches and output, nothing about single experts or the noise floor."""
     measured = finished.read(folder)
     run_info = summaries.About.of_request(

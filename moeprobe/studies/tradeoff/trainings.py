@@ -49,7 +49,7 @@ class CellProbe:
         source = model.provenance["path"] if grouped else model
         run(self.probe, [source], data=data, options=options, watcher=watcher)
 
-    def answered(self, cell: Path, data: str, measure: MeasureConfig) -> bool:
+    def is_answered(self, cell: Path, data: str, measure: MeasureConfig) -> bool:
         """Whether the run in a cell's folder is finished.
 
         Raises:
@@ -211,7 +211,7 @@ class Training:
         return [
             question
             for question in self.questions()
-            if not question.answered(self.folder, self.data, self.measure)
+            if not question.is_answered(self.folder, self.data, self.measure)
         ]
 
     def is_done(self) -> bool:
@@ -372,7 +372,7 @@ def plan_tradeoff(
             continue
         # Trainings that differ in their seed alone take the same time.
         if cell.config.group not in timed:
-            timed[cell.config.group] = [_timed(stage, cell.checkpoint, device) for stage in cell.stages]
+            timed[cell.config.group] = [_time_steps(stage, cell.checkpoint, device) for stage in cell.stages]
         folders = cell.stage_folders
         begun = any(is_file(folder / name) for folder in folders for name in (STATE, SUMMARY))
         remaining = [
@@ -385,7 +385,7 @@ def plan_tradeoff(
     return TradeoffPlan(tuple(planned), sum(cell.seconds for cell in planned))
 
 
-def _timed(config: TrainConfig, folder: Path, device: str) -> tuple[int, float]:
+def _time_steps(config: TrainConfig, folder: Path, device: str) -> tuple[int, float]:
     """Return the steps of a training and the seconds of each, with weights of any kind: a stage's are not there yet."""
     fresh = config.model_copy(update={"initialise": None, "kl_weight": 0.0})
     trainer = make_trainer(fresh, folder=folder, device=device)

@@ -8,7 +8,7 @@ from scipy import stats
 
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.families import difference, judge
-from moeprobe.metrics.stats.linearized import linearize_all, multiplied
+from moeprobe.metrics.stats.linearized import linearize_all, multiply_influences
 from moeprobe.metrics.stats.load import CountBelow
 
 LIMIT = 0.02
@@ -114,7 +114,7 @@ def test_a_difference_is_known_where_every_share_is(linear: bool) -> None:
     minus = one.minus(other)
     assert (minus.interval().value, minus.interval().low, minus.interval().high) == (1, 1, 1)
     if linear:
-        (minus,) = multiplied([minus], seed=0)
+        (minus,) = multiply_influences([minus], seed=0)
     compared = difference(one, other, influence)
     (judged,) = judge([dataclasses.replace(compared, replicates=minus)])
     assert (judged.sim_low, judged.sim_high) == (1, 1)

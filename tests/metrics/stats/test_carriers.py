@@ -14,7 +14,7 @@ from moeprobe.metrics.declaration import Estimator, NumberName
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates, average
 from moeprobe.metrics.stats.carriers import MIN_CARRIERS, Tail, inputs_needed
 from moeprobe.metrics.stats.families import difference, judge
-from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiplied
+from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiply_influences
 from moeprobe.metrics.stats.statistic import Array, MeanLoss, PartOf, Ratio
 from tests.metrics.stats.test_coverage import PAGE, error
 
@@ -125,7 +125,7 @@ def test_a_family_does_not_judge_what_few_images_carry(way: object) -> None:
         first, second = way(base + change), way(base)
         influence = (change - change.mean()) / 200
         member = difference(first, second, influence)
-        pairs.append(replace(member, replicates=multiplied([member.replicates], seed=0)[0]))
+        pairs.append(replace(member, replicates=multiply_influences([member.replicates], seed=0)[0]))
     alone, (judged, carried) = judge(pairs[:1]), judge(pairs)
     assert judged == alone[0] and judged.sim_low > 0 and judged.family_cells == 1
     assert np.isnan([carried.sim_low, carried.sim_high, carried.p, carried.p_holm, carried.detectable]).all()

@@ -15,7 +15,7 @@ from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Replicates
-from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiplied
+from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiply_influences
 from moeprobe.metrics.stats.statistic import Ratio, is_additive
 from moeprobe.runtime.catalog import DATA
 from tests.contracts.test_analyses import AGGREGATES, SIZE, examples, sums
@@ -99,7 +99,7 @@ def test_multipliers_vary_as_the_images_do_and_together() -> None:
     one = linearize_all(Ratio(over, under), under)
     assert one.influence is not None
     twice = Replicates(0.0, np.empty(0), 3000, 3000, error=2.0, influence=2 * one.influence)
-    first, second, untouched = multiplied([one, twice, Replicates(0.5, np.ones(7), 9, 9)], seed=1)
+    first, second, untouched = multiply_influences([one, twice, Replicates(0.5, np.ones(7), 9, 9)], seed=1)
     np.testing.assert_allclose(second.values, 2 * (first.values - one.point), rtol=1e-4, atol=1e-9)
     assert first.influence is None and len(first.values) == 2000 and untouched.values.tolist() == [1.0] * 7
     assert one.error is not None

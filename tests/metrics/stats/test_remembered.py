@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, remembered
+from moeprobe.metrics.stats.statistic import Array, cache_last
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,12 @@ class Sums:
     values: Array
     asked: list[str] = field(default_factory=list)
 
-    @remembered
+    @cache_last
     def total(self, weights: Array) -> Array:
         self.asked.append("total")
         return self.values @ weights
 
-    @remembered
+    @cache_last
     def largest(self, weights: Array) -> Array:
         self.asked.append("largest")
         return (self.values[:, None] * weights).max(0)

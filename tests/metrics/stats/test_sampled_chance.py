@@ -11,7 +11,7 @@ from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.levels import Chance
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, of_choices, set_chance_within_image
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, undivided
+from moeprobe.metrics.stats.chance.trials import Strata, Trials, single_stratum
 from moeprobe.metrics.stats.statistic import standard_error
 
 IMAGES, ONCE = 23, np.ones((23, 1))
@@ -86,7 +86,7 @@ def drawn(seed: int, partners: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Sa
     monkeypatch.setattr(sampled, "PAIRS", 0)
     image, *sides = choices(4, images=60, seed=100 * seed)
     trials = Trials(image, by_subsets(sides[0], sides[1], num_experts=12), num_images=60)
-    exact = Chance(trials, undivided(len(image)))
+    exact = Chance(trials, single_stratum(len(image)))
     reference, view = (of_choices(side, 12) for side in sides)
     strata = Strata(0 * image)
     return SampledChance(image=image, reference=reference, view=view, strata=strata, num_images=60), exact

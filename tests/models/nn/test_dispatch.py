@@ -178,11 +178,11 @@ class ToyExperts(StackedExperts):
         super().__init__()
         self.num_experts = num_experts
 
-    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+    def run_padded(self, rows: torch.Tensor) -> torch.Tensor:
         expert = torch.arange(self.num_experts, dtype=rows.dtype)[:, None, None]
         return (expert + 1) * rows + expert / 2
 
-    def ragged(self, rows: torch.Tensor, loads: torch.Tensor) -> torch.Tensor:
+    def run_ragged(self, rows: torch.Tensor, loads: torch.Tensor) -> torch.Tensor:
         expert = torch.arange(self.num_experts, dtype=rows.dtype).repeat_interleave(loads)[:, None]
         return (expert + 1) * rows + expert / 2
 
@@ -219,7 +219,7 @@ def test_released_bfloat16_dispatch() -> None:
     gates, tokens = torch.from_numpy(arrays["gates"]), torch.from_numpy(arrays["tokens"])
 
     class Product(ToyExperts):
-        def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        def run_padded(self, rows: torch.Tensor) -> torch.Tensor:
             return rows @ torch.from_numpy(arrays["expert_w"])
 
     top_k = int(arrays["dispatch"].any(-1).sum(-1).max())

@@ -35,7 +35,7 @@ def padded_by_autograd(experts: MlpExperts, rows: torch.Tensor, loads: tuple[int
     depth = max(loads)
     place = torch.cat([depth * number + torch.arange(load) for number, load in enumerate(loads)])
     buffer = torch.zeros(len(loads) * depth, rows.shape[1]).index_copy(0, place, rows)
-    return experts.padded(buffer.view(len(loads), depth, -1)).flatten(0, 1)[place]
+    return experts.run_padded(buffer.view(len(loads), depth, -1)).flatten(0, 1)[place]
 
 
 @pytest.mark.parametrize("large", [True, False])
@@ -91,7 +91,7 @@ def test_sorted_rows_go_through_their_own_expert(grouped: bool, monkeypatch: pyt
     experts = PaddedFirst(len(LOADS), 8, 16)
     rows = torch.randn(int(LOADS.sum()), 8, requires_grad=True)
     expected = rows_of_each(experts, rows)
-    made = experts.ragged(rows, LOADS)
+    made = experts.run_ragged(rows, LOADS)
     torch.testing.assert_close(made, expected)
     wanted = torch.autograd.grad(expected.square().sum(), [rows, experts.fc1.weight, experts.fc2.bias])
     got = torch.autograd.grad(made.square().sum(), [rows, experts.fc1.weight, experts.fc2.bias])

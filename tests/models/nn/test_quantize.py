@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.models.nn.quantize import FORMATS, quantized
+from moeprobe.models.nn.quantize import FORMATS, quantize_weight
 from moeprobe.probes.precision import FORMATS as NAMED
 
 
@@ -38,7 +38,7 @@ def on_a_grid(row: np.ndarray, grid: np.ndarray, largest: float) -> np.ndarray:
 def test_matrices_by_a_loop(name: str, shape: tuple[int, ...], inputs: int) -> None:
     weight = torch.from_numpy(np.random.default_rng(0).normal(size=shape)).float()
     weight[0] = 0
-    found = quantized(weight, name, inputs=inputs)
+    found = quantize_weight(weight, name, inputs=inputs)
     assert found.shape == weight.shape and found.dtype == weight.dtype and not (found == weight)[1:].all()
     rows, of_rows = (
         (one.flatten(1) if len(shape) == 4 else one.movedim(inputs, -1).flatten(0, -2)).numpy().astype(float)
@@ -52,7 +52,7 @@ def test_matrices_by_a_loop(name: str, shape: tuple[int, ...], inputs: int) -> N
 @pytest.mark.parametrize(("name", "bits"), [("bf16", 7), ("fp16", 10)])
 def test_narrow_floats_round_everything(name: str, bits: int) -> None:
     vector = torch.tensor([1 + 2.0**-bits * 0.75, 1.0, -3.0, 0.0, 1e30])
-    found = quantized(vector, name)
+    found = quantize_weight(vector, name)
     assert found.tolist()[:4] == [1 + 2.0**-bits, 1.0, -3.0, 0.0]
     assert found.isfinite().all() and (name == "bf16") == (found[4].item() > 1e29)
 
@@ -60,7 +60,7 @@ def test_narrow_floats_round_everything(name: str, bits: int) -> None:
 @pytest.mark.parametrize("name", ["fp8_e4m3", "int8", "int4_g128"])
 def test_vectors_stay_as_they_are(name: str) -> None:
     vector = torch.randn(30)
-    assert torch.equal(quantized(vector, name), vector)
+    assert torch.equal(quantize_weight(vector, name), vector)
 
 
 def test_the_probe_names_the_formats_that_there_are() -> None:

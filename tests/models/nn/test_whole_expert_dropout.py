@@ -50,14 +50,14 @@ def test_the_output_is_that_of_the_experts_that_stay(name: str, monkeypatch: pyt
         found = layer(tokens())
         plan = layer.route(tokens()).plan
         parts = [
-            run_experts(layer.experts, tokens().flatten(0, 1), plan.scaled(torch.eye(NUM_EXPERTS)[expert]))
+            run_experts(layer.experts, tokens().flatten(0, 1), plan.scale(torch.eye(NUM_EXPERTS)[expert]))
             for expert in range(NUM_EXPERTS)
         ]
         whole = run_experts(layer.experts, tokens().flatten(0, 1), plan)
     torch.testing.assert_close(torch.stack(parts).sum(0), whole)
     expected = sum(factor * part for factor, part in zip(factors, parts, strict=True))
     torch.testing.assert_close(found.flatten(0, 1), expected)
-    dispatch, combine = dense(plan.scaled(factors))
+    dispatch, combine = dense(plan.scale(factors))
     before, weights = dense(plan)
     assert torch.equal(dispatch, before) and torch.equal(combine, weights * factors[:, None])
 

@@ -14,7 +14,7 @@ from moeprobe.probes.match_ratio import figure as match_ratio
 from moeprobe.results.figures import rendered
 from moeprobe.results.palette import COLORS, colors
 from moeprobe.results.tables import frame
-from moeprobe.studies.report.coloring import redrawn
+from moeprobe.studies.report.coloring import redraw
 from moeprobe.studies.report.reading import Run, read_runs
 from tests.commands import Trained
 from tests.studies.report.making import MATCH, row, write_rows
@@ -129,7 +129,7 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
     assert {path.suffix for path in (tmp_path / "run/figures").iterdir()} == {".png", ".svg"}
     (run,) = read_runs([tmp_path / "run"])
     assert run.colors == {"prc": COLORS[0], "baseline": COLORS[1]}
-    again = redrawn(run, run.colors)
+    again = redraw(run, run.colors)
     assert {name: rendered(figure) for name, figure in again.items()} == {
         picture.stem: picture.content for picture in run.pictures if picture.stem != "s-matrix-steps"
     }
@@ -152,4 +152,4 @@ def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained
 def test_a_comparison_is_drawn_again_from_its_table(trained: Trained, tmp_path: Path) -> None:
     api.compare(list(trained.values()), probe="eval", out=tmp_path / "run", limit=20)
     (run,) = read_runs([tmp_path / "run"])
-    assert only(run) == rendered(redrawn(run, run.colors)["forest"])
+    assert only(run) == rendered(redraw(run, run.colors)["forest"])

@@ -116,7 +116,7 @@ def list_folders(folder: Path) -> list[str]:
     """
     try:
         return sorted(
-            _checked(path.name, folder)
+            _unicode_name(path.name, folder)
             for path in folder.iterdir()
             if is_folder(path) and not path.name.startswith(".")
         )
@@ -124,7 +124,7 @@ def list_folders(folder: Path) -> list[str]:
         raise _unreadable(folder, error) from error
 
 
-def _checked(name: str, folder: Path) -> str:
+def _unicode_name(name: str, folder: Path) -> str:
     """Return the name of a file or folder, which tables will hold."""
     if not is_unicode(name):
         raise UserError(f"The name {name!r} in {str(folder)!r} is not UTF-8; rename it.")
@@ -162,7 +162,7 @@ def walk_images(root: Path) -> Iterator[str]:
                 pending.append((Path(entry.path), f"{prefix}{entry.name}/", above | {identity}))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122 - a million times
                 images += 1
-                yield _checked(f"{prefix}{entry.name}", root)
+                yield _unicode_name(f"{prefix}{entry.name}", root)
             else:
                 extra += 1
         if extra > MOST_OTHER_FILES + 10 * images:

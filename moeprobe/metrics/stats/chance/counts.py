@@ -66,9 +66,9 @@ class Counts:
         if other._buffer is None:
             self._merge()
             assert other._keys is not None
-            keys, values = _merged([(self._keys, self._values), (other._keys, other._values)])
+            keys, values = _merge_parts([(self._keys, self._values), (other._keys, other._values)])
             return Counts(values, keys)
-        return self._extended(other._buffer.keys[: other._waiting])
+        return self._extend(other._buffer.keys[: other._waiting])
 
     def take(self, entries: NDArray[Any]) -> NDArray[Any]:
         """Return the sums of some entries, in as few bytes as they are kept."""
@@ -90,7 +90,7 @@ class Counts:
         entries[order[is_known]] = values[index[is_known]]
         return entries.reshape(keys.shape)
 
-    def _extended(self, keys: Integers) -> "Counts":
+    def _extend(self, keys: Integers) -> "Counts":
         """Return the sums with keys that occur once more each."""
         buffer, size = self._buffer, self._waiting + len(keys)
         # Room that another sum has taken is not free.
@@ -110,7 +110,9 @@ class Counts:
         assert self._keys is not None
         added = runs(self._buffer.keys[: self._waiting])
         self._buffer, self._waiting = None, 0
-        self._keys, self._values = _merged([(self._keys, self._values), added]) if len(self._keys) else added
+        self._keys, self._values = (
+            _merge_parts([(self._keys, self._values), added]) if len(self._keys) else added
+        )
 
 
 def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
@@ -124,7 +126,7 @@ def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
     return Counts(np.bincount(number, weights=weights, minlength=len(different)), different)
 
 
-def _merged(parts: Sequence[_Part]) -> _Part:
+def _merge_parts(parts: Sequence[_Part]) -> _Part:
     """Return the keys of all parts, ascending, and their sums, added up in the order of the parts."""
     cuts = parts[0][0][_AT_ONCE::_AT_ONCE]
     ends = [[0, *np.searchsorted(keys, cuts).tolist(), len(keys)] for keys, _ in parts]

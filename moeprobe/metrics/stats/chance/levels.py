@@ -16,7 +16,7 @@ from moeprobe.metrics.stats.alike import Alike, Codes, within
 from moeprobe.metrics.stats.chance.counts import Counts, count
 from moeprobe.metrics.stats.chance.totals import ChanceTotals
 from moeprobe.metrics.stats.chance.trials import Histograms, Strata, Trials, are_thin
-from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded, remembered
+from moeprobe.metrics.stats.statistic import Array, Integers, Share, cache_last, divide, expand_linearly
 
 # Numbers held at a time: products of counts and image weights.
 NUMBERS_AT_ONCE = 2**21
@@ -60,7 +60,7 @@ class ResampledChance:
         for codes in similarity:
             cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
             if num_rows == 1 and num_images**2 < _QUICKER * cells.cost:
-                common = cells.folded(dtype_of_pairs)
+                common = cells.fold(dtype_of_pairs)
                 self._common.append(common)
                 hits.append(common.own_hits)
             else:
@@ -123,7 +123,7 @@ class _Cells:
         """What a product with the counts of both sides takes."""
         return product_cost(self.reference) + product_cost(self.view)
 
-    def folded(self, dtype: type[np.floating]) -> "_CommonCells":
+    def fold(self, dtype: type[np.floating]) -> "_CommonCells":
         """Return what images have in common over all cells."""
         common = _dense(self.reference.astype(dtype).T @ self.view.astype(dtype))
         return _CommonCells(self.weight, common)
@@ -257,11 +257,11 @@ class Chance:
     def __init__(self, trials: Trials, strata: Strata) -> None:
         self.trials, self.strata = trials, strata
 
-    @remembered
+    @cache_last
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
         if self._is_thin:
-            return np.clip(expanded(self.value(), self.influence(), weights), 0.0, 1.0)
+            return np.clip(expand_linearly(self.value(), self.influence(), weights), 0.0, 1.0)
         return self._resampled.evaluate(weights)
 
     @cached_property
@@ -283,7 +283,7 @@ class Chance:
         """Return the derivative of c by each image's weight."""
         return self._influence(self._totals if totals is None else totals)
 
-    @remembered
+    @cache_last
     def _influence(self, totals: ChanceTotals) -> Array:
         """Return it; c and κ ask for it one after the other.
 
@@ -297,7 +297,7 @@ class Chance:
             of_trial = of_trial + 2 * of_own_pair
         similarity = np.zeros(len(stratum))
         for codes, slopes in zip(trials.alike, of_codes, strict=True):
-            similarity += codes.weight * _summed(slopes.sum_at(*self._keys(codes)))
+            similarity += codes.weight * _sum_rows(slopes.sum_at(*self._keys(codes)))
         if self.strata.single:
             similarity -= 2 * trials.hits
         share = totals.share
@@ -392,7 +392,7 @@ class Chance:
         )
 
 
-def _summed(values: Array) -> Array:
+def _sum_rows(values: Array) -> Array:
     """Return the sums of rows ``(M, F)``, column by column: rows of a few numbers take longer."""
     total: Array = reduce(np.add, values.T)
     return total

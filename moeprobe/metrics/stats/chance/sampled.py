@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import SCATTER, WORD_BITS, same, set_words
 from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, apart, per_image, per_trial
-from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expanded
+from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expand_linearly
 from moeprobe.runtime.seeds import generator
 
 # Half the bits of a word.
@@ -134,7 +134,7 @@ class SampledChance:
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights, to first order."""
         value, influence = self._value_and_influence
-        return np.clip(expanded(value, influence, weights), 0.0, 1.0)
+        return np.clip(expand_linearly(value, influence, weights), 0.0, 1.0)
 
     def influence(self) -> Array:
         """Return the derivative of c by each image's weight."""
@@ -148,7 +148,7 @@ class SampledChance:
         ``agree`` the similarity of all pairs as the drawn ones tell it, ``draws`` the pairs that count.
         """
         rng = generator(0, "partners")
-        trials = self._shuffled(rng)
+        trials = self._shuffle(rng)
         counts = _count_pairs(trials, self._num_images)
         similarity, num_partners = _draw(rng, trials)
 
@@ -179,7 +179,7 @@ class SampledChance:
         of_image += per_image(of_trial, trials.image, self._num_images)
         return value, divide(of_image, num_draws)
 
-    def _shuffled(self, rng: np.random.Generator) -> "_ShuffledTrials":
+    def _shuffle(self, rng: np.random.Generator) -> "_ShuffledTrials":
         """Return the trials stratum by stratum, in a random order within each.
 
         In the order of the rows every draw would pair tokens of one image, which lie beside each other.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.chance.trials import are_thin
-from moeprobe.metrics.stats.statistic import Array, Integers, divide, expanded, remembered
+from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide, expand_linearly
 
 # Sets as ones and zeros, in any precision.
 Members = NDArray[np.floating]
@@ -67,7 +67,7 @@ class SetChance:
             np.concatenate(number), np.concatenate(trials), size=len(number), num_images=num_images
         )
 
-    @remembered
+    @cache_last
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
         # Rounding may leave a collapsed router a hair above one.
@@ -76,13 +76,13 @@ class SetChance:
     def _under(self, weights: Array) -> Array:
         if self._is_thin:
             once = np.ones((self._num_images, 1))
-            return expanded(float(self._resampled(once)[0]), self.influence(), weights)
-        return self._resampled(weights)
+            return expand_linearly(float(self._agreement_of_resamples(once)[0]), self.influence(), weights)
+        return self._agreement_of_resamples(weights)
 
-    def _resampled(self, weights: Array) -> Array:
+    def _agreement_of_resamples(self, weights: Array) -> Array:
         agree, draws = np.zeros(weights.shape[1]), np.zeros(weights.shape[1])
         for stratum in self._strata:
-            own_agree, own_draws = stratum.expected(weights[stratum.image])
+            own_agree, own_draws = stratum.expected_agreement(weights[stratum.image])
             agree += own_agree
             draws += own_draws
         return divide(agree, draws)
@@ -140,7 +140,7 @@ class _Stratum:
         empty_pairs = (empty_reference @ weights) * (empty_view @ weights)
         return trials, pairs, pairs - empty_pairs + (empty_reference * empty_view) @ squared
 
-    def expected(self, weights: Array) -> tuple[Array, Array]:
+    def expected_agreement(self, weights: Array) -> tuple[Array, Array]:
         """Return (N / P) Σ J and (N / P) times the draws that count, under weights ``(m, R)``."""
         trials, pairs, draws = self._draws(weights)
         share = divide(trials, pairs, empty=0.0)
@@ -151,7 +151,7 @@ class _Stratum:
         return share * agree, share * draws
 
     def slopes(self) -> tuple[tuple[float, float], tuple[Array, Array]]:
-        """Return the two numbers of ``expected`` with all weights one, and their derivatives ``(m,)``."""
+        """Return the two numbers of ``expected_agreement`` with all weights one, and their derivatives ``(m,)``."""
         once = np.ones((len(self.image), 1))
         trials, pairs, draws = (float(number[0]) for number in self._draws(once))
         if pairs == 0:

@@ -151,7 +151,7 @@ def are_thin(stratum: Integers, trials: NDArray[np.floating], *, size: int, num_
     return bool(thin > MAX_UNDEFINED * trials[of_pair > 1].sum())
 
 
-def undivided(num_trials: int) -> Strata:
+def single_stratum(num_trials: int) -> Strata:
     """Return one stratum that holds all trials."""
     return Strata(np.zeros(num_trials, dtype=np.int64), size=1)
 

@@ -94,8 +94,8 @@ class SoftMoe(Router):
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E·C)``, None for none."""
         with without_autocast(tokens):
-            inputs = _normalized(at_least_float32(tokens), dim=-1)
-            slots = self.scale * _normalized(at_least_float32(self.phi), dim=0)
+            inputs = _normalize(at_least_float32(tokens), dim=-1)
+            slots = self.scale * _normalize(at_least_float32(self.phi), dim=0)
             clean = inputs @ slots.flatten(1).to(inputs.dtype)
             logits = Logits.of(clean, noise, scale=self.noise_std)
             shape = (*tokens.shape[:2], self.num_experts, self.slots)
@@ -118,5 +118,5 @@ def _slots(rule: CapacityRule, *, num_tokens: int, num_experts: int) -> int:
     return slots
 
 
-def _normalized(values: Tensor, *, dim: int) -> Tensor:
+def _normalize(values: Tensor, *, dim: int) -> Tensor:
     return values * (values.square().sum(dim, keepdim=True) + _EPSILON).rsqrt()

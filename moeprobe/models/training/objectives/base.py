@@ -106,18 +106,18 @@ def balancing_terms(
     terms = {}
     if importance_weight:
         terms["importance"] = Term(
-            _summed(decisions, lambda d: importance_loss(d.clean_gates)), importance_weight
+            _sum_over_layers(decisions, lambda d: importance_loss(d.clean_gates)), importance_weight
         )
     if load_weight and any(d.noise_scale > 0 for d in decisions.values()):
-        terms["load"] = Term(_summed(decisions, _load), load_weight)
+        terms["load"] = Term(_sum_over_layers(decisions, _load), load_weight)
     if gshard_weight:
-        terms["gshard"] = Term(_summed(decisions, lambda d: gshard_loss(d.gates)), gshard_weight)
+        terms["gshard"] = Term(_sum_over_layers(decisions, lambda d: gshard_loss(d.gates)), gshard_weight)
     if z_weight:
-        terms["z"] = Term(_summed(decisions, lambda d: z_loss(d.noisy_logits)), z_weight)
+        terms["z"] = Term(_sum_over_layers(decisions, lambda d: z_loss(d.noisy_logits)), z_weight)
     return terms
 
 
-def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
+def _sum_over_layers(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
     for decision in decisions.values():
         check_trained(decision.clean_gates)
     return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()

@@ -161,7 +161,7 @@ class FullyShardedLayout(ProcessLayout):
         return full_norm
 
 
-def gathered(layout: ProcessLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_tensors(layout: ProcessLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return whole tensors, put together from all processes, which call this at the same time: to the first's CPU.
 
     One after the other: a device holds one whole tensor at a time.
@@ -255,9 +255,9 @@ class SpreadExperts:
 
     def __call__(self, rows: Tensor, loads: Tensor | None = None) -> Tensor:
         """Run expert e on ``rows[e]`` of ``(E, N, D)``, or, with ``loads``, on its part of sorted rows ``(N, D)``."""
-        return self._padded(rows) if loads is None else self._ragged(rows, loads)
+        return self._run_padded(rows) if loads is None else self._run_ragged(rows, loads)
 
-    def _ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+    def _run_ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         mine = loads.view(self.exchange.size, -1)
         theirs = self.exchange.counts(mine)
         sent, received = mine.sum(1).tolist(), theirs.sum(1).tolist()
@@ -270,7 +270,7 @@ class SpreadExperts:
             arrived = torch.empty_like(outputs).index_copy(0, order, outputs)
         return self.exchange.rows(arrived, received, sent)
 
-    def _padded(self, rows: Tensor) -> Tensor:
+    def _run_padded(self, rows: Tensor) -> Tensor:
         number, width = rows.shape[1:]
         share = self.local_experts.num_experts
         depths = self.exchange.counts(

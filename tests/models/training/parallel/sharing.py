@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moeprobe.models.training.parallel.layouts import gathered
+from moeprobe.models.training.parallel.layouts import gather_tensors
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS
 from tests.models.training.tiny import trainer
@@ -65,9 +65,9 @@ def outcome(folder: Path, *, double: bool, ranks: Any = None, **changes: Any) ->
             found[f"{name} of step {number}"] = value.double().numpy()
         parameters = one.model.named_parameters()
         gradients = {name: held.grad for name, held in parameters if held.grad is not None}
-        for name, gradient in gathered(one.layout, gradients).items():
+        for name, gradient in gather_tensors(one.layout, gradients).items():
             found[f"gradient of {name}, step {number}"] = gradient.double().numpy().copy()
-    for name, parameter in gathered(one.layout, one.model.state_dict()).items():
+    for name, parameter in gather_tensors(one.layout, one.model.state_dict()).items():
         found[name] = parameter.double().numpy()
     if not double:
         found |= judged(one)
