@@ -87,7 +87,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
     take a token on average where the experts choose, or all where every slot holds a share of every token. FLOPs are
     counted for one image in a group of its own, with unlimited capacity where possible; a multiply-add is counted as
-    two. Of a foreign model (``py:…``) what its adapter knows is shown instead.
+    two. For a foreign model (``py:…``), what its adapter knows is shown instead.
 
     Raises:
         UserError: it is missing, truncated or foreign.

@@ -34,7 +34,7 @@ def _run() -> None:
             raise UserError(wrong)
         # Before the application is made, whose commands and help texts follow from the catalogs.
         plugins = plugin_options(sys.argv[1:])
-        # Of the user: plug-ins, and the files that make models.
+        # Plug-ins and files that make models are user code: a collection at exit closes what it leaves open.
         collect_rarely(at_end=bool(plugins) or any("py:" in argument for argument in sys.argv[1:]))
         use_plugins(plugins)
         from moeprobe.cli.app import app

@@ -202,7 +202,7 @@ class _Items(TorchDataset[_Item | _Failure]):
         self._recipes = recipes
         self._skip = skip_bad_images
         self._masks = masks
-        # Of the last batch, to read each image once for all recipes; of a single recipe none are kept.
+        # The last batch's examples, so that each image is read once for all recipes; with one recipe none are kept.
         self._examples: dict[int, Example | TextExample] = {}
         self._batch_size, self._last_batch = batch_size, -1
 

@@ -279,7 +279,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if nothing_happened:
         return {"verdict": nothing_happened, "grade": "good", "advice": ""}
     words = [scale.words[band] for band in bands]
-    # Of two bands the worse one says what to do, unless only the interval reaches into it.
+    # The worse of two bands gives the advice. If only the interval reaches into it, the number is undecided.
     advice = next((item.advice[word] for word in reversed(words) if word in item.advice), "")
     if advice and len(words) > 1 and scale.bands(worst["value"], worst["value"], unit=unit) == bands[:1]:
         advice = UNDECIDED

@@ -69,7 +69,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         "load": Scale("entropy", (0.7, 0.95), ("uneven", "slightly uneven", "even")),
         "confidence": Scale("highest gate", (0.4, 0.7), ("low", "medium", "high"), best=""),
         "information": Scale("information", (0.05,), ("nothing", "something"), best=""),
-        # Of one token's set in one layer: less than a hundredth of the probability of the true class.
+        # Per token and layer: 0.01 nats are a hundredth of the true class's probability.
         "price": Scale(
             "rise of the loss",
             (0.01, 0.1),

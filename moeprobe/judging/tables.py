@@ -155,7 +155,7 @@ def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     keys = list(zip(rows["metric"], rows["null"], strict=True))
     first = ordinary & pd.Series([key in order for key in keys], index=rows.index)
     if not first.any():
-        # Of a run without any of them (jumps, say) everything is read.
+        # A run may have none of them (the jumps of discontinuity, say): then everything is read.
         first = ordinary if ordinary.any() else pd.Series(True, index=rows.index)
     read = rows[first | is_extra]
     ranks = [order.get(key, len(order)) for key in zip(read["metric"], read["null"], strict=True)]

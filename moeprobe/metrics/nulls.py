@@ -223,7 +223,7 @@ def has_another_image(stratum: Strata, image: Integers) -> NDArray[np.bool_]:
         different, number = np.unique(number, return_inverse=True)
         size = len(different)
     first, last = np.full(size, -1), np.full(size, -1)
-    # Of several trials of a stratum the last one is kept.
+    # Assignment by index keeps the last trial of a stratum; in reversed order, the first.
     last[number] = image
     first[number[::-1]] = image[::-1]
     several: NDArray[np.bool_] = (first != last)[number]

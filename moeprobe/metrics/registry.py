@@ -250,7 +250,7 @@ def is_set_match(name: str) -> bool:
 
 def _depth(name: str) -> int:
     """Return of how many experts per token a match is; 1 for other metrics."""
-    # Of the set of all experts only the order is matched, and without an order only the set.
+    # With K = E only the ordered match exists, without an order only the match of sets: either one gives K.
     depth = TOP_K.groups(name) or TOP_K_SET.groups(name)
     return int(depth[0]) if depth else 1
 

@@ -20,7 +20,7 @@ from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.processes import MOST_WORKERS
 from moeprobe.runtime.schema import ConfigSection, Plugin, section_of, sentence
 
-# Of the two ways to give a run's length, an override of one replaces the other.
+# A run's length is given in one of two ways: an override of one replaces the other.
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
 # How a transformer is made sparse where nothing is configured: as V-MoE's are.
 NUM_EXPERTS, LAYERS, ROUTER = 8, "last-2", "softmax_token_choice"

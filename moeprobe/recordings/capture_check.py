@@ -98,7 +98,7 @@ class CaptureCheck:
         starts = np.concatenate([[0], np.cumsum(tokens)])
         experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
         ordered = _in_order(experts)
-        # Of a token's choices in order the first and the last say the most.
+        # Sorted, so that two columns answer nearly all checks.
         lowest, highest = ordered[:, 0], ordered[:, -1]
         any_expert, zero = highest >= 0, (lowest == 0) & (highest == 0)
         filled = (lowest == _FILL) & (highest == _FILL)

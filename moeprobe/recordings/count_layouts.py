@@ -72,7 +72,8 @@ class _Reading:
     def __init__(self) -> None:
         self._builder = TableBuilder(adds=False)
         self._windows = 0
-        # Of each rank: the window that its records are in, and the layers and experts that it has.
+        # By rank: the window that its records are in, and the layers and experts seen there. One that comes again
+        # begins the next window.
         self._passes: dict[str, tuple[int, set[tuple[int, int | None]]]] = {}
 
     def table(self) -> CountTable:

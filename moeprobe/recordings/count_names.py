@@ -6,7 +6,7 @@ LAYERS = ("layer", "layer_id", "layer_idx", "layer_index", "layer_number", "moe_
 EXPERTS = (
     "expert", "expert_id", "expert_idx", "expert_index", "expert_number", "logical_expert", "logical_expert_id",
 )  # fmt: skip
-# Of one expert, or a list of all experts of a layer.
+# Under these keys stands the count of one expert, or a list with all experts of a layer.
 COUNTS = (
     "count", "counts", "tokens", "num_tokens", "n_tokens", "token_count", "token_counts", "tokens_per_expert", "hits",
     "hit_count", "load", "expert_load", "expert_count", "expert_counts", "selections", "activations",

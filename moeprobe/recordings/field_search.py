@@ -172,7 +172,7 @@ class TokenSearch:
                 )
         usual = list(filter(self._are_asked, self._usual()))
         fitting = _without_overlap(self._fitting(usual))
-        # Of usual keys alone: other fields need not be token ids.
+        # Faults are reported for usual keys only: other fields need not be token ids at all.
         damage = self._faults[:]
         if not fitting and self._rows is not None:
             fitting = _without_overlap(self._fitting(filter(self._are_asked, self._unusual())))

@@ -229,7 +229,7 @@ class _Reading:
         self._first_of_prompt: dict[bytes | None, str] = {}
         self.findings = Findings()
         self.names: set[str] = set()
-        # Of sequences that are one sample, the first; by the name of each of the others.
+        # Sequences of one prompt are one sample, named after the first of them.
         self.clusters: dict[str, str] = {}
         self.used: set[str] = set()
         self._ordered_by, self._rows = ordered_by, False
@@ -375,7 +375,7 @@ class _Reading:
     ) -> Iterator[tuple[Row, int]]:
         ids, generated = _of_tokens(routing, tokens)
         generated = capture.generated if generated is None else generated
-        # Of all layers at once.
+        # For all layers at once: a token is valid if any layer has an expert for it.
         all_present = routing.experts >= 0
         all_valid: NDArray[np.bool_] = np.logical_or.reduce(all_present, axis=-1)
         for index, layer in enumerate(self._shape.names):

@@ -46,9 +46,9 @@ class SelectionCheck:
         self._counts = dict.fromkeys(_FAULTS, 0)
         self._selections = self._captured = 0
         self._has_zero = False
-        # Of selections with positions beyond, those whose position is the next one.
+        # Selections that reach beyond the visible keys, to the next position only: numbered one off.
         self._next = 0
-        # Of short selections, those that lack one of all visible keys.
+        # Queries that see at most K keys should select all of them: how many there are, and how many lack one.
         self._lack_one = self._can_lack = 0
 
     def add(self, positions: NDArray[np.int32], visible: NDArray[np.integer]) -> NDArray[np.bool_]:

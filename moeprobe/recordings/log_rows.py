@@ -58,7 +58,7 @@ class Row:
 
     id: str
     layer: str
-    # Of the layer: what must be the same in all of its lines.
+    # Fields of the layer, which must be the same in all of its lines.
     layer_fields: dict[str, Any]
     experts: NDArray[np.int16]
     processed: NDArray[np.bool_]

@@ -186,7 +186,7 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     for trace in traces[1:]:
         for layer in layers:
             first_counts, counts = first.num_tokens(layer, ids), trace.num_tokens(layer, ids)
-            # Of sequences what both have is compared.
+            # Sequences are compared up to the shorter one; images must have the same number of tokens.
             if first.layers[layer].grid_rows is not None and (first_counts != counts).any():
                 row = int(np.argmax(first_counts != counts))
                 raise UserError(

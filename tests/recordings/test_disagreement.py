@@ -164,7 +164,11 @@ def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_],
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "of the pairs of token and layer" in said and "affected in at least one layer" in said
-    assert "Of pairs of prompt tokens" in said and "differ first in layers.1" in said
+    assert (
+        "The share of such pairs is" in said
+        and "for prompt tokens" in said
+        and "differ first in layers.1" in said
+    )
     assert (out / "figures" / "disagreement.png").is_file()
 
 

@@ -275,7 +275,7 @@ def read_layer(
         sequence_first=settings.sequence_first,
         reads=frozenset(read),
     )
-    # Of chosen experts alone, weights that sum to one say nothing about the router's confidence.
+    # If only the chosen experts' weights are known, that they sum to one says nothing about the router's confidence.
     is_distribution = "logits" in read and _sum_to_one(layer._gates(values))
     return replace(layer, gates_sum_to_one=is_distribution)
 

@@ -5,8 +5,8 @@ tokenizer) or a name on the hub. Code that a model brings along is never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
 outputs mean is described in ``outputs``, and whether experts follow them is tried out in ``expert_check``. A model is
-opened with the head that it was saved with (``heads``); of one that reads pictures too only texts are read. Of a model
-with encoder and decoder the encoder is probed.
+opened with the head that it was saved with (``heads``). A multimodal model gets texts only. In an encoder-decoder
+model, the encoder is probed.
 
 Axes: B texts, T tokens, E experts, K choices, D width.
 """

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of a router whose weights are in proportion to one of these, its gates are that function of the logits.
+# Tried in turn: if a router's weights are proportional to one of these functions of its logits, that one is its gates.
 _GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "probabilities": lambda logits: logits,

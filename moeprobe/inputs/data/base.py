@@ -67,7 +67,7 @@ class Dataset(ABC):
     streamed: ClassVar[bool] = False
     split_note: str = ""
     splits: ClassVar[tuple[str, ...]] = SPLITS
-    # Of each image the label, None or -1 = none; unset where only reading an image tells it.
+    # A label per image, None or -1 = none; unset where a label is only known once its image is read.
     _labels: Any = None
 
     @abstractmethod

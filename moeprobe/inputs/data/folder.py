@@ -7,9 +7,9 @@ Three layouts, detected automatically::
     PATH/*.jpg                  images without labels (likewise PATH/<split>/*.jpg)
 
 The same images must never be both trained and judged on. Where there is a ``train`` but no ``val``, a tenth of the
-training images is ``val``. Of classes without splits a tenth is ``test``, a tenth ``val`` and the rest ``train``;
-``all`` is all of them. A hash of its path says where an image belongs, so it stays there when others come or go.
-``PATH?val_fraction=0.2`` is another share for ``val``. Images without labels all form the split ``test``.
+training images is ``val``. Without splits, a tenth of the classes' images is ``test``, a tenth ``val``, the rest
+``train``; ``all`` is all of them. A hash of its path says where an image belongs, so it stays there when others
+come or go. ``PATH?val_fraction=0.2`` is another share for ``val``. Images without labels all form the split ``test``.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ _LARGEST = 9
 # Operations that go either way.
 _SIGNED = ("brightness", "color", "contrast", "sharpness")
 _BRIGHTEST = 255
-# Of the frame's side: 150 pixels of 331, the size of the images that the policy was first published for.
+# A share of the frame's side: 150 pixels of 331, the image size that the policy was first published for.
 _TRANSLATION = 150 / 331
 
 

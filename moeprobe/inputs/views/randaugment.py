@@ -34,7 +34,7 @@ _SHEAR = 0.3
 _TRANSLATION = 100 / 224
 
 
-# Of an amount and the side of the frame in pixels.
+# Each maps an amount and the frame's side in pixels to a transformation.
 GEOMETRIC: dict[str, Callable[[float, int], Map]] = {
     "rotate": lambda amount, size: geometry.around(geometry.rotation(_ROTATION * amount), size / 2, size / 2),
     "shear_x": lambda amount, _: geometry.shearing(_SHEAR * amount, 0),

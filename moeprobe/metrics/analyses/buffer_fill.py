@@ -47,7 +47,7 @@ class BufferFill(LayerAnalysis):
         capacities, loads = [], []
         for layer in pair.views:
             assert layer.places is not None
-            # Of an image that is left out no token is valid.
+            # An image that is left out has no valid token; its capacity must not count either.
             present = layer.valid.any(1)
             capacities.append(layer.places.where(present, 0))
             loads.append((layer.processed & (layer.selected >= 0)).flatten(1).sum(1).where(present, 0))

@@ -1,9 +1,9 @@
 """How confident is the router? Table 5 of the PRC paper.
 
 Mean highest gate, mean second, mean sum of the rest, the margin between first and second, and the entropy of the gates,
-over all tokens. Which tokens the paper averages is not published: here the patches, with prefix tokens apart. Of the
-entropy it gives no numbers, but says that routers trained for consistency by divergence (``jsd``) have a slightly
-higher one than routers trained with PRC (III-B).
+over all tokens. Which tokens the paper averages is not published: here the patches, with prefix tokens apart. It gives
+no entropies, but says that routers trained for consistency by divergence (``jsd``) have a slightly higher one than
+routers trained with PRC (III-B).
 
 The margin between the first two gates says when the first choice changes; ``selection`` says when the set does.
 """

@@ -40,7 +40,7 @@ _LABELED = {
 BANNED = "without"
 PER_EXPERT = (BANNED, "forced")
 
-# Of each number: what it is, its label, and the rest of its declaration.
+# The numbers, each with its description, its label, and the rest of its declaration.
 _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "price": (
         "rise of the loss by an intervention in one layer, per image of the cross-entropy with the label, per token of "

@@ -20,7 +20,7 @@ FIRST_LAYER_SHARE = Metric(
 
 
 class FirstLayer(ModelAnalysis[Differences]):
-    """Of the tokens that differ in any layer, the share that first differs in each layer."""
+    """In which layer do tokens first differ? The share of each layer among the tokens that differ in any."""
 
     measures = (FIRST_LAYER_SHARE,)
     signature = "first_anywhere"

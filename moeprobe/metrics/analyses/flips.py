@@ -66,7 +66,7 @@ class ForcedFlips:
         return replace(self, weight=self.weight * tokens)
 
 
-# Of each number: what it is, its label, and the rest of its declaration.
+# The numbers, each with its description, its label, and the rest of its declaration.
 _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "price": (
         "rise of the cross-entropy with the label by a flip of one token in this layer, on average; the "

@@ -127,6 +127,6 @@ def _estimators(kind: str, association: Association, columns: Columns) -> list[E
     """Return the metrics of one kind of information; none where it cannot exist."""
     if association.scale == 0:
         return []
-    # Of images without a class nothing is counted.
+    # Images without a class take no part in the information, so their tokens are no trials.
     trials = columns["informed_tokens"] * (association.trials > 0)
     return [metric.raw(InformationPart(association, part), trials) for part, metric in _METRICS[kind].items()]

@@ -141,8 +141,8 @@ def _of_load(
 def loads(name: str, layers: Sequence[LayerRouting]) -> dict[str, Tensor]:
     """Return how often patches choose each expert, ``(B, E)``, added up over layers of one kind.
 
-    ``{name}`` counts first choices and, for K > 1, ``{name}_any`` all of them. Of sets ``{name}`` counts all, and
-    ``{name}_of_sets`` says so.
+    ``{name}`` counts first choices and, for K > 1, ``{name}_any`` all of them. Sets have no first choice: ``{name}``
+    then counts all, and ``{name}_of_sets`` says so.
     """
     import torch
 

@@ -43,7 +43,7 @@ K3 = Metric(
 
 @dataclass(frozen=True)
 class LogProbabilities:
-    """Of tokens ``(B, T)``, NaN where a token has none: of the reference (None = there is none), and of the view."""
+    """Log-probabilities ``(B, T)`` in the reference (None = unknown) and in the view; NaN where a token has none."""
 
     reference: Tensor | None
     view: Tensor

@@ -153,8 +153,8 @@ def _count_reuse(uses: ExpertUses) -> tuple[Integers, Integers]:
 def _of_other_tokens(uses: ExpertUses, top_k: int, num_experts: int) -> dict[str, NDArray[Any]]:
     """Return the pairs of a token and the next per sequence, their reuse, and that of tokens that are not neighbors.
 
-    All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Of these, the
-    pairs of a token with itself and with its neighbors are taken out.
+    All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Pairs of a
+    token with itself and with its neighbors are subtracted.
     """
     present = uses.present
     tokens, pairs = present.sum(1), (present[:, :-1] & present[:, 1:]).sum(1)

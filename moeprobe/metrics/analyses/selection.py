@@ -140,7 +140,7 @@ def other_sets(layer: LayerRouting, keys: Tensor) -> Tensor:
 def has_margins(layer: LayerRouting) -> bool:
     """Return whether it is known how far the sets of a layer's tokens are from changing."""
     if layer.experts_choose:
-        # Of tokens of other images that compete for the same places nothing is known here.
+        # With several images in a group, tokens of other images compete for the same places, and are not known here.
         return layer.has_scores and layer.every_gate and layer.group_images == 1
     if not layer.tokens_choose or layer.top_k >= layer.num_experts:
         return False
@@ -169,7 +169,7 @@ def logit_margins(layer: LayerRouting) -> Tensor | None:
 
 def _chosen_by_gates(layer: LayerRouting) -> bool:
     """Return whether the gates say what the K-th and the (K+1)-th score of a token are."""
-    # Of recorded routing the two highest gates may be known, and no others.
+    # A recording may keep only the two highest gates, which are enough for K = 1 alone.
     return layer.has_scores and (layer.every_gate or (layer.top_k == 1 and layer.gates_sum_to_one))
 
 

@@ -41,7 +41,7 @@ class ForcedTextFlips:
         return replace(self, weight=self.weight * tokens)
 
 
-# Of each number: what it is, and its label.
+# The numbers, each with its description and its label.
 _MEASURED: dict[str, tuple[str, str]] = {
     "next": (
         "fall of the log-probability of the next token of the text by a flip of one token in this layer, on average",

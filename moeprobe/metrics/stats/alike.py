@@ -216,7 +216,7 @@ def runs(keys: Integers) -> tuple[Integers, NDArray[np.uint32]]:
     # A sort alone takes a tenth of the time of one that keeps track of where keys come from.
     ordered = np.sort(keys, axis=None)
     start = np.flatnonzero(is_first(ordered))
-    # Of millions of keys this is a quarter less than in float64.
+    # 32 bits are enough for counts, and save a quarter of the memory that millions of keys take.
     return ordered[start], np.diff(start, append=len(ordered)).astype(np.uint32)
 
 

@@ -80,7 +80,7 @@ class Windowed:
     @cache_last
     def hot(self, loads: Array) -> NDArray[np.bool_]:
         """Return which experts are hot in each window ``(W, E, R)``."""
-        # Of a window's load: rounding of weighted sums must not order what is equal.
+        # Loads are rounded first: otherwise rounding errors of weighted sums, not the tie breaks, would order ties.
         count = num_hot(loads.shape[1])
         order = np.argpartition(np.round(loads, 6) + 0.5 * self.tie_breaks, -count, axis=1)
         hot = np.zeros(loads.shape, bool)

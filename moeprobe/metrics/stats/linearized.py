@@ -1,8 +1,8 @@
 """Values and intervals of many images, block by block: the delta method in the place of resamples.
 
 Two passes over the blocks. The first adds up the totals, which every value follows from; the second computes
-each image's influence on the value, and the sum of their squares is the variance. Of the images nothing stays
-but that one number, and only where a difference between checkpoints may be asked for.
+each image's influence on the value, and the sum of their squares is the variance. An image leaves nothing behind
+but that one number, and only if differences between checkpoints may be computed.
 
 Sources: delta method and infinitesimal jackknife, Efron 1982; multipliers of the influences in the place of resamples,
 Chernozhukov, Chetverikov and Kato 2013; random signs as multipliers, Deng and Zhang 2020.

@@ -12,7 +12,7 @@ import numpy as np
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.metrics.stats.statistic import Array, Totals, divide, error_of
 
-# Of a sum of squares, what is left where these cancel.
+# Relative to a sum of squares: a variance below this is rounding error, left where the squares cancel.
 _ROUNDING = 1e-12
 # The flag of a count that so few images do not say.
 NOT_MEASURABLE = "not_measurable"

@@ -74,7 +74,7 @@ class RankedFlips:
         """Return what the pairs with an image's tokens add to the area."""
         counts = self.totals() if totals is None else totals
         still, flipped = counts.sum(1)
-        # Of each code: flips below it, and tokens without one above it, ties half.
+        # For each code, the flips below it and the tokens without a flip above it; ties count half.
         flips_below = np.cumsum(counts[1]) - counts[1] / 2
         above = still - np.cumsum(counts[0]) + counts[0] / 2
         image, code, flips = self._entries

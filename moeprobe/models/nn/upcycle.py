@@ -18,7 +18,7 @@ from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.vit import resize_position_embedding
 from moeprobe.models.timm import VisionTransformer
 
-# Of other classes than the data, or of V-MoE's own models: no dense model has a partner for them.
+# Not copied: a head may be for other classes, and V-MoE's own heads have no counterpart in a dense model.
 _HEADS = ("head.", "head_dist.")
 _ROUTER_STD = 0.02
 

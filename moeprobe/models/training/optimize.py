@@ -50,7 +50,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
     arguments = inspect.signature(kind.__init__).parameters
     extra: dict[str, Any] = {key: value for key, value in offered.items() if key in arguments}
-    # Of those that are spread over processes, torch's fused kernels know some alone.
+    # torch's fused kernels support only some parameters that are spread over processes, so these do without.
     plain = all(p.device.type in _FUSED_DEVICES and not hasattr(p, "to_local") for p in parameters.values())
     if kind in _FUSED and plain:
         extra["fused"] = True

@@ -143,7 +143,7 @@ class Task(ABC):
         views: BatchViews,
         taught: Mapping[str, Term] = MappingProxyType({}),
     ) -> dict[str, Tensor]:
-        # Of a dense model nothing decides.
+        # A dense model has no routers, hence no decisions to regularize.
         terms = (self.objective.terms(decisions, views) if decisions else {}) | dict(taught)
         values = {"loss": total_loss(main, terms), "main_loss": main}
         return values | {name: term.value for name, term in terms.items()} | room(decisions)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
 
 
-# Of recordings at least two are needed.
+# How messages name the recordings, of which at least two are needed.
 TO_ALIGN = "traces to align"
 
 

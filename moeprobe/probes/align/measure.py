@@ -422,5 +422,5 @@ class _Lines:
         }  # fmt: skip
 
 
-# Of each set of trainings and layer: what its lines share, and its shares.
+# By set of trainings and layer: the columns that its lines have in common, and its shares.
 _Shares = dict[tuple[str, str], tuple[_Lines, dict[Metric, SetShare]]]

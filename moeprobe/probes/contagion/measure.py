@@ -310,7 +310,7 @@ def _batch_sums(
                     view = pair.view
                     label = spec.label_of(model, name)
                     cell = Cell(label, view.router, view.choices_per_token, spec.view_name, tokens=tokens)
-                    # Of any of the exchanges.
+                    # An image is left out if any exchange fails for it: they all share the cell's columns.
                     marks = {key: bad | sums.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
                     sums.setdefault(cell, {}).update(columns | marks)
     return sums

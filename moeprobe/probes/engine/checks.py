@@ -67,7 +67,7 @@ def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, 
     view = None if view_name == CLEAN else open_view(view_name)
     view_name = parse_view(view_name).name
     if len(subjects) < len(sources):
-        # Of a model that must be loaded first nothing is known, so that of all together little is.
+        # Models that must be loaded first cannot be checked yet, so only the data are.
         if data is not None:
             naming.check_data(data, split=options.split)
             probe.check_data(naming.resolve_name(data)[0], data)

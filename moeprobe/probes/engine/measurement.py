@@ -257,7 +257,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self.spec = dataclasses.replace(self.spec, shard=None, shards=tuple(shards))
         keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
         shard_notes = [{key: sidecar[key] for key in keys if key in sidecar} for sidecar in shards.values()]
-        # Of one process: how many worked at a time is not known.
+        # Rates are means over single processes: nobody knows how many shards ran at the same time.
         rates = {
             name: float(
                 np.mean(

@@ -187,7 +187,7 @@ class ProbeWork(Work[R]):
         for model in self.models:
             layers = chosen_layers(model.model.layer_names, self.options.layers)
             floor = measure_floor(model, self.floor_inputs(model), layers)
-            # Of aligned trainings the checkpoints are pairs.
+            # For aligned trainings ``checkpoints`` names pairs; the models themselves are under ``trainings``.
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
                     subjects[model.name] = {**subjects[model.name], PRECISION_FLOOR: floor}

@@ -231,7 +231,7 @@ def make_request(
         "labels_used": spec.labeled and spec.dataset.class_names is not None,
         "checkpoints": {
             model.name: _settings_of(model)
-            # Of a router from outside the package, and of settings other than the trained ones.
+            # Only for routers from outside the package, and for settings that differ from the trained ones.
             | {key: model.provenance[key] for key in ("router", "served") if key in model.provenance}
             for model in models
         },

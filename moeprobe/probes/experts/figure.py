@@ -14,7 +14,7 @@ from moeprobe.results.figures import heat_maps, panels
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
-# Of a panel's height, above and below what is drawn: a line at the edge would be cut.
+# A share of a panel's height, left free above and below: a line at the edge would be cut.
 _MARGIN = 0.06
 _TITLES = dict(zip(PER_EXPERT, ("without the expert", "the expert on every token"), strict=True))
 

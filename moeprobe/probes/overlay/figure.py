@@ -33,7 +33,7 @@ _CHARACTERS, _WIDTH, _HEIGHT = 46, 0.075, 0.24
 _MOST_NUMBERED, _LEAST_ROOM = 8, 5.5
 # More experts than this are a color each, and have no key.
 _MOST_NAMED = 16
-# Of the outline where only the first expert of a set changed.
+# Dashes of the outline where only the first expert of a set changed.
 _DASHES = (0, (2.5, 2))
 
 

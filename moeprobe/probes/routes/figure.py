@@ -31,7 +31,7 @@ _INFORMATION = tuple(f"{kind}_information" for kind in ("class", "position", "co
 # Experts whose maps of places stand side by side, and of which each two are a cell.
 _MOST_EXPERTS = 16
 _MOST_PAIRS = 64
-# Of more experts than this only those that have any of the image, so many at the most.
+# With more experts than this, a sheet shows only those that have any patch of the image, and at most this many.
 _MOST_ON_SHEET = 16
 # What is left of the light of other patches.
 _DARK = 0.18
@@ -112,7 +112,7 @@ def position_maps(
         shares_of = [layer_table.by_place.shares[layer_table.by_place.images > 0] for layer_table in part]
         scale = Normalize(0, max(float(shares.max()) for shares in shares_of))
         for row, layer_table in enumerate(part):
-            # Of texts the places that any reaches; images have all.
+            # Only places that some text reaches: texts differ in length. Images have all places.
             shares = shares_of[row]
             if with_grid:
                 for expert, panel in enumerate(axes[row]):
@@ -152,7 +152,7 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
     if rows.empty or rows["expert_b"].max() >= _MOST_PAIRS:
         return {}
     layers, checkpoints = panels.layers(rows), panels.checkpoints(rows)
-    # Of many, the few pairs of rare experts would leave the rest without contrast.
+    # With many experts, a few pairs of rare ones would stretch the scale and leave the rest without contrast.
     many = rows["expert_b"].max() >= _MOST_EXPERTS
     highest = float(rows["value"].quantile(0.99) if many else rows["value"].max())
     scale = Normalize(0, highest if highest > 0 else 1.0)

@@ -194,7 +194,7 @@ def _draw(
     """Return the figures of a result."""
     from moeprobe.probes.routes import figure
 
-    # Of each layer of a checkpoint the grid of its table, in their order.
+    # A checkpoint's layers may have different grids: one for each table, in the tables' order.
     sides = [grids.get((layer_table.checkpoint, layer_table.layer)) for layer_table in tables]
     tables, routes = rename_items(tables, result.sidecar), rename_items(routes, result.sidecar)
     sheets = rename_items(sheets, result.sidecar)

@@ -91,7 +91,7 @@ def make_sheets(spec: RunSpec, models: Sequence[Checkpoint], indices: Sequence[i
 
 # Whether the cells of a checkerboard are the patches of a model: else its colors and places say nothing.
 
-# Of the range from 0 to 1: what resampling in float32 may leave.
+# On a scale from 0 to 1, the error that resampling in float32 may leave.
 _ROUNDING = 1e-3
 
 

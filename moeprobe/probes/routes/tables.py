@@ -119,7 +119,7 @@ def _of_block(columns: dict[str, np.ndarray], num_classes: int) -> tuple[Load, L
     sums = tokens.per_image(len(labels), number)
     labeled = labels >= 0
     by_class = _load(sums[labeled], labels[labeled], num_classes)
-    # Of one token of an image a square is its weight's own.
+    # A place has one token per image, so the sum of squares over images is that of single weights.
     at = tokens.token * number + tokens.expert
     weight, square = (
         np.bincount(at, weights=values, minlength=num_positions * number)

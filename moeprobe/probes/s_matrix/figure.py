@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
-# Of more experts than this the largest entries do not stretch the scale.
+# With more experts than this, the scale ends below the largest entries, which would leave the rest without contrast.
 _MOST_WHOLE = 16
 # Small heat maps side by side.
 _MOST_COLUMNS = 8

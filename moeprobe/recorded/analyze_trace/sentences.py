@@ -55,7 +55,11 @@ def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
     parts = [(kind, row) for kind, row in parts if row["trials"] > 0]
     if not parts:
         return ""
-    return " Of pairs " + ", ".join(f"of {kind} tokens {interval(row)}" for kind, row in parts) + "."
+    return (
+        " The share of such pairs is "
+        + ", ".join(f"{interval(row)} for {kind} tokens" for kind, row in parts)
+        + "."
+    )
 
 
 def _by_chance(table: "DataFrame") -> str:

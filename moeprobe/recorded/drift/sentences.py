@@ -68,7 +68,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         row = last.iloc[0]
         half = differing[differing["value"] >= row["value"] / 2]
         sentence += f" The experts differ in {interval(row)} of the pairs of token and layer"
-        # Of two checkpoints it is the second.
+        # With two checkpoints, half of the change is always reached at the second.
         sentence += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
     return [sentence]
 

@@ -43,7 +43,7 @@ def request_of(
         "analyses": list(probe.analyses),
         "replayed_gates": None,
         "layers": None if options.layers is None else list(options.layers),
-        # Of which inputs: in runs that are compared they must be the same.
+        # Identifies the inputs: runs can be compared only if they have the same ones.
         "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
         "recorded": _recorded_views(traces),
         "capacity": _capacities(traces),

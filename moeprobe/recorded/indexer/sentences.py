@@ -34,7 +34,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
     )
     conclusions = [
         f"{kappa['checkpoint']}: κ of the selected keys is {interval(kappa)} over all layers (overlap "
-        f"{interval(jaccard)}, by chance {number(chance)}). Of the selected keys {interval(lost)} are lost, "
+        f"{interval(jaccard)}, by chance {number(chance)}). {interval(lost)} of the selected keys are lost, "
         f"by chance {number(lost_chance)}."
     ]
     if recency := records(KEY_KAPPA, "recency"):

@@ -31,7 +31,7 @@ def draw(result: Result) -> dict[str, Figure]:
     imbalances, overlaps = rows_of(table, RANK_IMBALANCE.name), rows_of(table, HOT_OVERLAP.name)
     placed = placements(imbalances)
     by_window = table["severity"].notna().any()
-    # Of a single window there is neither an overlap nor a course.
+    # A single window has no earlier one to overlap with, and no course over time.
     number = (not overlaps.empty) + bool(placed) + bool(placed and by_window)
     figure, axes = panels.panels(1, number, width=4.6, sharey=False)
     remaining = list(axes[0])

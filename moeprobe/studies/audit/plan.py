@@ -135,7 +135,7 @@ def make_plan(
             probe, work = _prepare(kind, entry, models, data=data, options=options)
             fewest = _fewest_seconds(work, entry, timed)
             if fewest > budget:
-                # Of hundreds of passes an image, the timing alone would take long.
+                # With hundreds of passes per image, even the timing would take long.
                 left_out[kind.name] = _too_long(fewest, minutes)
             else:
                 timed.append(_time(probe, work, entry, models, options=options))

@@ -195,7 +195,7 @@ def short_references(line: PropertyLine) -> str:
 def summary(lines: list[PropertyLine], models: list[str]) -> str:
     """Return what an audit comes to in a few sentences; each property is named once."""
     if len(models) == 2:
-        # Of one model alone, or of both together; the rest is said by how they differ.
+        # Only properties without a difference are listed here; the others are told by how the two models differ.
         attention = _properties_of_grade([line for line in lines if line.difference is None], "poor")
         parts = [f"Needs attention: {attention}." if attention else "", _of_pair(lines, models)]
         return " ".join(part for part in parts if part)

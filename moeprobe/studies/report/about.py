@@ -48,7 +48,7 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
 
 
 def _severities(severities: Sequence[float], unit: str | None) -> str:
-    # Of recorded routing there is one for each trace.
+    # Recorded routing has one severity per trace, so the same may occur several times.
     different = list(dict.fromkeys(severities))
     text = _text(different)
     if len(different) > _MOST_NAMED:

@@ -15,13 +15,13 @@ from moeprobe.results.numbers import interval
 from moeprobe.results.palette import expert_color
 from moeprobe.runtime.files import is_there, read_bytes
 
-# Of a figure or a table: a page of more than that opens in no browser.
+# The largest figure or table to embed: no browser opens a larger page.
 _LIMIT = 2**30
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 # With more a browser is slow, and a page large.
 MOST_PATCHES = 20_000
-# Of an expert that is clicked.
+# Classes listed for an expert that is clicked.
 _MOST_CLASSES = 3
 _SIDES = ("perturbed_set", "perturbed_gates", "perturbed_margin", "clean_set", "clean_gates", "clean_margin")
 _COLUMNS = {

@@ -151,7 +151,7 @@ class Section:
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report, in the order of the runs."""
     tables = [run.csvs[CLASSES] for run in runs if CLASSES in run.csvs]
-    # Of two runs about one layer of a checkpoint, the first: they may be of other data.
+    # Two runs about the same layer of a checkpoint may be of different data: the first one is shown.
     keys = ["checkpoint", "layer", "tokens", "class", "expert"]
     classes = pd.concat(tables).drop_duplicates(keys) if tables else None
     return [

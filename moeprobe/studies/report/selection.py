@@ -28,7 +28,7 @@ from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import changed_column
 
 _DETAILS = ("expert", "expert_b", "class", "draw")
-# Of the tables that hold what is read first.
+# The caption of the tables that are read first.
 _CAPTION = "What was measured"
 
 

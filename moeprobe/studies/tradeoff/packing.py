@@ -64,7 +64,7 @@ def _merge(cell: Training, packed: PackedCell | None) -> PackedCell:
     assert info is not None
     runs = {} if packed is None else dict(packed.runs)
     for question in cell.questions():
-        # Of one that is packed the folder is what a kill left.
+        # If a run is packed already, its folder is a leftover of a killed process.
         if question.folder not in runs:
             path = cell.folder / question.folder
             measured = finished.read(path)

@@ -167,8 +167,8 @@ def walk_images(root: Path) -> Iterator[str]:
                 extra += 1
         if extra > MOST_OTHER_FILES + 10 * images:
             raise UserError(
-                f"Of the first {images + extra:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
-                "images; name the one that holds them, and look for links that lead out of it."
+                f"Only {images:,} of the first {images + extra:,} files in {str(root)!r} are images, so it is no "
+                "folder of images; name the one that holds them, and look for links that lead out of it."
             )
 
 

@@ -1,7 +1,7 @@
 """How often each of many keys occurs, in tables that add up over blocks of images.
 
-Few keys have a place each. Of more keys those that occur are kept, ascending. New keys wait until there are many, and
-are then sorted at once.
+If there are few possible keys, each has a place of its own. Otherwise only the keys that occur are kept, in ascending
+order: new keys wait until there are many, and are then sorted at once.
 """
 
 from collections.abc import Sequence

@@ -93,7 +93,7 @@ def jaccard(reference: Sets, view: Sets) -> Array:
     size, other_size = reference.common_size, view.common_size
     if size is None or other_size is None:
         return common / np.maximum(reference.sizes + view.sizes - common, 1)
-    # Of sets of one size there are few indices: they are looked up.
+    # Sets of one size have few possible indices: a lookup is faster than a division per pair.
     possible = np.arange(min(size, other_size) + 1)
     indices: Array = possible / np.maximum(size + other_size - possible, 1)
     return indices.take(common)
@@ -280,7 +280,8 @@ def _draw(rng: np.random.Generator, trials: _ShuffledTrials) -> tuple[Array, Arr
     partners = min(int(size.max(initial=1)) - 1, max(PARTNERS, PAIRS // max(num_trials, 1)))
     steps = np.zeros((partners, len(size)), dtype=np.int32)
     for draw in range(partners):
-        # Of as many steps as there are, one of each equal part; none leads to the token itself.
+        # Stratified: the possible steps are cut into equal parts, and one is drawn from each. A step of 0 or of the
+        # stratum's size would lead to the token itself.
         drawn_steps = 1 + (draw + rng.random(len(size))[trials.number]) / partners * (size - 1)
         all_steps = np.where(draw + 1 < size, draw + 1, 0)
         steps[draw] = np.where(size - 1 <= partners, all_steps, drawn_steps)
@@ -339,7 +340,7 @@ def set_chance_within_image(
     """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
 
     The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
-    part: the second result ``(n,)`` says which do. Of long images some pairs are drawn; the draw belongs to the image.
+    part: the second result ``(n,)`` says which do. Long images have their pairs sampled; the draw belongs to the image.
 
     Args:
         image: ``(M,)`` image number of each pair of tokens, ascending.

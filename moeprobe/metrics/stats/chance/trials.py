@@ -156,7 +156,7 @@ def single_stratum(num_trials: int) -> Strata:
     return Strata(np.zeros(num_trials, dtype=np.int64), size=1)
 
 
-# Of each trial the token of the reference and that of the view, as numbers (M,).
+# The reference's and the view's token of each trial, as numbers (M,).
 Tokens = tuple[Integers, Integers]
 
 
