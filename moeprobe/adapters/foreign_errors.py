@@ -57,7 +57,7 @@ def running(model: str, *, doing: str = "in its forward pass") -> Iterator[None]
 
 
 def _is_ours(frames: list[traceback.FrameSummary]) -> bool:
-    """Whether the innermost code, but for torch's and Python's, is a hook of moeprobe inside of the foreign pass."""
+    """Whether a hook of moeprobe failed inside the foreign pass: torch's and Python's own frames do not count."""
     origins = [_origin(frame.filename) for frame in frames]
     foreign = next((number for number, origin in enumerate(origins) if origin in ("torch", "model")), None)
     if foreign is None:

@@ -207,7 +207,7 @@ def check_fields(kind: type[Question[Any]]) -> None:
 
 
 def _declared_of(kind: type[Question[Any]]) -> set[str]:
-    """Return what the classes of this package declare of every question, but for fields."""
+    """Return the names that this package's base classes declare for every question, without its fields."""
     contracts = [base for base in kind.__mro__ if base.__module__.startswith("moeprobe.declarations.")]
     fields = {
         field.name

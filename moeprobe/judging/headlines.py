@@ -54,7 +54,7 @@ class RunTables:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was asked, with what a comparison asked of its probe."""
+        """The request; in a comparison, with the request of its probe."""
         probe = self.request.get("probe")
         own = {name: given for name, given in self.request.items() if name not in ("probe", "checkpoints")}
         return {**probe, **own} if isinstance(probe, dict) else self.request
@@ -427,7 +427,7 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: st
         checkpoint: the value of the one.
         reference: the value of the other.
         noun: name of the compared quantity.
-        unit: what was sampled, e.g. image.
+        unit: the sampled unit, e.g. image.
     """
     first, second = (f"{side['checkpoint']} ({interval(side)})" for side in (checkpoint, reference))
     subject, word = _subject(noun), row["verdict"]

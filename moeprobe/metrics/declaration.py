@@ -240,7 +240,7 @@ class Metric:
     ) -> Estimator:
         """Return the estimator of sums over trials ``(n,)``, of any size and sign; ``weight`` as in ``share_of``.
 
-        Nats are those of losses, whose mean a few images may carry.
+        A number in nats is a loss, whose mean a few images may carry.
         """
         kind = MeanLoss if self.unit == "nats" else Ratio
         mean = kind(sums.astype(np.float64), (trials if weight is None else weight).astype(np.float64))

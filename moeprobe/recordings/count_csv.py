@@ -121,7 +121,7 @@ def _roles(columns: Sequence[str]) -> dict[str, int]:
     """Return which column has which role.
 
     Raises:
-        Fault: two have one role, the layer is missing, or counts cannot be told from choices.
+        Fault: two have one role, the layer is missing, or it is unclear whether rows are counts or choices.
     """
     roles: dict[str, int] = {}
     for role, names in _ROLES.items():

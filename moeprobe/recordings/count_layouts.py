@@ -6,7 +6,7 @@
   ``{"layer_3": {"expert_0": 5}}``; under a key such as ``layers``, or not.
 * An object per layer, ``{"layer": 3, "counts": [12, 0, 3]}`` (tt-metal), or per count,
   ``{"layer": 3, "expert": 0, "count": 12}``.
-* Lists and lines of these are windows. Objects of layers go on in one window until a layer comes again.
+* Lists and lines of these are windows. Objects of single layers form one window until a layer comes again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class _Reading:
         self._passes: dict[str, tuple[int, set[tuple[int, int | None]]]] = {}
 
     def table(self) -> CountTable:
-        """Return what was read; one window that names no step has no name."""
+        """Return the counts so far; a single window that names no step has no name."""
         table = self._builder.table("counts")
         return replace(table, windows=("",)) if table.windows == ("window0",) else table
 
@@ -150,7 +150,7 @@ class _Reading:
         self._builder.add(window, layer, np.arange(len(values)), values)
 
     def _next_window(self, step: str, rank: str) -> int:
-        """Return a window: that of a step and rank, or else the next one."""
+        """Return the window of a step and rank; without a step, a new one."""
         if not step:
             step = f"window{self._windows}"
             self._windows += 1
@@ -202,7 +202,7 @@ def _counts_of_record(record: Mapping[str, Any]) -> Any:
 
 
 def _all_layers(response: Mapping[str, Any]) -> Any:
-    """Return what is under the one key that holds all layers; None where there is none, or several."""
+    """Return the value of the one key that holds all layers; None if there is none, or several."""
     values = [value for name, value in response.items() if plain(name) in _ALL_LAYERS]
     return values[0] if len(values) == 1 else None
 

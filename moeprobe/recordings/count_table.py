@@ -1,6 +1,6 @@
 """Counts of choices as one table, whatever form their file has: rows of window, layer, expert and count.
 
-A window is what was counted together: a step, an iteration, a pass, or the whole file. It becomes an input of a trace.
+A window is a span of counting: a step, an iteration, a pass, or the whole file. It becomes an input of a trace.
 
 Axes: n rows, W windows, L layers, E experts.
 """
@@ -94,7 +94,7 @@ class TableBuilder:
             self._compact()
 
     def _compact(self) -> None:
-        """Sort the rows; add up those of one key, or refuse them."""
+        """Sort the rows; add up rows with the same key, or refuse them."""
         if not self._keys:
             return
         keys, counts = np.concatenate(self._keys), np.concatenate(self._counts)
@@ -160,7 +160,7 @@ def concat_tables(tables: Sequence[CountTable], shifts: Sequence[int]) -> CountT
 
     Args:
         tables: at least one.
-        shifts: what is added to the experts of each.
+        shifts: added to the expert numbers of each.
     """
     builder = TableBuilder(adds=True)
     for table, shift in zip(tables, shifts, strict=True):

@@ -54,7 +54,7 @@ class Keys:
 
 
 def flat(fields: Mapping[str, Any], prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of an object by their paths; those of objects within it too."""
+    """Yield the fields of an object, and of objects within it, by their paths."""
     for name, value in fields.items():
         path = f"{prefix}{name}"
         yield path, value
@@ -120,10 +120,10 @@ class _Reading:
 
 
 def _without_overlap(fitting: list[_Reading]) -> list[_Reading]:
-    """Return readings without those of a field that another one explains better.
+    """Return readings, leaving out a field that another reading explains better.
 
-    A field that a pair has as its prompt is no whole sequence; unless it ends with what was generated, which is then
-    no continuation of it.
+    A pair's prompt is no whole sequence of its own. If it already ends with the generated tokens, it is the whole
+    sequence, and the pair is wrong.
     """
     pairs = [reading for reading in fitting if reading.keyed.prompt is not None]
     wholes = {reading.keyed.ids: reading for reading in fitting if reading.keyed.prompt is None}

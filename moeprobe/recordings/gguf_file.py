@@ -1,6 +1,6 @@
 """Read small tensors of a GGUF file, such as the counts of an importance matrix.
 
-The layout is that of ggml's ``docs/gguf.md``: a header with metadata, the descriptions of all tensors, then their data.
+The layout follows ggml's ``docs/gguf.md``: a header with metadata, the descriptions of all tensors, then their data.
 Everything that a header claims is checked against the size of the file before anything is read or repeated.
 
 Axes: n numbers of a tensor.

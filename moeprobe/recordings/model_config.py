@@ -43,8 +43,8 @@ class MoeShape:
         top_k: K, experts per token.
         hashed: numbers of the sparse layers that choose by the token's id alone.
         scoring: turns logits into gates, softmax or sigmoid; None where it is not said.
-        choice_needs: the field of ``config.json`` by which the K highest logits are not what is chosen (a bias, groups
-            of experts); None = they are.
+        choice_needs: the field of ``config.json`` (a bias, groups of experts) due to which other experts than the K
+            with the highest logits may be chosen; None = there is none.
         mtp_layers: layers of multi-token prediction behind the hidden ones, which are none of these.
     """
 

@@ -282,7 +282,7 @@ CONTENT = "content"
 
 
 def _of_torch(path: Path) -> Iterator[tuple[str, GatheredResponse]]:
-    """Yield what a file of torch holds: one object, a list of several, or what is called ``CONTENT``."""
+    """Yield the objects of a file of torch: one, each of a list, or its whole content under the key ``CONTENT``."""
     content = load_unpickled(path)
     entries = content if isinstance(content, list | tuple) else [content]
     if entries and all(

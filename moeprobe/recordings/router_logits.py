@@ -36,11 +36,11 @@ def weights_of(
     function: str,
     bias: NDArray[np.float32] | None = None,
 ) -> Weights:
-    """Return gates of ``(T, K)`` experts, and of all.
+    """Return the gates of the chosen experts, and of all.
 
     Args:
         logits: ``(T, E)``.
-        experts: what was chosen, -1 = none.
+        experts: ``(T, K)`` chosen experts, -1 = none.
         function: one of ``FUNCTIONS``.
         bias: ``(E,)`` added to the gates before the choice; None = there is none.
     """

@@ -2,7 +2,7 @@
 
 ``torch.autocast`` rounds the operands of products. A CPU without instructions for bfloat16 takes many times as long for
 that as for float32, so there products are emulated: operands rounded to bfloat16, multiplied and added in float32, and
-the result rounded. The format is the same; the order in which a product is added up is that of float32.
+the result rounded. The format is the same; products are added up in the order in which float32 adds them up.
 """
 
 import platform

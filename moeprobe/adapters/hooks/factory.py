@@ -43,7 +43,7 @@ EARLIER = "before"
 
 
 def has_choice(read: Mapping[str, Any]) -> bool:
-    """Whether what is read off a router tells what it chose, and nothing else is named."""
+    """Whether the outputs that ``read`` names include the router's choice, and all of them are known keys."""
     return bool(set(NEEDED) & set(read)) and set(read) <= set(KEYS)
 
 

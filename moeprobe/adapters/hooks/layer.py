@@ -39,9 +39,9 @@ class HookedLayer:
         gates_sum_to_one: whether a token's gates are a distribution.
         sequence_first: tokens come before images.
         choice: the calls that choose; empty where none was seen.
-        by_gates: the choice is that of the highest gates, as the images showed that were tried.
-        reads: what its output says: some of logits, indices and weights.
-        use: what was found out about the experts' work, in words.
+        by_gates: the experts with the highest gates are chosen, as seen on the trial images.
+        reads: the parts of its output: some of logits, indices and weights.
+        use: how the experts' work follows the choice, in words, as seen on the trial images.
         obeys: experts process the tokens that they are forced on; None where that could not be tried.
         drops: some choices are not carried out, so what the experts process is read on every pass.
     """
@@ -74,7 +74,7 @@ class HookedLayer:
 
     @property
     def follows(self) -> bool:
-        """Whether the choice is that of calls, and not read off the router's output."""
+        """Whether the choice is read from the calls that make it, and not from the router's output."""
         return bool(self.choice) and "indices" not in self.reads
 
     @property
@@ -183,7 +183,7 @@ class HookedLayer:
         return gates.scatter_add(-1, index.clamp_min(0), weights)
 
     def _chosen_experts(self, values: Mapping[str, Tensor], gates: Tensor, experts: Tensor | None) -> Tensor:
-        """Return the chosen experts ``(B, T, K)``: its own, those of the call that chose, or the highest gates."""
+        """Return the chosen experts ``(B, T, K)``: by its indices, by the call that chose, or by the highest gates."""
         if self.top_k is None:
             return values["indices"]
         if experts is not None:

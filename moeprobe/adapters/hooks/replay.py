@@ -1,8 +1,8 @@
 """Let routers of a foreign module repeat choices that were made elsewhere.
 
 Where a top-k chooses from a router's output, or inside of the router, that top-k is made to return the other experts,
-with their own scores; the model's code does the rest, as it weighs its own choice. Where a router hands on the numbers
-of the chosen experts and their weights (``read`` says where), both are exchanged on the way out. Whether that rules
+with their own scores; the model's code does the rest, as it weighs its own choice. Where a router returns the numbers
+of the chosen experts and their weights (``read`` says where), both are replaced in its output. Whether that rules
 the output is tried on a few images: its own choices must give what they gave, others something else, and where experts
 can be changed one by one they must process the tokens that they were forced on.
 
@@ -80,7 +80,7 @@ def hands_on(hooked: HookedModule, layer: HookedLayer) -> bool:
 
 
 def forces(layer: HookedLayer, routing: LayerRouting) -> dict[ChoiceAt, Force]:
-    """Return what makes the calls of a layer choose as a routing says; a token without a choice in it keeps its own."""
+    """Return a function per call of a layer that makes it choose by a routing; tokens without a choice keep theirs."""
     top_k = routing.top_k
     if len(layer.choice) == 1:
         return {layer.choice[0]: partial(_experts_to_force, layer, routing, slice(0, top_k))}
@@ -91,7 +91,7 @@ def forces(layer: HookedLayer, routing: LayerRouting) -> dict[ChoiceAt, Force]:
 
 
 def _experts_to_force(layer: HookedLayer, routing: LayerRouting, part: slice, call: HookedChoice) -> Tensor:
-    """Return the experts ``(..., K)`` that a call is to choose: a part of those of a routing."""
+    """Return the experts ``(..., K)`` that a call is to choose: this part of the routing's choices."""
     top_k = routing.top_k
     expected = layer.top_k or call.count or top_k
     with naming(layer.module):

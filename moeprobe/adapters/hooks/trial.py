@@ -108,7 +108,7 @@ def _learn_layer(
 
 
 def _indices_inside(watch: Watch, name: str, read: Mapping[str, Tensor]) -> SeenChoice | None:
-    """Return the choice that a router makes itself and hands on as numbers of experts; None where it is not seen."""
+    """Return the top-k inside a router that gives the expert numbers which it returns; None where there is none."""
     indices = read.get("indices")
     if indices is None or indices.ndim < 2 or indices.is_floating_point():
         return None
@@ -142,7 +142,7 @@ def _same_experts(first: SeenChoice, second: SeenChoice, top_k: int) -> bool:
 def _with_use(
     hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor
 ) -> dict[str, HookedLayer]:
-    """Return the layers with what was found out about their experts' work; see ``use``.
+    """Return the layers after a trial of their experts' work, which ``use`` describes.
 
     Raises:
         UserError: experts work for other tokens than the router says.
@@ -267,7 +267,7 @@ def _with_every_expert(
 
 
 def _forced_sets(routing: LayerRouting) -> list[Tensor]:
-    """Return choices ``(B, T, K)`` that use every expert as far as there are tokens, and that fill the first ones."""
+    """Return choices ``(B, T, K)`` that spread tokens over all experts, and choices that crowd the first K."""
     shape = (*routing.valid.shape, routing.top_k)
     numbers = torch.arange(math.prod(shape), device=routing.gates.device).reshape(shape)
     crowded = torch.arange(routing.top_k, device=routing.gates.device).expand(shape)
@@ -313,7 +313,7 @@ def _tried_by_exchange(
             f"only the first {unused[0] or 1} are, say top_k: {unused[0] or 1}."
         )
     return dataclasses.replace(
-        layer, use="change the output with each choice (their tokens cannot be told apart)"
+        layer, use="change the output with each choice (which tokens they process is unknown)"
     )
 
 
@@ -363,7 +363,7 @@ def _check_order(
 def _same_routing(batch_pass: Pass, parts: Sequence[Pass]) -> bool:
     """Whether images have the same routing together as in parts: gates up to rounding, and experts at work.
 
-    Experts may differ where the scores of two of them are equal but for rounding.
+    Experts may differ if two of them have the same scores up to rounding.
     """
     for name, layer in batch_pass.layers.items():
         of_parts = [part.layers[name] for part in parts]

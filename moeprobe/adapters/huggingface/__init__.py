@@ -351,7 +351,7 @@ class HuggingfaceAdapter(Adapter):
     def _trial(self, rows: int, length: int, *, with_zeros: bool = True) -> TokenBatch:
         """Return texts of ids all over the vocabulary, without the last, which often represent pictures.
 
-        ``with_zeros`` leaves tokens in whose embeddings are zero, as that of padding: experts give nothing for them.
+        ``with_zeros`` keeps tokens whose embedding is zero, such as padding: experts give nothing for them.
         """
         vocabulary = self._embedding.weight.shape[0]
         ids = torch.arange(max(vocabulary // 2, 1), device=self.device)

@@ -93,7 +93,7 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the mean, that of independent tokens, and their ratio."""
+        """Return the mean per window, the mean that independent tokens would have, and their ratio."""
         windows, size = columns["distinct_windows"], int(columns[WINDOW].max(initial=1))
         independent = IndependentDistinct(
             columns["window_choices"].astype(np.float64) / size, windows.astype(np.float64), size

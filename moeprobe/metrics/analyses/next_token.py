@@ -151,7 +151,7 @@ def _count_reuse(uses: ExpertUses) -> tuple[Integers, Integers]:
 
 
 def _of_other_tokens(uses: ExpertUses, top_k: int, num_experts: int) -> dict[str, NDArray[Any]]:
-    """Return the pairs of a token and the next per sequence, their reuse, and that of tokens that are not neighbors.
+    """Return per sequence the pairs of neighboring tokens, their reuse, and the reuse of tokens that are no neighbors.
 
     All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Pairs of a
     token with itself and with its neighbors are subtracted.

@@ -45,12 +45,12 @@ class IndependentDistinct:
         return float(self._read(tuple(np.asarray(part)[..., None] for part in totals))[0])
 
     def plain_value(self, totals: Totals) -> float:
-        """Return it without what is added."""
+        """Return it without the correction for the variance of p_e."""
         loads, windows = totals[:2]
         return float((1 - (1 - divide(loads, windows)) ** self.size).sum())
 
     def influence(self, totals: Totals | None = None) -> Array:
-        """Return the derivative by each sequence's weight, of the plain value: what is added is of a higher order."""
+        """Return the derivative of the plain value by each sequence's weight: the correction is of a higher order."""
         loads, windows = (self._sums if totals is None else totals)[:2]
         shares = divide(loads, windows)
         share_influence = divide(self.loads - shares * self.windows[:, None], windows)
@@ -99,7 +99,7 @@ class IndependentDistinct:
 
 @dataclass(frozen=True)
 class DistinctRatio:
-    """Distinct experts of a window, on average, divided by those of independent tokens.
+    """The mean number of distinct experts in a window, divided by the number that independent tokens would use.
 
     Attributes:
         distinct: ``(n,)`` distinct experts of all windows of a sequence, added up.

@@ -12,7 +12,7 @@ from moeprobe.routing.capabilities import FEATURES, SCORES, output_kind
 def without_missing_output(
     analyses: tuple[str, ...], probe: Probe[Any], models: Sequence[Checkpoint]
 ) -> tuple[str, ...]:
-    """Return the analyses without those of an output that some model does not give."""
+    """Leave out analyses of outputs that some model does not give."""
     kinds = {_output_of(model) for model in models}
     omitted = set(probe.optional)
     if kinds == {SCORES}:

@@ -253,7 +253,7 @@ OF_FEATURES = "output_features"
 
 
 def _is_asked(name: str, spec: RunSpec) -> bool:
-    """Whether an analysis is of the run; those of the output are left out where the models do not give it."""
+    """Whether the run has an analysis; analyses of the output are left out if the models give no output."""
     return name not in ("output", OF_FEATURES) or any(
         isinstance(analysis, ANALYSES.get(name)) for analysis in spec.analyses
     )

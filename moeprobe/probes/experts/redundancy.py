@@ -157,9 +157,9 @@ def dispensable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the pair of experts of each checkpoint and layer whose outputs are nearest, with all that is known of it.
+    """Return each checkpoint's and layer's pair of experts with the nearest outputs, and all metrics of that pair.
 
-    Nearest is the least distance over that of permuted patches, as in the figure: a distance depends on norms, too.
+    The distance is divided by the distance between permuted patches, as in the figure, since it depends on norms too.
 
     Returns:
         Columns checkpoint, layer, expert, expert_b, and one per metric of the pair.

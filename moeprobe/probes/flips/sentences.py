@@ -37,7 +37,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def _carried_prices(table: pd.DataFrame) -> Iterator[str]:
-    """Yield for each checkpoint and layer what is known of a price that few inputs carry; of many layers two."""
+    """Yield a sentence per checkpoint and layer whose price few inputs carry; of many layers, two."""
     for metric, beyond in _PRICES.items():
         rows = table[(table["metric"] == metric) & table["tokens"].isin(ORDINARY)]
         for checkpoint, of_one in rows.groupby("checkpoint", sort=False):

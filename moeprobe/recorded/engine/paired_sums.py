@@ -17,9 +17,9 @@ from moeprobe.recordings.reading import Block
 from moeprobe.results.sums import Cell
 from moeprobe.routing.record import LayerPair
 
-# What is said of layers together, or of experts by a map, and not of a pair of traces (``across``).
+# Not measured on pairs of traces, but over all layers together or by a map of experts (``across``).
 _ACROSS = ("touched", "first_layer", "unshared")
-# What is said of a single trace.
+# Measured on single traces.
 _ALONE = ("confidence", "selection", "load", "unserved", "dropped", "experts_per_token")
 # From a layer, the names of some inputs and their pair to the pair with other numbers of experts.
 Renumber = Callable[[str, Sequence[str], LayerPair], LayerPair]
@@ -32,7 +32,7 @@ class PairedSums(InputSums):
         traces: the first is the reference.
         layers: which all traces have.
         ids: inputs that all traces have.
-        analyses: of the question; those of layers together, or by a map of experts, are left to others.
+        analyses: of the question; analyses over all layers together, or by a map of experts, are skipped here.
         expert_map: which experts became which.
         alone: whether the first trace is measured by itself.
         renumber: gives a pair the numbers of experts that are compared; None = as in the traces.

@@ -66,7 +66,7 @@ class TracesWork(RecordingWork[M]):
 
     Attributes:
         traces: with the names that tables have for them.
-        names: what is called otherwise on the screen.
+        names: the user's names for the screen, as a part of the request.
         layers: which all traces have.
         ids: inputs that all traces have.
         matching: sentences on inputs that were matched by their tokens.

@@ -82,7 +82,7 @@ class Capture:
             L all hidden layers, or those with experts.
         unscored: whether logits are there, and nothing says how they became gates.
         ends_together: whether missing rows are leading ones, because the server leaves out no others.
-        window: of counts, what was counted together in its file, e.g. "step3"; empty where that is the whole file.
+        window: for counts, the span of counting within the file, e.g. "step3"; empty if it is the whole file.
             None = ``name`` says all.
         left_out: lines of layers of multi-token prediction that were left out of the file.
     """

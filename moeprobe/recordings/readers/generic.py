@@ -78,7 +78,7 @@ class Generic(Reader):
         return captures
 
     def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
-        """Return the sequences; those of a file of torch are called by their numbers, others as the response."""
+        """Return the sequences. A file of torch may hold several: they are named by number, others as the response."""
         sequences = [
             tokens
             for fields in self._objects(response)

@@ -135,7 +135,7 @@ def findings(runs: Sequence[Run]) -> list[RunSummary]:
 
 
 def lead_of(run: Run) -> str:
-    """Return the sentence that a section begins with: the primary number and its verdict, or what was found first."""
+    """Return the first sentence of a section: the primary number and its verdict, or else the first finding."""
     if lead := conclusions.lead_of(run, scales()):
         return lead
     headlines = conclusions.deciding_headlines(run)
