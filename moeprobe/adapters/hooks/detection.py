@@ -32,9 +32,11 @@ def match_modules(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
     Raises:
         UserError: there is none.
     """
+    # A module used in two places has two names, and each is a layer.
     names = {name: module for name, module in net.named_modules(remove_duplicate=False) if name}
     if isinstance(routers, str):
         matches = [name for name in names if fnmatch.fnmatchcase(name, routers)]
+        # A glob over names comes first; a dotted class name hardly ever matches one.
         if matches:
             return matches
         kind = _class(routers)
@@ -79,6 +81,7 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
     Raises:
         UserError: there is none, a choice is made from several of them, or they are not of one kind.
     """
+    # One pass is enough: which operations follow an output does not depend on the numbers.
     with watching(net, Watch()) as watch:
         run()
     origins = _origins(watch)
@@ -94,6 +97,7 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
         detect_router(watch, name) for name in dict.fromkeys(next(iter(origin.modules)) for origin in origins)
     ]
     modules = dict(net.named_modules())
+    # Routers of one model have the same class, width and K; else something other than a router was found too.
     kinds = {(type(modules[item.name]), watch.wide[item.name], item.top_k) for item in routers}
     if len(kinds) > 1:
         listed = ", ".join(
@@ -108,6 +112,7 @@ def detect_router(watch: Watch, name: str) -> DetectedRouter:
     """Return what a pass shows of a router: K where it is clear, and what its logits went through."""
     calls = [call for _, call in _deciding(watch, name, inside=False)]
     counts = [call.count for call in calls]
+    # K calls of argmax, each masking the earlier choices, choose K experts together.
     if len(counts) > 1 and set(counts) == {1} and _are_distinct(calls):
         counts = [len(counts)]
     activation = next(
@@ -200,6 +205,7 @@ def _no_choice(net: nn.Module, watch: Watch) -> str:
         if inside and any(call.function == "topk" for call in calls)
     ]
     if choosing:
+        # The innermost one: modules around it contain the call as well.
         innermost = max(choosing, key=lambda name: name.count("."))
         sentence += (
             f" {innermost} runs a top-k itself: if it returns its choice, read: {{indices: 0, weights: 1}}."

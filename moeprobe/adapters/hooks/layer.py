@@ -124,10 +124,12 @@ class HookedLayer:
         """
         values = {key: self.by_image(tensor, num_images) for key, tensor in read.items()}
         tokens = next(iter(values.values())).shape[1]
+        # A router may see another number of tokens for images than it did on trial, e.g. at another resolution.
         if tokens != self.num_tokens:
             raise UserError(f"it gives {tokens} tokens of an image; there were {self.num_tokens} before.")
         gates = self._gates(values)
         scores = None
+        # The call's own scores, e.g. with a bias, decide the choice; plain logits would not reproduce it.
         if choice is not None and not (self.by_gates and "logits" in self.reads):
             scores = self.by_image(choice.ranked, num_images).float()
         selected = self._chosen_experts(
@@ -200,11 +202,13 @@ class HookedLayer:
         """
         logits = read["logits"].flatten(0, -2)
         gates, experts = _gates(logits, self.activation), choice.experts[..., : self.top_k].flatten(0, -2)
+        # A call over other tokens, such as a capacity over experts, is no choice of this router.
         if len(experts) != len(gates):
             return len(gates)
         # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
         rounding = 4 * max(choice.precision, torch.finfo(logits.dtype).eps)
         agrees = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
+        # Experts are chosen by gates or by logits: a tie in either is enough.
         for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
             lowest = scores.topk(experts.shape[1]).values[:, -1]
             selected_score = scores.gather(1, experts).amin(1)
@@ -243,17 +247,20 @@ def read_layer(
     values = {key: by_image(tensor, num_images, settings.sequence_first) for key, tensor in read.items()}
     if "logits" in values:
         _check_logits(values["logits"], activation)
+        # The logits decide, even if the settings say another number.
         num_experts = values["logits"].shape[-1]
     if num_experts is None:
         raise UserError("it gives no logits, so how many experts there are is not known; say num_experts.")
     if "indices" in values:
         _check_indices(read, values, num_experts=num_experts, top_k=top_k)
+        # The indices say K for every token; a setting could only contradict them.
         top_k = None
     elif top_k is None:
         raise UserError("how many experts a token has is not known; say top_k.")
     elif top_k > num_experts:
         raise UserError(f"it has {num_experts} experts, and top_k is {top_k}.")
     tokens = next(iter(values.values())).shape[1]
+    # One token per image: a router of whole images, which has no grid of patches.
     of_images = tokens == 1 and num_images > 1
     layer = HookedLayer(
         module=module,
@@ -356,6 +363,7 @@ def _grid(
         patch_size = of[0]
     patches = tokens - prefix
     if patch_size is None:
+        # Without a patch size the patches are assumed to form a square, as in most vision transformers.
         side = math.isqrt(max(patches, 0))
         if side == 0 or side * side != patches or image_size % side:
             fitting_counts = [
@@ -391,6 +399,7 @@ def layer_names(modules: Sequence[str]) -> dict[str, str]:
     short = {}
     for module in modules:
         parts = module.split(".")
+        # "blocks.3.mlp.router" becomes "blocks.3", as people call the layer.
         ends = [index for index, name in enumerate(parts, start=1) if name.isdigit()]
         short[".".join(parts[: ends[-1]]) if ends else module] = module
     return short if len(short) == len(modules) else {module: module for module in modules}

@@ -82,6 +82,7 @@ def hands_on(hooked: HookedModule, layer: HookedLayer) -> bool:
 def forces(layer: HookedLayer, routing: LayerRouting) -> dict[ChoiceAt, Force]:
     """Return a function per call of a layer that makes it choose by a routing; tokens without a choice keep theirs."""
     top_k = routing.top_k
+    # One call chooses all K experts; otherwise each of K calls chooses one.
     if len(layer.choice) == 1:
         return {layer.choice[0]: partial(_experts_to_force, layer, routing, slice(0, top_k))}
     return {
@@ -96,6 +97,7 @@ def _experts_to_force(layer: HookedLayer, routing: LayerRouting, part: slice, ca
     expected = layer.top_k or call.count or top_k
     with naming(layer.module):
         check_sizes(layer.module, routing, num_experts=call.scores.shape[-1], top_k=expected)
+        # The call may sort all experts, of which only the first ones are its choice.
         previous = call.experts[..., : part.stop - part.start]
         selected, order = _in_order(layer, routing, previous)
         is_chosen = selected >= 0
@@ -132,6 +134,7 @@ def _with_gates(
     selected, order = _in_order(layer, routing, values["logits" if "logits" in values else "indices"])
     gates = routing.gates.to(order.device).float().flatten(0, 1)
     has_choice = (selected >= 0).any(-1, keepdim=True)
+    # A recording without gates has zeros, which would silence the layer.
     if has_choice.any() and not gates.any():
         raise UserError("the routing has no gates; let them be recomputed.")
     if callable(how) or not (layer.follows or "weights" in values):
@@ -150,6 +153,7 @@ def _with_gates(
     written[order] = new.to(old).where(has_choice, old[order])
     written = written.reshape(values[key].shape)
     if how is None:
+        # A convolution's channels come before its places.
         return written.movedim(-1, 1) if isinstance(module, nn.Conv2d) else written
     assert isinstance(how, Mapping)
     return put(output, how[key], written)
@@ -247,6 +251,7 @@ def _try_to_force(
     routing: LayerRouting,
 ) -> str:
     """Return why one layer cannot be forced; nothing if it can."""
+    # Each expert's neighbor: the sizes of sets stay, and all experts change.
     neighbor = (routing.selected + 1) % routing.num_experts
     shifted = replace(routing, selected=neighbor.where(routing.selected >= 0, -1))
 
@@ -255,11 +260,13 @@ def _try_to_force(
             return outputs(hooked, images)
 
     try:
+        # The same choice again is the control: it shows what forcing alone changes.
         again, changed = output_of(routing), output_of(shifted)
     except UserError as error:
         return f"cannot be made to repeat a choice ({str(error).rstrip('.')})"
     if _differ(hooked, before, again):
         return "does not give the same output where it repeats its own choices"
+    # Known already from the trial of the experts' work.
     if layer.obeys is False:
         return "is made to choose experts that do not process the tokens then"
     # What a layer does may reach the output nowhere: then its experts alone show whether it can be forced.

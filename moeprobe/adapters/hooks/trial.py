@@ -38,6 +38,7 @@ _ROUNDING = 1e-3
 
 def images_to_try(size: int) -> Tensor:
     """Return a black image, a ramp from black to white, and noise: ``(3, 3, size, size)`` in [0, 1]."""
+    # The noise belongs to a fixed seed: the same model is always read in the same way.
     noise = generator(0, "try a module out").random((3, size, size), dtype="float32")
     ramp = torch.linspace(0, 1, size).expand(3, size, size)
     return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
@@ -59,6 +60,7 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, HookedLayer]:
     names = [item.name for item in routers]
     with watching(hooked.net, Watch(), names) as watch:
         _, fired = hooked.forward(images, names)
+    # A router that ran twice, or never, has no single decision per token.
     check_fired([name for name, _ in fired], names)
     layers = {}
     for name, read in fired:
@@ -97,6 +99,7 @@ def _learn_layer(
     ]
     if not choices:
         return layer
+    # Calls that agree may be copies (a count of loads, say): any of them will do.
     choice = choices[0]
     if not all(_same_experts(choice, alternative, layer.top_k) for alternative in choices[1:]):
         raise UserError(
@@ -188,6 +191,7 @@ def _compare_work(
     missing = choice & ~work & is_changeable
     tokens = surplus.numel()
     if surplus.any():
+        # The usual sign of a soft mixture; it has a message of its own.
         if work[..., is_changeable].all():
             raise UserError(
                 f"every token gets a share of every expert of {block.name or 'the model'}, so there is no choice."
@@ -203,6 +207,7 @@ def _compare_work(
     is_used = work.gather(-1, routing.selected.long().clamp_min(0)) & (routing.selected >= 0)
     depth = int(is_used.sum(-1).amax())
     is_leading = bool(is_used[..., :depth].all()) and 0 < depth < routing.top_k
+    # A model that computes K + n experts and uses the first K: K is what it uses.
     if is_leading and layer.top_k is not None and hooked.settings.top_k is None:
         return dataclasses.replace(
             layer,
@@ -247,6 +252,7 @@ def _with_every_expert(
             )
         if work is None:
             break
+        # Other tokens are processed than those that the layer was forced on: the choice does not rule the experts.
         if (work & ~forced.selected_mask & is_changeable).any():
             obeys = False
             break
@@ -270,6 +276,7 @@ def _forced_sets(routing: LayerRouting) -> list[Tensor]:
     """Return choices ``(B, T, K)`` that spread tokens over all experts, and choices that crowd the first K."""
     shape = (*routing.valid.shape, routing.top_k)
     numbers = torch.arange(math.prod(shape), device=routing.gates.device).reshape(shape)
+    # Crowding finds a capacity: with even loads no token would be dropped.
     crowded = torch.arange(routing.top_k, device=routing.gates.device).expand(shape)
     return [(numbers % routing.num_experts).to(torch.int16), crowded.to(torch.int16).contiguous()]
 
@@ -295,12 +302,14 @@ def _tried_by_exchange(
     before = hooked.outputs_with(images, forces(layer, routing))
     if not before:
         return dataclasses.replace(layer, use="not checked: no tensors were found in the model's output")
+    # The best expert that was not chosen: the output should change, but stay plausible.
     free = (routing.gates if routing.scores is None else routing.scores).masked_fill(
         routing.selected_mask, -torch.inf
     )
     unused = []
     for number in range(layer.top_k):
         selected = routing.selected.clone()
+        # Only one of the K choices changes, so that each is tried by itself.
         selected[..., number] = free.argmax(-1)
         after = hooked.outputs_with(images, forces(layer, dataclasses.replace(routing, selected=selected)))
         if all(torch.equal(first, second) for first, second in zip(before, after, strict=True)):

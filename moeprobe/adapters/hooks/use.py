@@ -78,6 +78,7 @@ def _experts(
     listed: list[list[tuple[str, int | None]]] = [[] for _ in range(num_experts)]
     lists: list[str] = []
     for name, module in block.named_modules():
+        # Members of a listed module are parts of an expert, not experts.
         is_inner = any(name.startswith(f"{outer}.") for outer in lists)
         if not name or is_inner or router.startswith(f"{name}.") or not _is_list_of(module, num_experts):
             continue
@@ -86,6 +87,7 @@ def _experts(
             if expert is not None:
                 of_expert = [(f"{name}.{child}.{key}", None) for key, _ in expert.named_parameters()]
                 listed[number] += of_expert
+    # A list of modules is surer than a parameter that happens to have E rows.
     if any(listed):
         return tuple(map(tuple, listed))
     stacked = [
@@ -93,6 +95,7 @@ def _experts(
         for name, parameter in block.named_parameters()
         if parameter.ndim >= _STACKED_AXES
         and len(parameter) == num_experts
+        # The router may hold parameters for each expert too.
         and not name.startswith(f"{router}.")
     ]
     if not stacked:
@@ -130,8 +133,10 @@ def mixes_tokens(
 ) -> bool:
     """Whether a change of one token's input changes other tokens of a block; so it is taken where nobody can tell."""
     module = net.get_submodule(block.name)
+    # The first argument is taken for the tokens; copied, since it is changed below.
     arguments = _copy_tensors(call.arguments)
     tokens = None if not arguments else _tokens(arguments[0], layer, num_images)
+    # A view of the copy is needed, or the change would not reach the module.
     if tokens is None or tokens.data_ptr() != arguments[0].data_ptr():
         return True
     with torch.inference_mode(), random_numbers_kept([call.device]):
@@ -140,6 +145,7 @@ def mixes_tokens(
         after = _tokens(_run(module, replace(call, arguments=arguments)), layer, num_images)
     assert before is not None
     assert after is not None
+    # Only the first token was changed: any other change is mixing.
     return bool((before != after)[:, 1:].any())
 
 
@@ -194,6 +200,7 @@ def used_experts(
     """
     module = net.get_submodule(block.name)
     was_training = [inner for inner in module.modules() if inner.training]
+    # Dropout would make every output differ, and so every expert seem to work.
     module.eval()
     try:
         with torch.inference_mode(), random_numbers_kept([call.device]):
@@ -232,6 +239,7 @@ def _run(module: nn.Module, call: BlockCall) -> Any:
     Raises:
         UserError: it cannot be run by itself.
     """
+    # A router that draws noise must draw the same noise again.
     call.random_states.restore()
     with buffers_kept(module), running("The model", doing="where a layer was run by itself"):
         return module(*_copy_tensors(call.arguments), **_copy_tensors(call.keywords))
@@ -253,6 +261,7 @@ def _expert_moved(module: nn.Module, names: Sequence[tuple[str, int | None]]) ->
 def _far_from(parameter: Tensor) -> Tensor:
     """Return other values: of the other sign, much larger, and not all zero where the parameter is."""
     move = _MOVE_HALF if parameter.dtype == torch.float16 else _MOVE
+    # A ramp, since a parameter of zeros has to become one that differs from place to place.
     ramp = torch.linspace(-1, 1, parameter.numel(), device=parameter.device).reshape(parameter.shape)
     return (_LEAST_MOVE * ramp - parameter.float()).mul(move).to(parameter.dtype)
 
@@ -271,9 +280,11 @@ def _tokens(output: Any, layer: HookedLayer, num_images: int) -> Tensor | None:
 
 def _by_token(value: Tensor, layer: HookedLayer, num_images: int) -> Tensor | None:
     """Return a tensor as ``(B, T, D)``; None where it has no tokens of the layer."""
+    # A router of whole images: the block's output belongs to images.
     if layer.num_tokens == 1 and value.ndim > 1 and len(value) == num_images:
         return value.reshape(num_images, 1, -1)
     is_map = value.ndim == 4 and len(value) == num_images and value[0, 0].numel() == layer.num_tokens
+    # A map (B, D, H, W) of a convolution: channels come before places.
     if is_map and value.shape[1] != value.shape[-1]:
         return value.flatten(2).transpose(1, 2)
     try:

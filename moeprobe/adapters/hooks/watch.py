@@ -151,6 +151,7 @@ class Watch(TorchFunctionMode):
         if name in self._running:  # it is not where its forward was replaced, or where one before it failed
             del self._running[self._running.index(name) :]
         for value in tensors_of(output):
+            # The innermost module keeps the tensor: an outer one that returns it unchanged is not its source.
             if value.ndim >= 2 and value.shape[-1] > 1 and id(value) not in self._followed:
                 self._followed[id(value)] = value, ScoresOrigin(frozenset([name]))
                 self.wide[name] = value.shape[-1]
@@ -171,6 +172,7 @@ class Watch(TorchFunctionMode):
         """Run the operation, and record its effect on tensors that are followed."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        # "log_softmax", "__radd__" and "masked_fill_" are one operation each, with or without underscores.
         name = getattr(func, "__name__", "").replace("_", "")
         if name in _CHOOSING:
             return self._record_choice(name, args, kwargs, result)
@@ -184,6 +186,7 @@ class Watch(TorchFunctionMode):
         if not isinstance(scores, Tensor) or scores.ndim == 0:
             return result
         origin = self._followed.get(id(scores), (None, None))[1]
+        # Outside of all modules and of unknown origin: no router's.
         if origin is None and not self._running:
             return result
         call = _call(name, scores, list(args[1:]), kwargs, result, origin)
@@ -193,6 +196,7 @@ class Watch(TorchFunctionMode):
         call = replace(call, experts=call.experts.clone(), scores=call.scores.clone())
         of = [(module, False) for module in (origin.modules if origin else ())]
         locations = []
+        # A call belongs to the module whose output it chooses from, and to all modules that are running.
         for module, inside in of + [(module, True) for module in self._running]:
             calls = self.calls.setdefault((module, inside), [])
             calls.append(call)
@@ -200,6 +204,7 @@ class Watch(TorchFunctionMode):
         for location in locations:
             if location in self._forced and call.along_experts:
                 result = _with_experts(call, self._forced[location](call), result)
+        # Nothing after the last choice is needed, so the rest of the pass is skipped.
         if self._stop_at in locations:
             raise PassEnd
         return result
@@ -212,6 +217,7 @@ class Watch(TorchFunctionMode):
             for value in arguments
             if isinstance(value, Tensor)
             and id(value) in self._followed
+            # If the last axis has another size, it no longer holds one number per expert.
             and value.shape[-1] == result.shape[-1]
         ]
         if origins:
@@ -231,6 +237,7 @@ def _call(
     origin: ScoresOrigin | None,
 ) -> HookedChoice | None:
     """Return what a call chose; None where it is a maximum over everything, or of two tensors."""
+    # Arguments by position, in the order of torch's signatures: topk(k, dim, largest), sort(dim, descending).
     count = (kwargs.get("k") or positional.pop(0)) if name == "topk" else None
     along = kwargs.get(
         "dim", positional[0] if positional else (-1 if name in ("topk", "sort", "argsort") else None)
@@ -238,6 +245,7 @@ def _call(
     if not isinstance(along, int) or isinstance(along, bool):
         return None
     experts = result if isinstance(result, Tensor) else result[1]
+    # Not along the last axis: experts may choose tokens here.
     if along % scores.ndim != scores.ndim - 1:
         return HookedChoice(name, count, experts, scores, origin, along_experts=False)
     is_best = name in ("argmax", "max")
@@ -259,6 +267,7 @@ def _with_experts(call: HookedChoice, experts: Tensor, result: Any) -> Any:
     by_score = call.ranked.argsort(dim=-1, descending=True)
     ranks = torch.arange(by_score.shape[-1], device=by_score.device).expand_as(by_score)
     location = torch.empty_like(by_score).scatter(-1, by_score, ranks + by_score.shape[-1])
+    # The forced experts come first, in their order; all others follow behind by their scores.
     location = location.scatter(-1, experts.long(), ranks[..., : experts.shape[-1]])
     order = location.argsort(-1)[..., : call.count]
     if call.ascending:
