@@ -55,6 +55,7 @@ class ExpertLinear(nn.Module):
         for weight in self.weight.data:
             nn.init.xavier_uniform_(weight)
 
+    # baddbmm adds the bias in the same kernel.
     def forward(self, rows: Tensor) -> Tensor:
         """Map ``(E, N, D_in)`` to ``(E, N, D_out)``."""
         return torch.baddbmm(self.bias[:, None], rows, self.weight)
@@ -75,6 +76,7 @@ class ExpertLinear(nn.Module):
 def _grouped_product(rows: Tensor, weight: Tensor, loads: Tensor) -> Tensor:
     """Return ``rows[i] @ weight[expert of i]``, rows being sorted by expert."""
     if has_grouped_kernel(rows, weight):
+        # The kernel takes the ends of the groups as 32-bit numbers.
         return F.grouped_mm(rows, weight, offs=loads.cumsum(0).to(torch.int32))
     # unbind, not indexing: autograd would build a full-size zero gradient for every weight[e].
     parts = zip(rows.split(loads.tolist()), weight.unbind(0), strict=True)
@@ -160,6 +162,7 @@ class MlpExperts(StackedExperts):
     def _drop(self, rows: Tensor) -> Tensor:
         if not self.training or self.dropout == 0:
             return rows
+        # One mask for all experts: the first axis has size 1 and is broadcast.
         return rows * F.dropout(rows.new_ones(1, *rows.shape[1:]), self.dropout)
 
 
@@ -250,6 +253,7 @@ class _SortedMlp(torch.autograd.Function):
         keep, hidden = any(ctx.needs_input_grad), []
         parts = zip(rows.split(loads), output.split(loads), strict=True)
         for number, (expert_rows, out) in enumerate(parts):
+            # Nothing to compute; the backward pass zeroes the gradients of such an expert.
             if not len(expert_rows):
                 continue
             before = torch.addmm(b1[number], expert_rows, w1[number])
@@ -274,6 +278,7 @@ class _SortedMlp(torch.autograd.Function):
         for number, load in enumerate(ctx.loads):
             expert_rows = slice(start, start + load)
             start += load
+            # Not written otherwise: ``empty_like`` leaves whatever was in memory.
             if not load:
                 for gradient in (d_w1, d_w2):
                     if gradient is not None:

@@ -93,10 +93,12 @@ class MoeLayer(nn.Module):
 
     def _groups_matter(self) -> bool:
         rule = self.router.capacity if self.training else self.router.eval_capacity
+        # At evaluation, groups matter only if they limit capacity or if tokens depend on each other.
         return self.training or rule.factor is not None or not self.router.token_local
 
     def _noise(self, groups: Tensor) -> Tensor | None:
         if not self.training or self.router.noise_std == 0:
+            # At evaluation routers decide without noise, as V-MoE's do.
             return None
         shape = (*groups.shape[:2], self.router.num_logits)
         return normal(shape, device=groups.device)
@@ -128,6 +130,7 @@ def run_experts(
     if isinstance(plan, SoftPlan):
         return _run_soft(experts, sent, plan, bfloat16=bfloat16)
     if isinstance(plan, FullPlan):
+        # Every token visits every expert: a view, no copy.
         outputs = experts(sent.expand(plan.weight.shape[-1], -1, -1))
         outputs = _round_bfloat16(outputs) if bfloat16 else outputs
         weight = plan.weight.flatten(0, 1).to(tokens.dtype)
@@ -139,6 +142,7 @@ def run_experts(
     if bfloat16:
         outputs = _round_bfloat16(outputs)
     weighted = (outputs * plan.weight[:, None].to(tokens.dtype)).to(tokens.dtype)
+    # A fixed K puts a token's rows side by side: adding them is quicker than index_add, and in a fixed order.
     if plan.top_k is None:
         return torch.zeros_like(tokens).index_add(0, plan.token, weighted)
     first, *following = weighted.view(-1, plan.top_k, weighted.shape[-1]).unbind(1)
@@ -147,6 +151,7 @@ def run_experts(
 
 def _run_sorted(experts: _Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
     """Run the experts on the rows that are kept, sorted by expert, and add up what each token gets."""
+    # Dropped assignments sort behind all experts, and are cut off.
     queue = plan.expert.where(plan.kept, plan.num_experts)
     order = queue.argsort(stable=True)
     loads = torch.bincount(queue, minlength=plan.num_experts + 1)[:-1]

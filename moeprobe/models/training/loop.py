@@ -80,6 +80,7 @@ class Trainer:
         self.folder, self.device = absolute(folder), device
         self.train_data, self.val_data, self.view = train_data, val_data, view
         self.objective = start.make_objective(config)
+        # An incomplete last batch is dropped, see ``training_batches``.
         self.steps_per_epoch = len(train_data) // config.batch_size
         self.total_steps = total_steps(
             steps=config.steps, epochs=config.epochs, num_images=len(train_data), batch_size=config.batch_size
@@ -123,6 +124,7 @@ class Trainer:
         shows = self.config.tensorboard and self.writes
         board = Board(self.folder / "tensorboard", step=self.step) if shows else None
         if self.writes:
+            # Written first, so that a run that dies early still says what it was.
             write_text(self.folder / "config.yaml", dump(self.config))
         size = self.config.batch_size
         reporter = Reporter(report, first=self.step, total_steps=self.total_steps, batch_size=size)
@@ -131,6 +133,7 @@ class Trainer:
             with self.stop_request:
                 return self._run(board, reporter, draw)
         except KeyboardInterrupt as error:
+            # A second Ctrl-C while the state is saved must not cut the file short.
             with Postponed():
                 self._leave(error)
             raise
@@ -162,6 +165,7 @@ class Trainer:
         if self.writes and is_there(self.folder / "finished.json"):
             error.add_note(f"The run in {display_path(self.folder)} is finished.")
         elif self.stop_request.acknowledged or (self.writes and not self.stop_request.waits):
+            # A state with a NaN in it would be resumed into a dead run.
             self._check(*self.averages.sums.values(), *self.model.parameters())
             self._save_state()
             if self.writes:
@@ -193,6 +197,7 @@ class Trainer:
         for number, batch in enumerate(self.batches()):
             self.train_step(batch)["loss"].item()  # read, so that a device has done what was asked of it
             if number == 0 and self.step < self.total_steps:
+                # The first step compiles and allocates; it is not counted.
                 begun = time.perf_counter()
             if number == count:
                 break
@@ -217,6 +222,7 @@ class Trainer:
         with self.ranks.watching():
             values = self.share(batch, step=self.step, device=self.device)
             clip(self.model, norm=self.config.optimizer.clip_norm, measure=self.layout.norm)
+        # One unit: a signal between the update and the count would make the resumed run repeat a step.
         with Postponed():
             self.optimizer.step()
             self.averages.add(values)
@@ -254,11 +260,13 @@ class Trainer:
             score = self.task.score(validation)
             better = self.best_score is None or score > self.best_score
             self.best_score = score if better else self.best_score
+            # All processes take part in gathering, also those that do not write.
             weights = gather_tensors(self.layout, self.model.state_dict())
             if self.writes:
                 write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
                 for which in ("last", "best") if better else ("last",):
                     self._save(which, weights)
+            # At the end there is nothing to resume.
             if self.step < self.total_steps:
                 self._save_state()
 

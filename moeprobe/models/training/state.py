@@ -75,6 +75,7 @@ def _parts(content: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def _without_tensors(entry: dict[str, Any]) -> dict[str, Any]:
+    # ``params`` numbers the parameters; ``load`` takes it from the optimizer at hand.
     return {key: value for key, value in entry.items() if key != "params" and not isinstance(value, Tensor)}
 
 
@@ -104,6 +105,7 @@ def save(
             tensors, plain = of_optimizer(optimizer)
             tensors |= {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
             write_state(path, tensors, averages, plain, description)
+            # Only now: until the new state is complete, an earlier one with parts is still valid.
             remove_parts(path.parent)
         return
     from moeprobe.models.training.parallel import sharded
@@ -112,6 +114,7 @@ def save(
     first = layout.ranks.rank == 0
     if first:
         remove_parts(path.parent, but=_parts_folder(path))
+    # All processes decide alike, by what the first one sees.
     if layout.ranks.exchange(first and _parts_folder(path) == subfolder)[0]:
         return  # of this step already
     tensors, plain = of_optimizer(optimizer)
@@ -119,11 +122,13 @@ def save(
     wholes = {f"model/{name}": tensor for name, tensor in layout.full_tensors(model.state_dict()).items()}
     for name, tensor in tensors.items():
         owner = names.get(name.rpartition("/")[0])
+        # Moments have their parameter's shape and are sharded like it; a step count is a scalar.
         has_shape = owner is not None and tensor.shape == model.get_parameter(owner).shape
         wholes[name] = (
             layout.full_tensors({owner: tensor})[owner] if owner is not None and has_shape else tensor
         )
     sharded.write(wholes, path.parent / subfolder, layout.ranks)
+    # All parts are complete before the state names their folder.
     layout.ranks.exchange("written")
     if first:
         write_state(path, {}, averages, plain, {"parts": subfolder} | description)
@@ -161,6 +166,7 @@ def load(
         part, _, tensor_name = name.partition("/")
         parts[part][tensor_name] = tensor
     state = optimizer.state_dict()
+    # The fresh optimizer has moments of zeros, which must not survive where the state has none.
     state["state"] = {}
     for part, content in _parts(state).items():
         for index, plain in description["optimizer"][part].items():
@@ -202,6 +208,7 @@ def _read(
         else sharded.shapes(path.parent / subfolder)
     )
     empty = _empty_tensors(saved, layout, model, optimizer)
+    # A state of one process is cut into parts here; a state in parts is read into them.
     if subfolder is None:
         parts = {name: sharded.part_like(tensors[name], template) for name, template in empty.items()}
     else:
