@@ -103,11 +103,13 @@ class Replicates:
 
     def minus(self, subtracted: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
+        # Values with too few images have no resamples; then neither has the difference.
         length = min(len(self.values), len(subtracted.values))
         images, error, influence = min(self.images, subtracted.images), None, None
         point = self.point - subtracted.point
         if self.influence is not None and subtracted.influence is not None:
             influence = self.influence - subtracted.influence
+            # The influence of a difference is the difference of influences: this keeps the pairing.
             error = standard_error(influence, images)
             # The order in which blocks are added up shows in the last bits of either value.
             if abs(point) <= _LAST_BITS * max(abs(self.point), abs(subtracted.point)):
@@ -130,6 +132,7 @@ class Replicates:
 
     def over(self, denominator: "Replicates") -> "Replicates":
         """Return the ratio; paired, as differences are. Where the denominator is 0 there is no trial."""
+        # A ratio with nothing below it is no number, and must not pass for a large one.
         if denominator.point == 0:
             return replace(self, point=np.nan, values=np.empty(0), trials=0, bounds=None)
         length = min(len(self.values), len(denominator.values))
@@ -137,6 +140,7 @@ class Replicates:
         ratio, influence = self.point / denominator.point, None
         images = min(self.images, denominator.images)
         if self.influence is not None and denominator.influence is not None:
+            # The derivative of a / b by an image's weight: (a' − (a / b) b') / b.
             influence = (self.influence - ratio * denominator.influence) / denominator.point
         quotient = Replicates(
             point=ratio,
@@ -175,6 +179,7 @@ class Replicates:
             flag = self.undefined if self.trials else "no_trials"
         if flag:
             return self._without(flag)
+        # An error means linearized: there are no resamples to take percentiles from.
         if self.error is None:
             return self._of_resamples()
         if flag := "few_images" if self.images < MIN_IMAGES else FEW_CARRIERS * self.has_few_carriers:
@@ -184,6 +189,7 @@ class Replicates:
         if np.isnan(self.error):
             return self._without("unstable")
         reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
+        # No image shows a difference, so its standard error of 0 would claim certainty.
         if self.point == 0 and self.error == 0:
             reach = self.unseen_difference(proportions.critical(self.images))
         return Estimate(self.point, float(self.point - reach), float(self.point + reach), method=LINEARIZED)
@@ -203,6 +209,7 @@ class Replicates:
             return self._without("few_images")
         if self.has_few_carriers:
             return self._without(FEW_CARRIERS)
+        # A resample may hold no trial at all; its value is undefined.
         defined = self.values[~np.isnan(self.values)]
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
             return self._without("unstable")
@@ -211,6 +218,7 @@ class Replicates:
         if self.point == 0 and not defined.any():
             reach = self.unseen_difference(proportions.critical(self.images))
             return Estimate(self.point, 0.0 - reach, reach, method=PERCENTILE)
+        # Further out than 2.5 %: percentiles of few images are too narrow.
         beyond = proportions.tail(self.images)
         low, high = np.quantile(defined, [beyond, 1 - beyond])
         if self.grain:
@@ -250,10 +258,12 @@ def average(members: Sequence[Replicates]) -> Replicates:
     contributions = [member.contributions for member in members if member.contributions is not None]
     if len(contributions) == len(members):
         mean = with_contributions(mean, np.mean(contributions, axis=0))
+    # Only a mean of shares stays between 0 and 1, as a score interval assumes.
     if np.isnan(mean.point) or any(not _is_share(member) for member in members):
         return mean
     error = mean.error
     if error is None:
+        # Resamples vary less than samples do, by the root of 1 − 1 / n; undone here.
         error = float(mean.values.std() / np.sqrt(1 - 1 / images))
     return replace(mean, bounds=proportions.score_interval(mean.point, error, images))
 
@@ -323,6 +333,7 @@ def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float
     """Return the design effect of a share between 0 and 1."""
     if not isinstance(statistic, Share) or not error > 0:
         return np.nan
+    # The variance that the trials would have if they were independent.
     independent = replicates.point * (1 - replicates.point) / replicates.trials
     return error**2 / independent if independent > 0 else np.nan
 
@@ -340,6 +351,7 @@ class Bootstrap:
     def __init__(self, num_images: int, *, seed: int, num_resamples: int = NUM_RESAMPLES) -> None:
         self._num_images = num_images
         self._seed = seed
+        # Below the minimum no interval is shown, so nothing is drawn.
         self._num_resamples = num_resamples if num_images >= MIN_IMAGES else 0
         self._rows = max(1, WEIGHTS_AT_ONCE // max(num_images, 1))
         self._kept: Array | None = None
@@ -368,9 +380,11 @@ class Bootstrap:
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = with_bounds(replicates, statistic, totals=None, error=error, binary=binary)
+                # Its score interval needs only the standard error; without differences, nothing reads the resamples.
                 if isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
                     replicates = replace(replicates, values=np.empty(0))
             results.append(replicates)
+        # Chunks outside, statistics inside: the weights are the largest array and are drawn once.
         for start, weights in self._chunks():
             for (statistic, _), replicates in zip(statistics, results, strict=True):
                 if len(replicates.values):

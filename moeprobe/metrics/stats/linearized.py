@@ -77,6 +77,7 @@ def linearize(
     _hold_memory()
     sums, not_additive = _add_up(blocks, estimators)
     points = {name: _value(number_sum) for name, number_sum in sums.items()}
+    # Single experts are not compared between checkpoints, so only other numbers keep their influences.
     influences = {name: np.zeros(num_images) for name in sums if keep and name.expert is None}
     tails: dict[NumberName, Tail] = {}
     contributions: dict[NumberName, Array] = {}
@@ -88,6 +89,7 @@ def linearize(
             # The first pass kept those alone that are additive in every block.
             if name not in sums or not is_additive(statistic):
                 continue
+            # With totals over all images, each block's influences are those of the whole sample.
             influence = statistic.influence(sums[name].totals)
             squares[name] += float(np.square(influence).sum())
             if name in influences:
@@ -103,12 +105,14 @@ def linearize(
             trials[name] += int(trials_of_images.sum())
     numbers = {}
     for name, number_sum in sums.items():
+        # A number between images needs two of them.
         alone = number_sum.estimator.between_images and images[name] <= 1
         number = 0 if alone else images[name]
         error = error_of(squares[name], number)
         numbers[name] = with_bounds(
             Replicates(
                 point=points[name],
+                # No resamples: intervals follow from the error, and differences from the influences.
                 values=np.empty(0),
                 images=number,
                 trials=0 if alone else trials[name],
@@ -184,6 +188,7 @@ def multiply_influences(
     for block, start in enumerate(range(0, num_images, _DRAWN)):
         rng = generator(seed, "multipliers", draw=block)
         rows = min(_DRAWN, num_images - start)
+        # One random bit for each sign: far fewer random bytes than by drawing numbers.
         random_bytes = np.frombuffer(rng.bytes(rows * -(-num_multipliers // 8)), dtype=np.uint8)
         bits = np.unpackbits(random_bytes.reshape(rows, -1), axis=1, count=num_multipliers)
         signs = 2 * bits.astype(np.float32) - 1

@@ -59,6 +59,8 @@ class ResampledChance:
         hits = []
         for codes in similarity:
             cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
+            # Cells of all strata can be folded into one n × n matrix only if strata share their trials; it pays with
+            # few images.
             if num_rows == 1 and num_images**2 < _QUICKER * cells.cost:
                 common = cells.fold(dtype_of_pairs)
                 self._common.append(common)
@@ -72,6 +74,7 @@ class ResampledChance:
 
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
+        # An image drawn w times is paired with itself and its copies w² times.
         squared = weights**2
         narrow: NDArray[np.floating] = np.ascontiguousarray(weights, dtype=self._dtype)
         # Kernels of BLAS may flag products of finite numbers as invalid, by what they pad them with.
@@ -134,6 +137,7 @@ class _Cells:
 
     def agreement(self, weights: NDArray[np.floating], share: Array) -> Iterator[Array]:
         """Yield parts of Σ_s share_s Q_s ``(R,)``, which still hold the pairs of an image with itself."""
+        # Blocks of rows bound the memory: cells may be millions, resamples thousands.
         step = max(1, NUMBERS_AT_ONCE // weights.shape[1])
         for start in range(0, len(self.row), step):
             block = slice(start, start + step)
@@ -173,6 +177,7 @@ class _CommonCells:
 def _renumber(values: Integers) -> tuple[int, Integers]:
     """Return how many different values there are, and each value's number among them; values are 0 or more."""
     size = int(values.max(initial=-1)) + 1
+    # A table of flags this large takes longer than a sort.
     if size > DENSE_KEYS:
         different, number = np.unique(values, return_inverse=True)
         return len(different), number.reshape(values.shape)
@@ -197,6 +202,7 @@ def _distinct(values: Integers) -> Integers:
 def _counts(cell: Integers, cells: Integers, image: Integers, num_images: int) -> Any:
     """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; if large sparse: mostly never."""
     row = np.searchsorted(cells, cell)
+    # searchsorted gives the end for values above all cells; clipped, and sorted out by the comparison below.
     row = row.clip(max=max(len(cells) - 1, 0))
     present = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)
     row, image, shape = row[present], image[present], (len(cells), num_images)
@@ -227,6 +233,7 @@ def _sums_of_rows(values: Any, row: Integers, num_rows: int) -> Any:
 def _rows_are_equal(counts: Any) -> bool:
     """Return whether every row is the first one."""
     if isinstance(counts, np.ndarray):
+        # Sparse rows are equal if they have as many entries in the same columns with the same values.
         return bool((counts == counts[:1]).all())
     width = int(counts.indptr[1])
     if not (np.diff(counts.indptr) == width).all():

@@ -75,6 +75,7 @@ class SetChance:
 
     def _under(self, weights: Array) -> Array:
         if self._is_thin:
+            # Thin strata lack pairs in many resamples; the linear approximation needs only the full sample.
             once = np.ones((self._num_images, 1))
             return expand_linearly(float(self._agreement_of_resamples(once)[0]), self.influence(), weights)
         return self._agreement_of_resamples(weights)
@@ -107,6 +108,7 @@ class _Stratum:
         self.trials = np.bincount(number).astype(np.float64)
         empty = sets.sum(1) == 0
         self._empty = [np.bincount(number, weights=empty[side]) for side in (reference, view)]
+        # Pairs within one image are no draws: they are subtracted from all pairs.
         self._own_agree = among_themselves(number, sets[reference], sets[view], size)
         (self._rows, self._left), (self._columns, self._right) = (
             _occurrences(side, number, sets, size) for side in (reference, view)
@@ -154,6 +156,7 @@ class _Stratum:
         """Return the two numbers of ``expected_agreement`` with all weights one, and their derivatives ``(m,)``."""
         once = np.ones((len(self.image), 1))
         trials, pairs, draws = (float(number[0]) for number in self._draws(once))
+        # A stratum with one image has no pair of two images, and adds nothing.
         if pairs == 0:
             return (0.0, 0.0), (0 * once[:, 0], 0 * once[:, 0])
         reference, view = (self._left @ once)[:, 0], (self._right @ once)[:, 0]
@@ -189,6 +192,7 @@ def among_themselves(group: Integers, reference: Members, view: Members, num_gro
     sizes = np.bincount(group, minlength=num_groups)
     if len(group) == 0:
         return np.zeros(num_groups)
+    # With one pair in each group there are no partners to pad for.
     if sizes.max() == 1:
         alone = np.bincount(group, weights=jaccard_of_pairs(reference, view), minlength=num_groups)
         return alone.astype(np.float64)
@@ -196,6 +200,7 @@ def among_themselves(group: Integers, reference: Members, view: Members, num_gro
     index = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     longest, num_experts = int(sizes.max()), reference.shape[1]
     sums = np.zeros(num_groups)
+    # The padded blocks below have longest² similarities per group.
     step = max(1, _BLOCK_NUMBERS // longest**2)
     for start in range(0, num_groups, step):
         in_block = (group[order] >= start) & (group[order] < start + step)
