@@ -58,6 +58,7 @@ def log_probability(scores: Tensor, target: Tensor) -> Tensor:
 def to_host(column: Tensor) -> NDArray[np.generic]:
     """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
     array = column.cpu().numpy()
+    # Sums are added up over thousands of images, where float32 would lose digits.
     return array.astype(np.float64) if column.is_floating_point() else array
 
 
@@ -188,9 +189,11 @@ def exchange(
 
 def _replay(model: Replayable, own_pass: ForwardPass, replayed_routing: RoutingTrace, gates: str) -> Tensor:
     pixels, scores, routing = own_pass
+    # Its own routing changes nothing, so a pass is saved, and rounding with it.
     if replayed_routing is routing:
         return scores
     replayed = model.replay(pixels, replayed_routing, gates=gates)
+    # Replayed gates change the weights of experts too, so every image may change.
     if gates == "replayed":
         return replayed
     # An image whose routing is the same anyway is not changed by the rounding of its batch-mates' switches.

@@ -63,6 +63,7 @@ def preflight(probe: Probe[Any], sources: Sequence[Model], *, data: str | None, 
     if options.max_length is not None:
         for origin in origins:
             check_cut(origin.name, origin.modality)
+    # Only some probes have a view, and this module must know none of them: fields are asked for by name.
     view_name: str = getattr(probe, "view", CLEAN)
     view = None if view_name == CLEAN else open_view(view_name)
     view_name = parse_view(view_name).name
@@ -101,9 +102,11 @@ def _subject(model: Model) -> _Subject | None:
             model.framing.modality,
             model.provenance,
         )
+    # Foreign models run their own code when they load; headers tell nothing about them.
     if not isinstance(model, str | Path) or is_foreign(model):
         return None
     info, header = read_info(model)
+    # A plug-in's router may be unknown here: better refused before any weights are read.
     info.check_router()
     provenance = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
     return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, provenance)
@@ -150,6 +153,7 @@ def distinct_names(models: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]
     names = [name for name, _ in models]
     if len(set(names)) == len(names):
         return names
+    # Names collide, e.g. two trainings of one configuration: the paths tell them apart.
     paths = [_source_path(name, provenance) for name, provenance in models]
     if len(set(paths)) < len(paths):
         raise UserError("The same checkpoint was named twice.")
@@ -178,12 +182,14 @@ def check_precision(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` where a probe has no passes in another precision than float32, or no noise floor."""
     if options.precision != FLOAT32 and probe.refuses_precision:
         raise UserError(f"{probe.name} {probe.refuses_precision}; leave {option('precision')} out.")
+    # A lower precision changes routing by itself; without the floor nobody could tell that from the perturbation.
     if options.precision != FLOAT32 and not options.floor_images:
         raise UserError(
             f"With {option('precision')}, {option('floor_images')} takes a positive number of images: they show what "
             "the precision alone changes."
         )
     has_floor = probe.noise_floor or options.precision != FLOAT32
+    # Only a number other than the default was asked for; it would have no effect.
     if options.floor_images != FLOOR_IMAGES and not has_floor:
         raise UserError(
             f"{probe.name} measures a noise floor only with {option('precision')}; leave {option('floor_images')} out."
@@ -193,6 +199,7 @@ def check_precision(probe: Probe[Any], options: Options) -> None:
 def check_options(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` if a common option has no effect in this probe."""
     for name, is_set in (("class_null", options.class_null), ("masks", options.masks is not None)):
+        # Checked by analysis and not by probe, so that a new probe with matches needs no entry here.
         if is_set and "match" not in probe.analyses:
             suitable = [kind.name for kind in registry.probes() if "match" in kind.analyses]
             raise UserError(f"{option(name)} is about matches: use it with {_join_with_or(suitable)}.")
@@ -298,6 +305,7 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     view_name: str = getattr(probe, "view", CLEAN)
     attribute: bool = getattr(probe, "attribute", False)
     dataset = _open_data(data, options)
+    # Some views need the data set, e.g. to find images of other classes, so they are opened after it.
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = parse_view(view_name).name
     check_modality(probe, [origin_of(model) for model in models], dataset.modality, data, view, view_name)
@@ -309,9 +317,11 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     if analyses:
         check_applies(probe.kind, make_analyses(analyses), models, layers=options.layers)
     if attribute:
+        # Attribution replays routing, which not every model can do: refused here rather than in the first batch.
         _check_attribution(view, models, gates=getattr(probe, "gates", "recomputed"))
         analyses += ("attribution",)
     check_options(probe, options)
+    # With other classes than the model's, labels would be compared with scores of something else.
     labeled = all(_same_classes(model, dataset) for model in models)
     if probe.labels_required:
         _check_labels(models, dataset, data, options.split)

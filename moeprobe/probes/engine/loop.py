@@ -75,6 +75,7 @@ def run(
     sizes = sizes or block_sizes(spec, checkpoint)
     parts_by_block = _parts_by_block(spec, sizes)
     scratch_folders = []
+    # One block fits into memory, and needs no files.
     if parts is None and len(spec.indices) > sizes.block:
         scratch = Scratch()
         scratch_folders.append(scratch)
@@ -87,6 +88,7 @@ def run(
         part = _read_part(path, identity)
         is_measured = part is None and not spec.shards
         if part is None:
+            # Sums of shards are read instead of computed, but checked and written like any other part.
             if is_measured:
                 accumulator, unreadable = (run_block or measure_block)(spec, checkpoint, images, progress)
                 part = of_table(image_table(accumulator, checkpoint=checkpoint.name)), unreadable
@@ -94,6 +96,7 @@ def run(
                 part = _merge_shards(spec, checkpoint, name, parts_by_block[span.block])
             if path is not None:
                 part = _write_part(path, *part, identity)
+        # A measured block has reported its progress batch by batch.
         if progress is not None and not is_measured:
             progress(len(images))
         sums, unreadable = part
@@ -151,6 +154,7 @@ def _write_part(
 
 def _identity(spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
     """Return what a part file must match to be reused (the folder checks the request)."""
+    # Hashed, since a block has up to a thousand names.
     names = "\n".join(spec.dataset.image_ids[index] for index in block)
     return {
         "checkpoint": checkpoint.provenance.get("sha256"),
@@ -225,6 +229,7 @@ def run_batch(
 
     reference = reference or trace(0)
     for number, severity in enumerate(spec.severities or (float("nan"),), start=1):
+        # A view's first severity leaves inputs as they are, so the reference pass serves for it.
         if spec.view is None or (isinstance(spec.view, SeverityView) and severity == spec.view.severities[0]):
             view, view_index = reference, 0
         else:
@@ -248,6 +253,7 @@ def _run_floors(
     accumulator: Accumulator,
 ) -> None:
     """Run the clean images of the batch again unchanged, to measure the noise floor."""
+    # The floor is measured on the first images of the run, whatever batch they are in.
     floor_ids = {spec.dataset.image_ids[index] for index in spec.indices[: spec.floor_images]}
     rows = np.flatnonzero([image_id in floor_ids for image_id in batch.image_ids])
     if len(rows) == 0:

@@ -69,6 +69,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self.data = origins.choose_data(data, models, files=getattr(probe, "files", ()))
         self.spec = self.make_spec()
         self._floor_refusals: dict[str, str] = {}
+        # A model that refuses the other number format has no such floor; the sidecar says why.
         if self.spec.floor_images:
             self._floor_refusals = floors.refusals(self.models, choose_device(options.device))
             self.spec = dataclasses.replace(self.spec, no_other_dtype=frozenset(self._floor_refusals))
@@ -157,12 +158,14 @@ class Measurement(TableWork[M], ProbeWork[M]):
         plan = time_sample(
             self.spec, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
+        # The sample is timed for the images of the whole run, of which a shard measures a part.
         share = self.num_images / plan.images
         return dataclasses.replace(plan, images=self.num_images, seconds=plan.seconds * share)
 
     def sample(self, images: int) -> SumsStore:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
         indices = self.spec.indices[: min(images, self.sample_images)]
+        # A sample must not fail on one bad file: the run itself decides whether to skip it.
         subset = dataclasses.replace(self.spec, indices=indices, skip_bad_images=True)
         return concat(self.run(subset, model)[0] for model in self.models)
 
@@ -170,6 +173,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Run every checkpoint over the images and put the tables together; only part files are written."""
         spec, options = self.spec, self.options
         parts_of, skipped, rates = self._run_models(None if folder is None else folder.parts, progress)
+        # Merged before summarizing, since differences between checkpoints are paired by image.
         sums = concat(parts_of)
         if sums.num_rows == 0:
             raise self._nothing_measured_error(skipped)
@@ -261,6 +265,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         rates = {
             name: float(
                 np.mean(
+                    # A shard may hold no image, and then has no rate.
                     [sidecar["images_per_second"][name] for sidecar in shards.values() if sidecar["images"]]
                 )
             )
@@ -285,6 +290,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         spec = self.spec
         names = spec.dataset.class_names
         if spec.labeled and names is not None and "accuracy" in set(table["metric"]):
+            # Chance accuracy is judged on clean images: perturbed ones may be at chance rightly.
             clean = spec.view.severities[0] if isinstance(spec.view, SeverityView) else None
             for name, text in caveats.warnings(table, sums, num_classes=len(names), clean=clean).items():
                 texts[name] = f"{texts[name]} It {text}" if name in texts else text

@@ -134,6 +134,7 @@ def measure_shard(
     Raises:
         UserError: no folder is named, the probe is not measured in shards, or what ``run`` raises.
     """
+    # Checked first, since loading models takes long.
     check_splits(probe)
     check_batches(options)
     if options.out is None:
@@ -146,6 +147,7 @@ def measure_shard(
     from moeprobe.results.sidecars import provenance
 
     request = work.request | {"shard": str(shard), "batch_size": options.batch_size}
+    # Models in memory have no path; whoever merges the shards has to name them.
     paths = (
         None
         if any(isinstance(source, Checkpoint) for source in sources)
@@ -189,6 +191,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
     first = runs[0]
     by_shard: dict[Shard, Path] = {}
     for path in runs:
+        # All shards are compared with the first, so a stray one is named in the message.
         check_alike(first, sidecars[first], path, sidecars[path])
         shard = Shard.read(sidecars[path]["shard"])
         if shard in by_shard:
@@ -197,6 +200,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
                 "name one of them, once."
             )
         by_shard[shard] = path
+    # All shards agree by now, so any of them says how many there are.
     of = next(iter(by_shard)).of
     missing = [
         str(shard) for shard in (Shard(of=of, number=n) for n in range(1, of + 1)) if shard not in by_shard
@@ -210,6 +214,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
         )
     paths = tuple(by_shard[shard] for shard in sorted(by_shard))
     request = sidecars[first]["asked"]
+    # Plug-ins may define the probe or its data, so they are checked before the probe is looked up.
     check_plugins(first, sidecars[first]["request"].get("plugins"))
     return Shards(
         paths,
@@ -248,6 +253,7 @@ def merge(
     Raises:
         UserError: the checkpoints are other ones, not named or not trusted, or the folder holds something else.
     """
+    # Before anything else: opening the output folder with --overwrite would delete the shard.
     if options.out is not None:
         check_destination(shards, options.out)
     process_options = {name: getattr(options, name) for name in _OWN}
@@ -258,7 +264,9 @@ def merge(
         raise UserError("The shards are of models that were in memory; name them: models=[...].")
     merged = Options(**shards.options, **process_options)
     work = prepare(shards.probe, check_some(models), data=shards.data, options=merged)
+    # Plug-ins are compared by ``read_shards`` already, by their content.
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
+    # Through JSON, as the shard's request was: tuples become lists, and keys become strings.
     now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": merged.batch_size}))
     check_same(str(display_path(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
@@ -322,7 +330,9 @@ def check_alike(
             "merge the shards of one run."
         )
     requests = [
-        sidecar["request"] | {"shard": "", **sidecar["asked"]["options"]} for sidecar in (first, second)
+        sidecar["request"] | {"shard": "", **sidecar["asked"]["options"]}
+        for sidecar in (first, second)
+        # The shard's number is what they must differ in.
     ]
     check_same(str(display_path(first_path)), requests[0], str(display_path(second_path)), requests[1])
     versions = [sidecar.get("versions", {}).get("moeprobe") for sidecar in (first, second)]
@@ -373,13 +383,16 @@ def run_together(
     check_folder(probe, options)
     check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
+    # Only the first process does work that has no loop over images; the others must not repeat it.
     if ranks.rank and not probe.splits:
         return None
     work = prepare(probe, check_some(models), data=data, options=options)
     if not probe.splits:
         return work.execute(watcher)
+    # Without an output folder, the processes still need files to exchange sums.
     scratch = Scratch() if options.out is None and ranks.rank == 0 else None
     out = Path(ranks.exchange(str(options.out if scratch is None else scratch.path))[0])
+    # The other processes wait: the first one opens the folder and says whether the run is finished already.
     if ranks.rank:
         if ranks.exchange("ready")[0] == _FINISHED:
             return None
@@ -399,9 +412,11 @@ def run_together(
         raise
     with opened as folder:
         names = [f"{SHARDS}/{number}-of-{ranks.size}" for number in range(1, ranks.size + 1)]
+        # Announced first, since other processes write these folders inside this one.
         folder.expect(names)
         ranks.exchange("ready")
         _measure(work, out, options, ranks, watcher)
+        # A barrier: part files are complete only when every process has passed it.
         ranks.exchange("measured")
         shards = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
         work.use_shard_parts(shards)

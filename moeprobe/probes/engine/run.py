@@ -250,6 +250,7 @@ def time_sample(
     sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
     seconds = 0.0
     for model in models:
+        # One image first, outside the timing: the first pass compiles kernels and fills caches.
         run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
         begun = time.perf_counter()
         run(sample, model)
@@ -287,6 +288,7 @@ def run(
     check_folder(probe, options)
     sources = check_some(models)
     work = prepare(probe, sources, data=data, options=options)
+    # Every round halves the batches, so this ends: a batch of one image raises a UserError.
     while True:
         try:
             return work.execute(progress_of(watcher))
@@ -308,6 +310,7 @@ def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], option
     try:
         return start(dataclasses.replace(options, overwrite=False))
     except FinishedError:
+        # Without a hash, a checkpoint may have changed under the same name since the run.
         if are_hashed(models):
             return None
     return start(dataclasses.replace(options, overwrite=True))
@@ -318,6 +321,7 @@ def _smaller(options: Options, error: Exception) -> Options:
 
     What is finished of the first try stays in its folder.
     """
+    # Only running out of memory is mended by smaller batches; other errors would come again.
     if not processes.ran_out(error):
         raise error
     size = options.batch_size
@@ -346,6 +350,7 @@ def plan(
     """Return what ``run``, or a shard of it, would cost, by running a few images and writing nothing."""
     if shard is not None:
         check_splits(probe)
+    # The same checks as a run: a plan must not promise what would be refused.
     work = prepare(probe, check_some(models), data=data, options=options or Options(**probe.defaults))
     if shard is not None:
         work.set_shard(shard)
