@@ -65,6 +65,7 @@ class TextBatch:
 
         Pair j is about token j of view 0; ``texts.align`` finds its partner.
         """
+        # -1 everywhere: texts are shorter than J.
         reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
         for row, (reference_spans, view_spans) in enumerate(
             zip(self.spans[0], self.spans[view_index], strict=True)
@@ -216,11 +217,14 @@ class _Items(TorchDataset[_Item | _Failure]):
         try:
             return self._item(self._recipes[recipe], position, example)
         except UserError as error:
+            # Never skipped: a recipe that fails is a mistake in what was asked, and no bad file.
             return _Failure(example.image_id, f"{error}", skip=False)
 
     def _example(self, index: int, batch: int) -> Example | TextExample:
+        # With one recipe each image is used once.
         if len(self._recipes) == 1:
             return self._dataset.example(index)
+        # Recipes follow one another batch by batch, so only the present batch is worth keeping.
         if batch != self._last_batch:
             self._examples.clear()
             self._last_batch = batch
@@ -266,6 +270,7 @@ class _RecipeSampler:
 def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch | TextBatch] | _Failure:
     """Return the batches that these images make: more than one where a group is short, or the first failure."""
     failures = [item for item in items if isinstance(item, _Failure)]
+    # The first failure ends the run, so nothing is stacked.
     for failure in failures:
         if not failure.skip:
             return failure
@@ -273,9 +278,11 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch 
     good = [item for item in items if isinstance(item, _Item)]
     for _, group in itertools.groupby(good, lambda item: item.position // group_images):
         members = list(group)
+        # A short group gets a batch of its own, so that no image is routed with those of another group.
         if len(members) < group_images or len(pieces[-1]) % group_images:
             pieces.append([])
         pieces[-1] += members
+    # A batch of skipped images only is still sent, so that they are counted.
     batches = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
     batches[-1].skipped.extend(failure.image_id for failure in failures)
     if get_worker_info() is not None:
@@ -314,6 +321,7 @@ def _stack_images(items: list[_Pictured]) -> Batch:
         to_source=[np.stack([item.samples[v].to_source for item in items]) for v in range(num_views)],
         source_size=np.array([item.size for item in items], dtype=np.float64).reshape(-1, 2),
         foreground=[np.stack(views) for views in zip(*masks, strict=True)]
+        # One image without a mask makes the batch's masks useless.
         if len(masks) == len(items)
         else None,
         skipped=[],
@@ -390,6 +398,7 @@ def batches_of_recipes(
     """
     if loading.workers:
         _check_shared_memory()
+    # Rounded down to whole groups, but at least one.
     batch_size = max(loading.batch_size // group_images, 1) * group_images
     sampler = _RecipeSampler(len(indices), batch_size, len(recipes))
     items = _Items(
@@ -412,6 +421,7 @@ def batches_of_recipes(
             for batch in loaded:
                 yield number % len(recipes), batch
     except RuntimeError as error:
+        # PyTorch reports a killed worker as a RuntimeError; others are passed on.
         lost = lost_workers(error)
         if lost is None:
             raise

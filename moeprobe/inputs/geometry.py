@@ -41,6 +41,7 @@ class PatchGrid:
 
     def locate(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the patch ``(...)`` whose cell holds each point ``(..., 2)``; -1 outside the frame."""
+        # Points a rounding error before an edge belong to the next cell.
         cell = np.floor(points / self.patch_size + _TOLERANCE)
         column, row = cell[..., 0], cell[..., 1]
         inside = (column >= 0) & (column < self.columns) & (row >= 0) & (row < self.rows)
@@ -86,12 +87,14 @@ def around(matrix: Map, x: float, y: float) -> Map:
 
 def crop(x: float, y: float, width: float, height: float, size: int, *, flip: bool = False) -> Map:
     """Return the ``to_source`` map of a crop of the source that was resized to ``size`` x ``size``."""
+    # From right to left: flip in the view, scale to the crop, then move to its corner.
     to_source = translation(x, y) @ scaling(width / size, height / size)
     return to_source @ horizontal_flip(size) if flip else to_source
 
 
 def apply(matrix: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Map points ``(..., P, 3)`` by matrices ``(..., 3, 3)``; returns ``(..., P, 2)`` after the projective division."""
+    # Row vectors: the transposed matrix is on the right.
     mapped = points @ np.swapaxes(matrix, -1, -2)
     return mapped[..., :2] / mapped[..., 2:]
 
@@ -147,6 +150,7 @@ def correspond(
         The pairs; -1 where the point falls outside the frame of view 2 or outside the source image (padding is no
         content).
     """
+    # Areas within rounding are equal, and then the reference is view 1.
     view_first = source_area(view_to_source) < source_area(reference_to_source) * (1 - _TOLERANCE)
     first, second = _maps_by_view(reference_to_source, view_to_source, view_first)
     in_source = apply(first, grid.centers())
@@ -246,6 +250,7 @@ def foreground(mask: NDArray[np.bool_], to_source: Map, size: int) -> NDArray[np
     column, row = np.floor(points).astype(np.int64).T
     height, width = mask.shape
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    # Clipped only for indexing; what is outside is set to False anyway.
     shows = mask[row.clip(0, height - 1), column.clip(0, width - 1)] & inside
     return shows.reshape(size, size)
 
@@ -253,6 +258,7 @@ def foreground(mask: NDArray[np.bool_], to_source: Map, size: int) -> NDArray[np
 def regions(pixels: NDArray[np.bool_], grid: PatchGrid) -> NDArray[np.int64]:
     """Return the region ``(B, P)`` of every patch, as a number of ``REGIONS``, from foreground pixels ``(B, S, S)``."""
     side = grid.patch_size
+    # Pixels beyond the last whole patch belong to no patch.
     cut = pixels[:, : grid.rows * side, : grid.columns * side]
     share = (
         cut.reshape(len(pixels), grid.rows, side, grid.columns, side).mean((2, 4)).reshape(len(pixels), -1)

@@ -332,7 +332,7 @@ def _values(rows: pa.Table, name: str, starts: NDArray[np.int64]) -> tuple[NDArr
     if (lengths != np.where(present, tokens, 0)).any():
         row = int(np.argmax(lengths != np.where(present, tokens, 0)))
         raise UserError(
-            f"{name} of {rows['id'][row]} holds {lengths[row]} values where {tokens[row]} are due; record it again."
+            f"{name} of {rows['id'][row]} holds {lengths[row]} values, expected {tokens[row]}; record it again."
         )
     values = column.flatten().to_numpy(zero_copy_only=False)
     if present.all():

@@ -63,6 +63,7 @@ class Overlap:
         """Whether other numbers of the experts explain much more, and most of what chance leaves to explain."""
         if self.renumbered is None or self.renumbered_chance is None:
             return False
+        # The share of tokens that chance leaves unexplained.
         room = 1 - self.renumbered_chance
         gain = self.renumbered - max(self.here, self.shifted)
         return gain > _MARGIN and self.renumbered - self.renumbered_chance > room / 2
@@ -92,6 +93,7 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
             )
     second_ids = set(second.ids)
     common = [name for name in first.ids if name in second_ids]
+    # A few inputs show a shift as well as all of them.
     ids = common[:_INPUTS]
     if not ids:
         raise UserError(
@@ -118,10 +120,12 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     unshifted, pairs = scan[0, 0]
     best = max(scan, key=lambda shift: scan[shift][0])
     larger = scan[best][0] - unshifted
+    # 0.25 is the largest variance of a share; its standard error sets how large a chance finding may be.
     if not larger > max(_MARGIN, 4 * np.sqrt(0.25 / max(min(pairs, scan[best][1]), 1))):
         best = (0, 0)
     chance = _chance(first_choices, second_choices, num_experts)
     shifted = scan[best][0]
+    # Renumbering is tried only if the overlap is low and no shift explains it.
     low = best == (0, 0) and unshifted - chance < (1 - chance) / 2
     foreign = _foreign(first_choices, second_choices, num_experts) if best == (0, 0) else []
     renumbered, renumbered_chance = (
@@ -161,6 +165,7 @@ def _of_shift(
     second = _cut(_cut(second_choices, 0, layers), 2, positions)
     shape = tuple(min(sizes) for sizes in zip(first.shape, second.shape, strict=True))
     first, second = (side[: shape[0], :, : shape[2]] for side in (first, second))
+    # Pad tokens and dropped tokens have no choice to compare.
     present = (first[..., 0] >= 0) & (second[..., 0] >= 0)
     pairs = int(present.sum())
     if not pairs:
@@ -176,6 +181,7 @@ def _foreign(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: i
     Had the router really chosen these experts, the layer behind would have seen other tokens. Layers whose experts have
     other numbers are left out.
     """
+    # With other numbers of layers nobody can say which is which.
     if len(first) != len(second):
         return []
     by_chance, agrees = [], []
@@ -202,6 +208,7 @@ def _chance(first: NDArray[np.int16], second: NDArray[np.int16], num_experts: in
     overlaps = []
     for a, b in zip(first, second, strict=False):
         counts = [np.bincount(side[side >= 0], minlength=num_experts) for side in (a, b)]
+        # Overlap is counted per choice of the first side, so the second side's counts are divided by its tokens.
         tokens = max(int((b[..., 0] >= 0).sum()), 1)
         overlaps.append((counts[0] / max(counts[0].sum(), 1)) @ (counts[1] / tokens))
     return float(np.mean(overlaps))
@@ -214,6 +221,7 @@ def _overlap_if_renumbered(
     size = min(first.shape[2], second.shape[2])
     hits = by_chance = total = 0.0
     for a, b in zip(first[:, :, :size], second[:, :, :size], strict=False):
+        # Fitted on even tokens, judged on odd ones: the best of E! numberings overlaps by chance, too.
         fit, held_out = (_together(a[:, start::2], b[:, start::2], num_experts) for start in (0, 1))
         rows, columns = linear_sum_assignment(fit, maximize=True)
         hits += float(held_out[rows, columns].sum())
@@ -227,6 +235,7 @@ def _overlap_if_renumbered(
 
 def _together(a: NDArray[np.int16], b: NDArray[np.int16], num_experts: int) -> NDArray[np.int64]:
     """Return how often expert e of the one goes with expert f of the other ``(E, E)``."""
+    # Every pair of choices of a token gets one code, so that a single count finds all.
     codes = a[..., :, None].astype(np.int64) * num_experts + b[..., None, :]
     present = (a[..., :, None] >= 0) & (b[..., None, :] >= 0)
     return np.bincount(codes[present], minlength=num_experts**2).reshape(num_experts, num_experts)
@@ -290,6 +299,7 @@ def check_trace(
         findings += [Finding(MATCHED, 1, f"Not compared: {note}.", fault=False) for note in notes]
         findings += _of_overlap(shared, Path(against))
     load_only = all(layer.load_only for layer in trace.layers.values())
+    # Faults first; within them, the order of the checks.
     findings.sort(key=lambda one: not one.fault)
     return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, shared, load_only)
 

@@ -79,11 +79,13 @@ class _Reading:
     def table(self) -> CountTable:
         """Return the counts so far; a single window that names no step has no name."""
         table = self._builder.table("counts")
+        # A single window is the whole file, and needs no name.
         return replace(table, windows=("",)) if table.windows == ("window0",) else table
 
     def add(self, value: Any) -> None:
         """Add an object or a list."""
         if isinstance(value, Mapping):
+            # A record names its layer in a field; the other layouts have layers as keys or places.
             if _of_role(value, LAYERS) is not None:
                 self._add_record(value)
                 return
@@ -113,11 +115,13 @@ class _Reading:
                 self.add(entry)
             return
         counts = _array(rows)
+        # Two axes are one step, three are several.
         for step_counts in counts[None] if counts.ndim == 2 else counts:
             window = self._next_window(step, rank)
             layers, experts = step_counts.shape
             expert = np.tile(np.arange(experts), layers)
             self._builder.add(window, np.repeat(np.arange(layers), experts), expert, step_counts.ravel())
+            # The name is of the first window; those behind it are numbered.
             step = ""
 
     def _add_record(self, record: Mapping[str, Any]) -> None:
@@ -130,6 +134,7 @@ class _Reading:
         if step:
             window = self._builder.window(step, rank)
         else:
+            # A rank without records so far must begin a window, so the first record counts as repeated.
             window, present = self._passes.get(rank, (-1, {(layer, expert_index)}))
             if (layer, expert_index) in present:
                 window, present = self._next_window("", rank), set()
@@ -185,10 +190,12 @@ def _are_counts(value: Any) -> bool:
         )
     if getattr(value, "ndim", 0) == 1:
         return True
+    # A list with a single number may be anything.
     return isinstance(value, list) and len(value) > 1 and all(map(_is_count, value))
 
 
 def _is_count(value: Any) -> bool:
+    # Some programs write counts as floats.
     return type(value) is int or (type(value) is float and value.is_integer())
 
 

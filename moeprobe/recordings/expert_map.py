@@ -49,7 +49,7 @@ def read_expert_map(path: Path, old: TraceFile, new: Sequence[TraceFile], layers
     content = read_json(path)
     if not isinstance(content, dict | list) or not content:
         raise UserError(
-            f"{path} maps no experts: an object of layers is due, each from old experts to new ones."
+            f"{path} maps no experts: expected an object of layers, each from old experts to new ones."
         )
     by_layer = isinstance(content, dict) and all(isinstance(value, dict | list) for value in content.values())
     if by_layer:

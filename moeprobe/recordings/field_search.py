@@ -243,6 +243,7 @@ class TokenSearch:
             try:
                 sequences.append(_Reading(reading, self._tokens(reading)))
             except Fault as fault:
+                # Collected, and shown only if no reading fits.
                 self._faults.append(fault)
         return sequences
 
@@ -264,12 +265,14 @@ class TokenSearch:
     def _prompt_lengths(self, ids: list[NDArray[np.int32]]) -> list[int | None]:
         """Return how many tokens of whole sequences are the prompt's; None where nothing says it."""
         sizes = [len(sequence) for sequence in ids]
+        # From the surest to the weakest sign of where a prompt ends.
         sources: list[tuple[tuple[str, ...], Callable[[str], list[int]]]] = [
             (_SPLITS, self._numbers),
             (
                 _GENERATED_LENGTHS,
                 lambda name: [size - number for size, number in zip(sizes, self._numbers(name), strict=True)],
             ),
+            # The first token that a mask marks is the first that was generated.
             (_MASKS, self._first_marked),
             (
                 _OTHERS,
@@ -278,6 +281,7 @@ class TokenSearch:
                     for sequence, end in zip(
                         ids, id_lists(self._fields[name], name, self._layout, tail=True), strict=True
                     )
+                    # Only if the whole sequence really ends with what was generated.
                     if np.array_equal(sequence[len(sequence) - len(end) :], end)
                 ],
             ),
@@ -286,6 +290,7 @@ class TokenSearch:
             for name in (name for name in names if self._fields.get(name) is not None):
                 try:
                     lengths = lengths_of(name)
+                # A field of that name may mean something else: the next one is tried.
                 except (Fault, ValueError, TypeError):
                     continue
                 if len(lengths) == len(sizes) and all(

@@ -120,6 +120,7 @@ def import_routed_experts(
         UserError: a response is not as its dialect has it, does not fit the model, or holds what no router can have
             chosen; or files cannot be read or written.
     """
+    # Everything that can be refused without reading a response is refused first: files may have gigabytes.
     sources, path = [Path(file) for file in several(files)], Path(path)
     check_destination(path, overwrite=overwrite)
     if not sources:
@@ -161,6 +162,7 @@ def import_routed_experts(
         for rows in group_rows(reading.rows(), progress=reading.watcher.advance):
             check.add(rows)
             file.write([rows])
+        # At the end, when it is known how many of the responses have a fault.
         reading.findings.check(", ".join(map(str, sources)), shape)
         left_out = [
             *reading.findings.nulls,
@@ -178,6 +180,7 @@ def import_routed_experts(
             data=data,
         )
         file.close(info)
+    # Without a stated order the experts of a token are a set, and have no first choice.
     is_known = is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"])
     return ImportedExperts(
         path=path,
@@ -204,6 +207,7 @@ def _with_gates(shape: MoeShape, gates: str | None, path: str | Path) -> MoeShap
     """
     if gates not in (None, *FUNCTIONS):
         raise UserError(f"{option('gates')} is one of {', '.join(FUNCTIONS)}; got {gates!r}.")
+    # A contradiction of the model's own configuration is more likely a mistake.
     if gates is not None and shape.scoring not in (None, gates):
         raise UserError(f"{path} has scoring_func {shape.scoring}; leave {option('gates', gates)} out.")
     return replace(shape, scoring=gates or shape.scoring)
@@ -238,6 +242,7 @@ class _Reading:
             "num_experts": shape.num_experts,
             "top_k": shape.top_k,
             "num_prefix_tokens": 0,
+            # Recorded routing has no catalog name, and nobody knows whether choices depend on other tokens.
             "router": "recorded",
             "token_local": False,
             "gates_kept": "none",
@@ -261,23 +266,27 @@ class _Reading:
 
     def _of_response(self, response: Any, location: str, label: str) -> Iterator[tuple[Row, int]]:
         if not isinstance(response, dict):
-            raise Fault("a response is due, a JSON object")
+            raise Fault("expected a response, a JSON object")
         dialect = self._reader_of(response)
         captures = self._readers[dialect].captures(response, self._shape)
         if not captures:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
         name_of = identity(response, location)
         gathered = isinstance(response, GatheredResponse)
+        # Gathered responses and a fallback reader bring their own sequences.
         sequences = [] if gathered or self._readers[dialect].fallback else tokens_of(response)
+        # Otherwise only choices of one request can share a prompt, so earlier prompts are forgotten.
         if not self._by_prompt:
             self._first_of_prompt = {}
         for number, capture in enumerate(captures):
             self.findings.mtp_lines += capture.left_out
             name = _name_of(capture, label) or (name_of if len(captures) == 1 else f"{name_of}/{number}")
+            # Names are keys of the trace: a file that was appended twice would count its requests twice.
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
             tokens = capture.tokens or (sequences[number] if len(sequences) == len(captures) else None)
+            # Sequences of a gathered response are separate requests unless prompts decide.
             if self._by_prompt or not gathered:
                 self._cluster(name, tokens)
             if capture.counts is not None:
@@ -292,9 +301,11 @@ class _Reading:
                 placed = self._place_capture(capture, tokens)
                 routing = decode_choices(placed, self._shape, ordered=self._ordered_by is not None)
             except Fault as fault:
+                # The reader does not know the request's name, which a user needs to find the fault.
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, routing)
             if routing.anything:
+                # A trace of counts has no tokens, so one file cannot hold both.
                 if self.load_only:
                     raise Fault(
                         "it holds choices, and what came before counts; import these files separately"
@@ -306,6 +317,7 @@ class _Reading:
         """Note whether a sequence has the prompt of an earlier one."""
         if tokens is None and self._by_prompt:
             raise Fault(f"{name} has no token ids, so its prompt is not known; leave {option('cluster')} out")
+        # Hashed, since prompts are long and all of them are kept.
         prompt = None if tokens is None else sha256(tokens.ids[: tokens.prompt].tobytes()).digest()
         if (first := self._first_of_prompt.setdefault(prompt, name)) != name:
             self.clusters[name] = first
@@ -323,8 +335,10 @@ class _Reading:
         capture = replace(capture, stated=stated)
         if stated.prompt is None or stated.generated is None:
             return capture if self._start is None else replace(capture, start=self._start)
+        # Rows cover all tokens but the last, so a shorter capture must begin later.
         first = stated.prompt + stated.generated - 1 - rows
         if self._start is not None:
+            # Some servers also send a row for the last token.
             if first != self._start and not (capture.last and first == self._start - 1):
                 raise Fault(
                     f"it has {rows} rows for {stated.prompt + stated.generated} tokens, which is not all but the last "
@@ -360,7 +374,7 @@ class _Reading:
         if self._forced:
             return next(iter(self._readers))
         if not isinstance(response, dict):
-            raise Fault("a response is due, a JSON object")
+            raise Fault("expected a response, a JSON object")
         reader = find_reader(response, self._readers.values())
         if reader is not None:
             return next(name for name, instance in self._readers.items() if instance is reader)

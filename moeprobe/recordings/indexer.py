@@ -176,7 +176,7 @@ class _Reading:
     def add(self, response: Any, location: str) -> None:
         """Add the sequences of a response; one without the key is passed over."""
         if not isinstance(response, dict):
-            raise Fault("a response is due, a JSON object")
+            raise Fault("expected a response, a JSON object")
         holders = _holders(response)
         if not any(KEY in holder for holder in holders):
             return

@@ -158,7 +158,7 @@ def named_sequences(
         Fault: it is no object, or ids are no list of whole numbers.
     """
     if not isinstance(response, dict):
-        raise Fault("a response is due, a JSON object")
+        raise Fault("expected a response, a JSON object")
     several = _own_sequences(response, readers)
     if several is None:
         several = [("", tokens) for tokens in tokens_of(response)]

@@ -124,8 +124,8 @@ def parse(line: bytes | bytearray, *, num_experts: int | None) -> Row:
     tokens, top_k = experts.shape
     if tokens <= prefix or not 1 <= top_k <= size:
         raise Fault(
-            f"experts holds {tokens} tokens with {top_k} of {size} experts each; more than the {prefix} prefix tokens "
-            f"are due, with 1 to {size} experts"
+            f"experts holds {tokens} tokens with {top_k} of {size} experts each; expected more than the {prefix} "
+            f"prefix tokens, with 1 to {size} experts"
         )
     for problem, odd in expert_problems(experts, num_experts=size).items():
         if odd.any():
@@ -193,7 +193,7 @@ def _fields(line: bytes | bytearray) -> dict[str, Any]:
     except RecursionError:
         raise Fault("its lists or objects are nested too deeply") from None
     if not isinstance(fields, dict):
-        raise Fault('one object per line is due, such as {"id": …, "layer": …, "experts": …}')
+        raise Fault('expected one object per line, such as {"id": …, "layer": …, "experts": …}')
     if "layer" not in fields and "experts" not in fields:
         raise Fault(
             f"it has neither layer nor experts; a server's responses need {option('model_config', 'config.json')}"

@@ -182,7 +182,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
         config = config["text_config"]
     if not isinstance(config, dict):
-        raise UserError(f"{path} is no configuration of a model: a JSON object is due.")
+        raise UserError(f"{path} is no configuration of a model: expected a JSON object.")
     return config
 
 

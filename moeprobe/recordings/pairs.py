@@ -63,6 +63,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
         if number > 1:
             raise UserError(f"The trace {path}.parquet was named twice.")
     labels = [(trace.about["checkpoint"]["name"], *_view_of(trace)) for trace in traces]
+    # Traces of one name may be of different checkpoints: then the name alone would mislead.
     hashes: dict[str, set[str | None]] = {}
     for trace in traces:
         hashes.setdefault(trace.about["checkpoint"]["name"], set()).add(
@@ -73,6 +74,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     return [
         NamedTrace(
             trace,
+            # The end of the path tells traces apart that share a name.
             end if name in ambiguous else name,
             view,
             severity,
@@ -87,12 +89,14 @@ def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
 
 def _view_of(trace: TraceFile) -> tuple[str, float]:
     severity = trace.about["severity"]
+    # NaN, not None: severities are numbers in tables.
     return trace.about["view"] or "recorded", float("nan") if severity is None else float(severity)
 
 
 def _has_moved(reference: TraceFile, trace: TraceFile) -> bool:
     """Whether patches must be looked up; else token t of the one is token t of the other."""
     first, second = reference.about["inputs"], trace.about["inputs"]
+    # Unless both say what they were made of, nothing can contradict.
     if None not in (first, second):
         for key in _SOURCE:
             if first.get(key) != second.get(key):
@@ -102,6 +106,7 @@ def _has_moved(reference: TraceFile, trace: TraceFile) -> bool:
                 )
         if first == second:
             return False
+    # This trace was recorded against the reference: its patches have partners there.
     pointed = trace.about["reference"]
     if pointed is not None and pointed == first:
         return True
@@ -119,6 +124,7 @@ def _are_both_views(reference: TraceFile, trace: TraceFile) -> bool:
     first, second = reference.about["inputs"], trace.about["inputs"]
     if first is None or second is None or second.get("side") != 2:
         return False
+    # The same record but for the side.
     return first == second | {"side": 1} and reference.about["checkpoint"] == trace.about["checkpoint"]
 
 
@@ -134,6 +140,7 @@ def common_layers(
     layers = list(first.layers) if names is None else [name for name in first.layers if name in names]
     for trace in traces:
         lacking = set(names or layers) - set(trace.layers)
+        # Unless layers are named, both traces must have the same ones.
         extra = set(trace.layers) - set(layers) if names is None else set()
         if lacking:
             present = ", ".join(trace.layers)
@@ -153,6 +160,7 @@ def common_layers(
 def _check_alike(first: TraceFile, trace: TraceFile, name: str, *, mapped: bool) -> None:
     first_layer, second_layer = first.layers[name], trace.layers[name]
     for field in ("num_experts", "top_k", "experts_choose", "num_prefix_tokens"):
+        # A map of experts says which became which, so their numbers may differ.
         if mapped and field == "num_experts":
             continue
         values = getattr(first_layer, field), getattr(second_layer, field)
@@ -170,6 +178,7 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     Raises:
         UserError: there is none, or an image has another number of tokens in another trace.
     """
+    # A single trace is compared with nothing.
     if len(traces) > 1:
         for trace in traces:
             check_placed(trace)
@@ -223,9 +232,11 @@ def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:
     """Return which tokens ``(n, T)`` both have: up to the end of the shorter, and to the first other token."""
     positions = np.arange(reference.valid.shape[1])
     shared = positions < np.minimum(reference.num_tokens, view.num_tokens)[:, None]
+    # Without token ids on both sides, only the lengths can be compared.
     if reference.token_ids is None or view.token_ids is None:
         return shared
     reference_ids, view_ids = reference.token_ids, view.token_ids
+    # -1 is an unknown token, which cannot contradict.
     unlike = (reference_ids != view_ids) & (reference_ids >= 0) & (view_ids >= 0) & shared
     first = np.where(unlike.any(1), unlike.argmax(1), len(positions))
     return shared & (positions < first[:, None])
@@ -234,6 +245,7 @@ def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:
 def _generated_tokens(reference: Block, view: Block) -> Tensor:
     """Return which tokens after the prefix ``(n, P)`` were generated, as either trace says; -1 = neither does."""
     generated = np.full(reference.valid.shape, -1, np.int8)
+    # The reference last: where both know, its word counts.
     for block in (view, reference):
         if block.generated is not None:
             generated = np.where(block.generated >= 0, block.generated, generated)
@@ -273,6 +285,7 @@ def pair(
         patches = torch.arange(shared.shape[1]).expand(len(shared), -1).where(shared, -1)
         generated = _generated_tokens(reference, view) if "generated" in known_columns else None
         return LayerPair(
+            # Patches that stay where they are need no lookup.
             *sides,
             patches,
             patches,

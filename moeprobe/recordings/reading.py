@@ -123,6 +123,7 @@ class TraceFile:
         self.path = path
         self._file = open_file(path)
         self.about = metadata_of(path, self._file.schema_arrow)
+        # Before anything is read: a small file may claim billions of rows.
         check_parquet_size(path, self._file.metadata, all_rows=True)
         self._columns = set(self._file.schema_arrow.names)
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
@@ -134,9 +135,11 @@ class TraceFile:
             index = self._file.read(columns=[name for name in SCALARS if name in self._columns]).to_pandas()
         except UNREADABLE as error:
             raise checks.damage_error(path) from error
+        # The columns of all rows except their lists: enough to check the file and to find rows.
         if "ordered_by" not in index:  # version 1: gates say in which order
             index["ordered_by"] = index["gates_kept"].map(lambda kept: None if kept == "none" else "gates")
         checks.rows(path, index, layers=self.about["layers"])
+        # In the order of the file, each id once.
         self.ids: list[str] = list(dict.fromkeys(index["id"]))
         by_layer = dict(tuple(index.groupby("layer", sort=False)))
         self.layers = {name: self._layer(name, by_layer[name]) for name in self.about["layers"]}
@@ -168,10 +171,12 @@ class TraceFile:
             names: new names by the present ones.
             clusters: of the renamed inputs; see ``about``.
         """
+        # A shallow copy: the file and its index are shared, and only names differ.
         renamed = copy.copy(self)
         renamed.ids = [names[name] for name in self.ids if name in names]
         renamed._index_of = {names[name]: index for name, index in self._index_of.items() if name in names}
         renamed.about = self.about | {"clusters": dict(clusters)}
+        # A cache of its own: the count of its bytes would go out of step with a shared one.
         renamed._cache, renamed._bytes = OrderedDict(), 0
         return renamed
 
@@ -211,6 +216,7 @@ class TraceFile:
         info = self.layers[layer]
         table = self._take(self._rows[layer][self._indices(ids)])
         tokens = table["num_tokens"].to_numpy().astype(np.int64)
+        # Blocks of several inputs are padded to the longest.
         length = int(tokens.max()) if num_tokens is None else num_tokens
         prefix, top_k, experts = info.num_prefix_tokens, info.top_k, info.num_experts
         filled = {
@@ -230,6 +236,7 @@ class TraceFile:
             arrays["view_first"] = first.to_numpy(zero_copy_only=False)
         for name in ("generated", "token_ids"):
             arrays[name] = self._where_known(layer, name, table, tokens, length)
+        # Sets are sorted, so that two recordings of the same set are equal element by element.
         if not info.ordered:
             order = as_set(arrays["experts"])
             for name in ("experts", "processed", "gates"):
@@ -251,6 +258,7 @@ class TraceFile:
     def _take(self, rows: NDArray[np.int64]) -> pa.Table:
         """Return rows by their numbers."""
         groups = np.searchsorted(self._starts, rows, side="right") - 1
+        # Stable, so that rows of one group are taken together and in order.
         order = np.argsort(groups, kind="stable")
         ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1
         parts = [
@@ -258,6 +266,7 @@ class TraceFile:
             for part in np.split(order, ends[:-1])
         ]
         table = pa.concat_tables(parts)
+        # Rows were taken group by group; back into the order that was asked for.
         if (np.diff(order) != 1).any():
             table = table.take(pa.array(np.argsort(order)))
         return table.combine_chunks()
@@ -271,6 +280,7 @@ class TraceFile:
             self._cache[group] = table
             self._bytes += table.nbytes
         self._cache.move_to_end(group)
+        # The newest group stays, however large it is.
         while self._bytes > CACHE and len(self._cache) > 1:
             self._bytes -= self._cache.popitem(last=False)[1].nbytes
         return self._cache[group]
@@ -305,6 +315,7 @@ class TraceFile:
         present = name in self._columns and table[name].is_valid().to_numpy()
         if not np.any(present):
             return None
+        # Rows without the list are left out here, and filled with -1 below.
         column = table[name].drop_null().combine_chunks()
         values = self._pad_column(layer, name, column, tokens[present], width, 0, False)
         kind = np.int8 if values.dtype == bool else np.int32
@@ -324,6 +335,7 @@ class TraceFile:
         fill: float,
     ) -> NDArray[np.generic]:
         """Return lists as ``(n, most, width)``, or ``(n, most)`` for width 0 of those that hold one value a token."""
+        # All columns but these hold one value per token.
         is_scalar = name not in ("experts", "processed", "gates", "all_gates")
         size = tokens * (1 if is_scalar else width)
         lengths = column.value_lengths().to_numpy()
@@ -331,7 +343,7 @@ class TraceFile:
         if (lengths != size).any() or values.null_count:
             row = int(np.argmax(lengths != size))
             raise UserError(
-                f"{self.path}: {name} of {layer} holds {lengths[row]} values where {size[row]} are due; "
+                f"{self.path}: {name} of {layer} holds {lengths[row]} values, expected {size[row]}; "
                 "record it again."
             )
         shape = (len(tokens), num_tokens) if is_scalar else (len(tokens), num_tokens, width)
@@ -344,6 +356,7 @@ class TraceFile:
 
 def _rows_of(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """Return rows of a table; those beside one another are not copied."""
+    # A slice shares memory with the group.
     if (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(pa.array(rows))
@@ -367,9 +380,11 @@ def open_file(path: Path) -> pq.ParquetFile:
     if status(path) is None:
         raise UserError(f"There is no trace {path}.{did_you_mean_path(path)}")
     check_regular(path)
+    # Checksums are verified: a flipped bit would otherwise become another expert.
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except UNREADABLE as error:
+        # A log is the most likely mix-up, so it gets a message of its own.
         if path.suffix == ".jsonl":
             raise UserError(
                 f"{path} is a log; make a trace of it: moeprobe trace import {path} DST."

@@ -352,7 +352,7 @@ def test_a_list_that_is_too_short_is_refused(tmp_path: Path) -> None:
     marks[3] = marks[3][:-1]
     column = SCHEMA.get_field_index("generated")
     table = table.set_column(column, SCHEMA.field(column), pa.array(marks, SCHEMA.field(column).type))
-    with pytest.raises(UserError, match="generated of r0 holds 19 values where 20 are due; record it again"):
+    with pytest.raises(UserError, match="generated of r0 holds 19 values, expected 20; record it again"):
         CaptureCheck().add(table)
 
 

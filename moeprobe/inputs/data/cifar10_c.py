@@ -45,7 +45,7 @@ class Cifar10C(ImageDataset):
             or not len(pixels)
         ):
             raise UserError(
-                f"{kind}.npy in {path!r} holds {pixels.shape} {pixels.dtype}; 5 n images (32, 32, 3) uint8 are due."
+                f"{kind}.npy in {path!r} holds {pixels.shape} {pixels.dtype}; expected 5 n images (32, 32, 3) in uint8."
             )
         if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
             raise UserError(f"labels.npy in {path!r} must hold {len(pixels)} whole numbers, one an image.")

@@ -322,10 +322,10 @@ def npy_header(
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise Fault(f"{what} is not base64 of an .npy file") from None
     if len(shape) != 3 or min(shape) < 0:
-        raise Fault(f"{what} is an .npy file of shape {shape}; {axes} are due")
+        raise Fault(f"{what} is an .npy file of shape {shape}; expected {axes}")
     kinds = ("float32",) if real else ("uint8", "uint16", "int16", "int32", "int64")
     if dtype.newbyteorder("=").name not in kinds:
-        raise Fault(f"{what} is an .npy file of {dtype}; {'float32 is' if real else 'whole numbers are'} due")
+        raise Fault(f"{what} is an .npy file of {dtype}; expected {'float32' if real else 'whole numbers'}")
     if fortran or dtype.byteorder == ">":
         raise Fault(f"{what} is an .npy file in another order of axes or bytes than servers write")
     return stream.tell(), shape, dtype

@@ -42,6 +42,7 @@ class RankLogits:
     def _read(self, line: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return the logits of a line ``(T, E)``."""
         offset, size = line.get("logit_offset"), line.get("logit_bytes")
+        # Bounded before seeking: a damaged number would otherwise fail deep inside the file system.
         is_located = type(offset) is int and 0 <= offset < 2**63 and line.get("logit_shape") == list(shape)
         if not is_located or size != 2 * shape[0] * shape[1]:
             raise Fault(
@@ -55,6 +56,7 @@ class RankLogits:
             content = file.read(size)
         if len(content) != size:
             raise Fault(f"{self._path.name} ends before the logits at {offset:,}: it is truncated")
+        # bfloat16 is the upper half of a float32.
         values = (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
         check_logits([values], self._path.name)
         return values
@@ -64,6 +66,7 @@ class RankLogits:
         state = self._states.get(layer)
         if not isinstance(state, dict):
             return shape.scoring, None
+        # A state that names no function has Megatron's default.
         function, bias = state.get("score_function") or "softmax", state.get("expert_bias")
         if function not in FUNCTIONS:
             raise Fault(
@@ -74,6 +77,7 @@ class RankLogits:
         values = array_of(bias, "expert_bias", kinds="f", dims=1).astype(np.float32)
         if len(values) != shape.num_experts or not np.isfinite(values).all():
             raise Fault(f"{self._state.name}: expert_bias takes {shape.num_experts} finite numbers")
+        # A bias of zeros changes no choice.
         return function, values if values.any() else None
 
     @cached_property
@@ -114,10 +118,12 @@ class Megatron(Reader):
                 if not isinstance(line, dict) or not line.keys() >= _KEYS:
                     raise Fault(f"this is no line of a router trace, with {', '.join(sorted(_KEYS))}")
                 step, rank, layer = (whole_number(line, name) for name in ("step", "rank", "layer"))
+            # Multi-token prediction has routers of its own, which are no layers of the model.
             if line.get("block", "decoder") != "decoder":
                 mtp += 1
                 continue
             of_pass = f"rank{rank}/step{step}"
+            # A layer that comes again begins another micro-batch of the step.
             if records and (of_pass not in records or layer in records[of_pass]):
                 yield began, _pass(records, names, path, mtp)
                 records, mtp = {}, 0
@@ -136,6 +142,7 @@ class Megatron(Reader):
         ids = [_indices(line, shape) for line in layers]
         if len({len(indices) for indices in ids}) > 1:
             raise Fault("layers of a step have different numbers of tokens")
+        # The first line stands for all: a run saves logits for every layer or for none.
         logits = (
             None
             if "logit_offset" not in layers[0]
@@ -168,6 +175,7 @@ def _pass(
     number = names.get(name, 0)
     names[name] = number + 1
     pass_name = f"{name}/{number}" if number else name
+    # Lines of a pass come in any order.
     passes = [layers[layer] for layer in sorted(layers)]
     return GatheredResponse(name=pass_name, folder=path.parent, passes=passes, mtp_lines=mtp)
 

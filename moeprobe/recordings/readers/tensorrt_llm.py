@@ -18,7 +18,7 @@ class TensorrtLlm(Reader):
         return any(KEY in output for output in objects_under(response, "outputs"))
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
-        """Return the routing of each output; token ids beside it say how many rows are due."""
+        """Return the routing of each output; token ids beside it say how many rows to expect."""
         prompt = _length(response.get("prompt_token_ids"))
         return [
             Capture(None)

@@ -26,6 +26,7 @@ class Verl(Reader):
     def reads(self, response: Mapping[str, Any]) -> bool:
         """Whether it has both tensors, or one of them that is known by its axes."""
         batch = _batch(response)
+        # Four axes tell it from responses that only use the same key.
         return KEY in batch and getattr(batch[KEY], "ndim", 0) == 4
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
@@ -41,6 +42,7 @@ class Verl(Reader):
         captures = []
         for row, (name, tokens) in enumerate(self.sequences(response)):
             row_ids = ids[row][mask[row]]
+            # The last token is never routed: its row is zeros, unless the server sent one.
             if len(row_ids) and not row_ids[-1].any():
                 row_ids = row_ids[:-1]
             captures.append(Capture(row_ids, stated=Stated.of(tokens), last=True, name=name, tokens=tokens))
@@ -51,11 +53,13 @@ class Verl(Reader):
         if is_nested(_batch(response)[KEY]):
             return self._unpadded_sequences(response)
         batch, mask = _batch(response), self._mask(response)
+        # Without ids there is routing but no sequence.
         if "input_ids" not in batch or "responses" not in batch:
             return [(str(row), None) for row in range(len(mask))]
         ids, generated = (array_of(batch[name], name, dims=2) for name in ("input_ids", "responses"))
         if ids.shape != mask.shape or generated.shape[1] > ids.shape[1]:
             raise Fault(f"input_ids, responses and {_MASK} differ in tokens")
+        # Prompts are padded on the left: the mask counts what remains.
         prompt = mask[:, : ids.shape[1] - generated.shape[1]].sum(1)
         return [
             (str(row), Tokens(token_array(ids[row][mask[row]], "input_ids"), int(prompt[row])))
@@ -73,6 +77,7 @@ class Verl(Reader):
         if _LOGPROBS not in batch or "responses" not in batch:
             return []
         values = array_of(batch[_LOGPROBS], _LOGPROBS, kinds="f", dims=2)
+        # Scores exist for the response's places alone, at the end of the mask.
         valid = mask[:, mask.shape[1] - values.shape[1] :]
         written = valid
         if _WRITTEN in batch:
@@ -105,6 +110,7 @@ class Verl(Reader):
         )
         count = len(_parts(response, KEY))
         if prompts is None or generated is None:
+            # Routing alone is enough for a trace; tokens are not needed.
             return [(str(row), None) for row in range(count)]
         if not len(prompts) == len(generated) == count:
             raise Fault(f"{KEY}, prompts and responses differ in sequences")
