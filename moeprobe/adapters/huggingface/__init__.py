@@ -142,6 +142,7 @@ class HuggingfaceAdapter(Adapter):
         """Raise ``UserError`` unless every layer gives tokens as many experts as was set."""
         if not settings.suffix:
             return
+        # The configuration may say one number and the code use another.
         for name, layer in self._layers.items():
             reader = layer.reader
             assert reader is not None
@@ -208,6 +209,7 @@ class HuggingfaceAdapter(Adapter):
                     "expert_parameters": experts,
                 }
             )
+        # If one layer's experts cannot be counted, a sum would be too low.
         is_counted = all(row["expert_parameters"] is not None for row in rows)
         return {
             "model": self.router_name,
@@ -255,11 +257,13 @@ class HuggingfaceAdapter(Adapter):
         text_config = self._body.config.get_text_config()
         own_padding = text_config.pad_token_id
         try:
+            # The padding's id is set for this pass only.
             if self._head.predicts in (heads.CLASSES, heads.SCORE):
                 ids, text_config.pad_token_id = heads.pad_texts(self._body.config, texts)
             with running(f"The model of type {self._body.config.model_type!r}"):
                 try:
                     return self._body(input_ids=ids, attention_mask=texts.present.long())
+                # Caught inside, since ``running`` would report it as an error of the model.
                 except PassEnd:
                     stopped = True
         finally:
@@ -275,12 +279,14 @@ class HuggingfaceAdapter(Adapter):
             for name in names:
                 layer = self._layers[name]
                 layer.fired.clear()
+                # Cleared on the way out, too: outputs hold memory on the device.
                 stack.callback(layer.fired.clear)
                 routers.watch(layer, stack, stop=stop and name == names[-1])
             yield
 
     def _routing(self, name: str, texts: TokenBatch) -> LayerRouting:
         layer, shape = self._layers[name], texts.ids.shape
+        # A router that fires twice (recomputation, shared layers) has no single decision.
         if len(layer.fired) != 1:
             raise UserError(
                 f"The router of {name} fired {len(layer.fired)} times in one pass; once is expected."

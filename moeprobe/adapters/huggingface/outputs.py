@@ -127,6 +127,7 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Outp
     ``candidates`` are its parameters and buffers, of which one may be a bias of the choice.
     """
     output = fired.outputs[logits_at]
+    # Routers that give no tensor of logits cannot be read by form.
     if not isinstance(output, Tensor) or output.ndim < 2:
         return None
     num_experts = output.shape[-1]
@@ -140,6 +141,7 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Outp
     # One weight for all tokens may still be a gate: a softmax of large logits is next to one.
     constant_weight = _constant_weight(choice) if gate == "weights" else None
     if constant_weight is not None:
+        # Such weights say nothing, so the choice itself has to tell the function.
         gate, bias = _gate_of_choice(logits, choice, biases)
     elif gate != "weights":
         bias, _ = _bias(_GATES[gate](logits), choice, biases)
@@ -196,6 +198,7 @@ def _gate_of_choice(
         if name != "probabilities" or _are_probabilities(logits):
             results[name] = _bias(function(logits), choice, candidates)
     best = max(results, key=lambda name: results[name][1])
+    # Probabilities are their own gates; a softmax of them would explain the choice as well.
     if "probabilities" in results and results["probabilities"][1] == results[best][1]:
         best = "probabilities"
     return best, results[best][0]
@@ -216,6 +219,7 @@ def _gate(logits: Tensor, choice: RouterChoice) -> str:
         # A single weight is in proportion to anything: it must be the same multiple of the gate for all tokens.
         middle = ratio.mean(1 if choice.selected.shape[1] > 1 else 0, keepdim=True)
         errors[name] = float((ratio / middle - 1).abs().mean()) if len(ratio) else float("inf")
+    # The best one must be close as well, or weights follow another rule.
     best = min(errors, key=lambda name: errors[name])
     return best if errors[best] < _TOLERANCE else "weights"
 
@@ -238,6 +242,7 @@ def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> 
 
     best, best_share = None, explained_share(gates)
     for candidate in candidates:
+        # Only a tensor with one number per expert can be such a bias.
         if candidate.is_floating_point() and candidate.numel() == gates.shape[1] and best_share < 1:
             share = explained_share(gates + candidate.float().reshape(-1))
             if share > best_share:
@@ -264,6 +269,7 @@ def _find_indices(
     """Return indices and weights ``(N, K)`` among outputs, None if there are none."""
     rows = _rows(values, num_tokens)
     for index in rows:
+        # Floats, marks and wider tensors are no numbers of experts.
         if index.is_floating_point() or index.dtype == torch.bool or index.shape[1] > num_experts:
             continue
         has_all_experts = index.shape[1] == num_experts
@@ -272,6 +278,7 @@ def _find_indices(
             and not (index.sort(-1).values == torch.arange(num_experts, device=index.device)).all()
         ):
             continue  # marks, not numbers
+        # Only a pair counts: numbers of experts come with weights of the same shape.
         for weights in rows:
             if weights.is_floating_point() and weights.shape == index.shape:
                 return index, weights
@@ -289,6 +296,7 @@ def find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> t
     """Return what each expert got of each token ``(N, E)``, and whether that is a weight and not a mark."""
     wide = [value for value in _rows(values, num_tokens) if value.shape[1] == num_experts]
     for value in sorted(wide, key=lambda value: not value.is_floating_point()):
+        # Some zeros: a matrix without any has no choice in it.
         if bool((value >= 0).all()) and bool((value == 0).any()):
             return value, value.is_floating_point()
     return None
@@ -336,6 +344,7 @@ def _sorted_choice(fired: Fired, logits: Tensor, logits_at: int, top_k: int | No
         return None
     experts = torch.arange(logits.shape[1], device=order.device)
     flat = torch.empty_like(order)
+    # The counts say how many entries of the order, one after the other, belong to each expert.
     flat[order] = experts.repeat_interleave(torch.tensor(counts, device=order.device))
     selected = flat.reshape(len(logits), -1)
     weights = [
