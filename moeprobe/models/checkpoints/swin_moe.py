@@ -93,6 +93,7 @@ def infer(ranks: RankParameters, *, source: str, image_size: int | None = None) 
             )
         return tuple(shared[name].shape)
 
+    # Swin V2 has the same names for other mathematics.
     if any(name.endswith(".attn.logit_scale") for name in shared):
         raise UserError(
             f"{source} has the cosine attention of Swin V2, which is no Swin-MoE that is known here."
@@ -100,9 +101,11 @@ def infer(ranks: RankParameters, *, source: str, image_size: int | None = None) 
     width, _, patch_size, _ = shape("patch_embed.proj.weight", 4)
     depths = _depths(shared, source)
     names = [f"layers.{stage}.blocks.{block}" for stage, depth in enumerate(depths) for block in range(depth)]
+    # All blocks of a stage have the same heads and window, so the first one tells.
     firsts = [f"layers.{stage}.blocks.0.attn" for stage in range(len(depths))]
     windows, num_heads = zip(*(_window_and_heads(shared, name, source) for name in firsts), strict=True)
     kind, gate = _gate(shared, source)
+    # The two kinds of gate are transposed to each other.
     num_experts = gate.shape[1 if kind == "sim_matrix" else 0]
     return SwinMoeSizes(
         width=width,
@@ -137,7 +140,9 @@ def to_state_dict(ranks: RankParameters, sizes: SwinMoeSizes, *, source: str) ->
     for name in ranks.experts:
         block, _, part = name.partition(".mlp._moe_layer.experts.batched_")
         linear, _, what = part.partition("_")
+        # Ranks are merged first, since a slice of an expert has no meaning alone.
         merged = merge_experts(ranks, name, sizes.num_experts, source=source)
+        # Only the first layer is stored transposed: ours is (E, D, M).
         if part == "fc1_w":
             merged = merged.transpose(1, 2)
         ours[f"{block}.mlp.experts.{linear}.{'weight' if what == 'w' else 'bias'}"] = merged
@@ -164,6 +169,7 @@ def merge_experts(ranks: RankParameters, name: str, num_experts: int, *, source:
     """
     parts = ranks.experts[name]
     total = len(parts) * len(parts[0])
+    # As many as the gates know: each rank holds whole experts.
     if total == num_experts:
         return torch.cat(parts)
     if len(parts[0]) != 1 or total < num_experts or total % num_experts:
@@ -211,6 +217,7 @@ def _window_and_heads(parameters: dict[str, Tensor], attention: str, source: str
     table = parameters.get(f"{attention}.relative_position_bias_table")
     if table is None:
         table = _position_biases(parameters, attention, source)
+    # (2W − 1)² offsets between places of a window.
     side = math.isqrt(len(table)) if table.ndim == 2 else 0
     if side * side != len(table) or side % 2 == 0:
         raise UserError(
@@ -228,6 +235,7 @@ def _position_biases(parameters: dict[str, Tensor], attention: str, source: str)
             f"{source} is no Swin-MoE that is known here: {attention} has neither relative_position_bias_table nor "
             f"{lacking[0]}."
         )
+    # In double precision: the table is computed once and kept.
     coordinates, weight, bias, last = (parameters[f"{attention}.{part}"].double() for part in names)
     try:
         hidden = torch.relu(coordinates.flatten(0, -2) @ weight.T + bias)
@@ -244,6 +252,7 @@ def _gate(parameters: dict[str, Tensor], source: str) -> tuple[str, Tensor]:
     if not gates:
         raise UserError(f"{source} has no MoE layer, so there is no routing to probe.")
     first, (kind, gate) = next(iter(gates.items()))
+    # Checked here, since all further sizes follow from it.
     if gate.ndim != 2 or 0 in gate.shape:
         raise UserError(
             f"{source} is no Swin-MoE that is known here: the gate of {first} is {tuple(gate.shape)}."
@@ -259,6 +268,7 @@ def _gate(parameters: dict[str, Tensor], source: str) -> tuple[str, Tensor]:
 
 
 def _hidden_width(ranks: RankParameters, block: str, num_experts: int, source: str) -> int:
+    # Where the first block is dense its perceptron tells the width, else its experts.
     dense, sparse = f"{block}.mlp.fc1.weight", f"{block}.mlp._moe_layer.experts.batched_fc1_w"
     if dense in ranks.shared and ranks.shared[dense].ndim == 2:
         return len(ranks.shared[dense])
@@ -273,6 +283,7 @@ def _image_size(parameters: dict[str, Tensor], patch_size: int, image_size: int 
     for name, mask in parameters.items():
         match = _BLOCK.match(name)
         if match and name.endswith(".attn_mask") and mask.ndim == 3:
+            # Windows per side times tokens per window side times the patch at that stage.
             sizes_seen.add(
                 math.isqrt(len(mask)) * math.isqrt(mask.shape[1]) * patch_size * 2 ** int(match[1])
             )

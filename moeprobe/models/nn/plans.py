@@ -152,6 +152,7 @@ def plan_expert_choice(scores: Tensor, gates: Tensor, *, capacity: int) -> Dispa
     """
     num_groups, group_size, num_experts = scores.shape
     capacity = min(capacity, group_size)
+    # Which tokens are taken has no gradient; their gates have.
     order = scores.detach().transpose(1, 2).sort(dim=-1, descending=True, stable=True).indices[..., :capacity]
     group = torch.arange(num_groups, device=scores.device)[:, None, None]
     expert = torch.arange(num_experts, device=scores.device)[:, None].expand_as(order)
@@ -216,6 +217,7 @@ def _plan(
 ) -> DispatchPlan:
     """Return the plan of assignments ``(G, S, K)``: those that are kept come back with their gate ``(G, S, E)``."""
     num_groups, group_size, num_experts = gates.shape
+    # gather takes no -1; such entries have no slot and get weight 0.
     expert = selected.clamp_min(0)
     weight = gates.gather(-1, expert)
     if renormalise:
@@ -244,10 +246,13 @@ def _arrival(selected: Tensor, num_experts: int, *, served_by: Tensor | None = N
     """
     num_groups, group_size, top_k = selected.shape
     arriving = selected
+    # Batch priority (BPR): confident tokens come first, so that capacity drops the others.
     if served_by is not None:
         order = served_by.argsort(dim=1, descending=True, stable=True)
         arriving = selected.gather(1, order[..., None].expand_as(selected))
+    # Each group has queues of its own.
     groups = torch.arange(num_groups, device=selected.device)[:, None] * num_experts
+    # First choices of all tokens stand before all second choices.
     queue = (arriving.transpose(1, 2).flatten(1) + groups).flatten()
     slot = rank_within(queue, torch.bincount(queue, minlength=num_groups * num_experts))
     slot = slot.view(num_groups, top_k, group_size).transpose(1, 2)
@@ -258,6 +263,7 @@ def _arrival(selected: Tensor, num_experts: int, *, served_by: Tensor | None = N
 
 def rank_within(queue: Tensor, lengths: Tensor) -> Tensor:
     """Return for each entry of ``queue`` (N,) how many earlier entries name the same queue; ``lengths``: of each."""
+    # Stable, so that earlier tokens get earlier slots.
     order = queue.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
     rank = torch.arange(len(queue), device=queue.device) - start[queue[order]]

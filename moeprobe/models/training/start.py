@@ -67,6 +67,7 @@ def make_objective(config: TrainConfig) -> Objective:
     """
     name = config.objective.name
     kind = OBJECTIVES.get(name)
+    # The default objective adds no term without routers, so it may stay in shared configurations.
     if config.model.dense and name != DEFAULT_OBJECTIVE:
         raise UserError(
             f"The objective {name!r} is about routing, and a dense model has none: set "
@@ -97,6 +98,7 @@ def check_start(config: TrainConfig) -> None:
 
 def check_groups(model: nn.Module, config: TrainConfig) -> None:
     """Raise ``UserError`` unless a training batch can be cut into groups (a smaller batch is one group)."""
+    # A batch has a row per view, and groups are cut from rows.
     rows = config.batch_size * config.views_per_image
     for name, layer in moe_layers(model).items():
         if rows % layer.group_images and rows > layer.group_images:
@@ -194,6 +196,7 @@ def choose_labeled(labels: NDArray[np.int64], share: float, *, seed: int) -> NDA
     A larger share holds a smaller one of the same seed. Images without a label have none to keep.
     """
     labeled = []
+    # Class by class, so that rare classes keep their share.
     for label in np.unique(labels[labels >= 0]):
         images = np.flatnonzero(labels == label)
         order = generator(seed, "labeled", draw=int(label)).permutation(len(images))
@@ -224,6 +227,7 @@ def check_dense(config: UpcycleConfig) -> None:
         raise UserError(
             f"{config.name!r} is sparse already; to start from its weights set initialise.checkpoint."
         )
+    # On the meta device nothing is allocated.
     with torch.device("meta"):
         model = timm.create_model(config.name)
     if not isinstance(model, VisionTransformer):
@@ -259,6 +263,7 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
         raise UserError(
             f"timm has no pretrained weights for {config.name!r}; give a file: model.upcycle.file=PATH."
         )
+    # Other normalization would feed the weights other numbers than they were trained on.
     if (model.mean, model.std) != (list(pretrained.mean), list(pretrained.std)):
         raise UserError(
             f"The pretrained weights of {config.name!r} take images of another normalization: set "
@@ -296,6 +301,7 @@ def start_model(
         UserError: there are no such weights, or the parts do not fit together.
     """
     check_start(config)
+    # Seeded just before building: what was drawn earlier must not change the start.
     torch.manual_seed(torch_seed(config.seed, "initialise"))
     model = build_model(model_config)
     start = {} if config.model.upcycle is None else {"upcycled": upcycle_from(model, config.model)}
@@ -311,6 +317,7 @@ def start_model(
     if config.mae is not None:
         num_visible(model.patch_embed.num_patches, config.mae.mask)
         model.decoder = Decoder(model, config.mae)
+    # Last: groups and frozen parameters concern the whole model.
     check_groups(model, config)
     freeze(model, config.freeze)
     return model, start
