@@ -41,6 +41,7 @@ class Difference:
     def identical(self) -> bool:
         """Whether the two are the same in every image except for rounding: no difference, no error, in no resample."""
         values = self.replicates.values
+        # Resamples without a value say nothing about equality.
         everything = np.abs([self.replicates.point, *values[~np.isnan(values)]])
         return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
 
@@ -105,6 +106,7 @@ def difference_error(minuend: Replicates, subtrahend: Replicates, influence: Arr
     image more where an image is right or wrong; 0 where no image differs by more than rounding.
     """
     n, grain = min(minuend.images, subtrahend.images), max(minuend.grain, subtrahend.grain)
+    # The error of one image more enters like an independent one.
     error = float(np.hypot(standard_error(influence, n), grain)) if n > 1 else np.nan
     # n times an image's influence is by how much the image itself differs.
     return 0.0 if n * np.abs(influence).max() < _ROUNDING else error
@@ -168,6 +170,7 @@ class DifferenceFamily:
         but the resamples vary, there is no interval.
         """
         normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
+        # The largest deviation of any member, at its 95 % quantile, holds for all.
         largest = normal if self._largest is None else float(np.quantile(self._largest, CONFIDENCE))
         cells = sum(member.standardized for member in self._members)
         p_values = [_p(member) for member in self._members]
@@ -178,9 +181,11 @@ class DifferenceFamily:
             factor = largest * critical(images) / normal if images > 1 else np.nan
             if member.standardized:
                 reach = factor * member.standard_error
+                # Power: the true difference has to exceed the interval's reach with probability 80 %.
                 detectable = (factor + special.ndtri(POWER)) * member.standard_error
             elif member.constant:
                 reach = member.summary.unseen_difference(factor) if member.identical else 0.0
+            # Two models that are identical by construction are no test.
             p, p_holm = (1.0, 1.0) if member.identical else tested
             judged.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
         return judged
@@ -207,6 +212,7 @@ def _holm(p_values: Sequence[float]) -> list[float]:
     p = np.asarray(p_values, dtype=float)
     defined = np.flatnonzero(~np.isnan(p))
     order = defined[np.argsort(p[defined], kind="stable")]
+    # Step down: the smallest p is multiplied by the number of tests, the next by one fewer.
     stepped = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
     corrected = np.full(len(p), np.nan)
     corrected[order] = np.minimum(stepped, 1.0)

@@ -227,6 +227,7 @@ class LoadCorrelation:
     def influence(self) -> Array:
         """Return the derivative: of the correlation of unit vectors a and b by a it is (b − r a) / |a|."""
         loads = self.windowed.total
+        # Centered, so that the correlation is a product of unit vectors.
         off = loads - loads.mean(1, keepdims=True)
         length = np.linalg.norm(off, axis=1)[:, None]
         unit = divide(off, length)

@@ -68,10 +68,12 @@ class Association:
     @cache_last
     def under(self, weights: Array) -> tuple[Array, Array]:
         """Return the information and the permuted information ``(R,)`` under weights ``(n, R)``, as shares of most."""
+        # Tables of all resamples at once may not fit into memory.
         step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
         parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
         plain = np.concatenate([information(self._observed_table(part)) for part in parts])
         mean = np.concatenate([self._of_mean(part) for part in parts])
+        # The bias is computed once for the observed images and added to every resample.
         return plain / self.scale, (mean + self._permutation_bias) / self.scale
 
     @cached_property
@@ -102,12 +104,14 @@ class Association:
         return float(mean - self._of_mean(np.ones((self._num_images, 1)))[0])
 
     def _exchange_images(self, rng: np.random.Generator) -> Integers:
+        # Images without tokens have no codes to give away.
         rows = np.flatnonzero(self._has_tokens)
         codes = self._codes.copy()
         codes[rows] = codes[rng.permutation(rows)]
         return codes
 
     def _shuffle_tokens(self, rng: np.random.Generator) -> Integers:
+        # The common case, a full grid, needs no bookkeeping.
         if self._present.all():
             return rng.permuted(self._codes, axis=1)
         # Tokens without an expert come last on both sides, and keep what they have.
@@ -216,6 +220,7 @@ def information(table: Array) -> Array:
 
 def _slope(table: Array) -> Array:
     """Return the derivative of the information by each entry of a table ``(K, E)``; 0 where an entry is 0."""
+    # I = Σ t / N · log(t N / (t_k t_e)), whose derivative by an entry is (log ratio − I) / N: the rest cancels.
     total = table.sum()
     expected = table.sum(1, keepdims=True) * table.sum(0)
     positive = table > 0
