@@ -69,11 +69,13 @@ def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mappi
     with seed s of the other. In such groups, a checkpoint without a partner of its seed is in no pair.
     """
     first, *remaining = checkpoints
+    # The first checkpoint of a seed stands for its group's seed.
     members: dict[str, dict[Any, str]] = {}
     for name in checkpoints:
         members.setdefault(groups.get(name, ""), {}).setdefault(seeds.get(name), name)
     several = {group for group, by_seed in members.items() if group and len(by_seed) > 1}
     first_group = groups.get(first, "")
+    # Pairing by seed needs two groups that both have several seeds.
     if first_group not in several or len(several) < 2:
         return [(name, first) for name in remaining]
     matched = []
@@ -126,12 +128,14 @@ def compare(
         ]
 
     judging = Judging(margin=margin, together=together)
+    # Sites are independent, so processes may share them; results come back in order.
     spread = processes.spread(comparisons, len(sites), processes=images.processes)
     for site, differences in zip(sites, spread, strict=True):
         judging.add(differences)
         progress(sum(cell.num_images for cell in site))
     rows = judging.rows()
     layers = list(dict.fromkeys(row["layer"] for row in rows))
+    # Sites come in the order of the sums; readers want all layers of a pair together.
     rows.sort(
         key=lambda row: (
             selected_pairs.index((row["checkpoint"], row["reference"])),
@@ -160,9 +164,11 @@ class Judging:
         for item in comparisons:
             position = None
             if not item.collapsed and not item.not_finite:
+                # The metric of the gate is one family over all pairs, since any of its cells may fail it.
                 key = self._together if item.row["metric"] == self._together else item.family
                 family = self._families.setdefault(key, DifferenceFamily())
                 position = key, family.add(item.evidence, item.deviations)
+            # Deviations are large, and the family has kept what it needs of them.
             self._compared.append((dataclasses.replace(item, deviations=None), position))
 
     def rows(self) -> list[Row]:
@@ -175,6 +181,7 @@ class Judging:
 
     def _row(self, item: Compared, judged: Judged | None) -> Row:
         metric = item.row["metric"]
+        # Only shares have a margin: other units have no common scale.
         margin = self._margin if find(metric).has_margin else np.nan
         word = words.NOT_FINITE if item.not_finite else words.verdict(item.evidence, judged, margin=margin)
         return item.row | {
@@ -209,6 +216,7 @@ def compare_values(
     if finite_errors and not any(finite_errors):
         # Nothing else of the two differs in any image, so neither does what has no first-order error.
         errors = dict.fromkeys(errors, 0.0)
+    # The same signs for all numbers of a cell keep their correlation.
     resampled = multiply_influences([*differences.values()], seed=run_info.seed)
     return [
         _compare_values(
@@ -278,6 +286,7 @@ def _error(name: NumberName, values: CellValues, reference: CellValues, differen
     if influence is not None:
         return difference_error(values.numbers[name], reference.numbers[name], influence)
     resampled_values = difference.values[~np.isnan(difference.values)]
+    # One resample has no spread.
     if len(resampled_values) < 2 or difference.images < 2:
         return np.nan
     return float(np.hypot(resampled_values.std() / np.sqrt(1 - 1 / difference.images), difference.grain))
@@ -296,9 +305,11 @@ def _check_same_images(values: CellValues, reference: CellValues) -> None:
 
 def _has_collapsed(values: CellValues, name: NumberName) -> bool:
     """Whether what the metric is about has collapsed: everything goes to one choice."""
+    # Lost images may be the reason why a number is undefined.
     number = values.numbers[name]
     if values.not_finite:
         return False
+    # Some metrics are 0 where the router has collapsed, and not undefined.
     if find(name.metric).metric.collapsed_at_zero:
         return number.point < _EVEN
     kappa = _kappa(values, name) or number

@@ -169,14 +169,18 @@ def widen_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one model with intervals that hold for all of them at once (Šidák 1967)."""
     has_interval = rows["ci_low"].notna()
     numbers = int(has_interval.sum())
+    # A single number needs no correction.
     if numbers < 2:
         return rows
+    # Šidák: n intervals at this confidence hold together at 95 %.
     confidence = CONFIDENCE ** (1 / numbers)
     factors = np.array(
         [critical(int(n), confidence=confidence) / critical(int(n)) if n > 1 else 1.0 for n in rows["images"]]
     )
     value, low, high = (rows[name].to_numpy(float) for name in ("value", "ci_low", "ci_high"))
+    # Scaled about the value, so that skewed intervals stay skewed.
     low, high = value - factors * (value - low), value + factors * (high - value)
+    # An interval of a share must not leave [0, 1].
     lowest, highest = _range_of(str(rows["metric"].iloc[0]))
     return rows.assign(ci_low=np.clip(low, lowest, None), ci_high=np.clip(high, None, highest))
 
@@ -194,6 +198,7 @@ def _inseparable(rows: pd.DataFrame, worst: pd.Series, scale: Scale) -> list[str
     if worst["ci_low"] != worst["ci_low"] or not scale.best:
         return []
     lowest = scale.best == "lowest"
+    # The worst layer is an estimate: others whose intervals reach it may be as bad.
     may_be = rows["ci_high"] >= worst["ci_low"] if lowest else rows["ci_low"] <= worst["ci_high"]
     rivals = rows[may_be & ((rows["layer"] != worst["layer"]) | (rows["view"] != worst["view"]))]
     if rivals.empty:
@@ -214,10 +219,12 @@ def _deciding_row(item: Property, rows: pd.DataFrame, scale: Scale) -> pd.Series
 
 def worst_row(rows: pd.DataFrame, scale: Scale) -> pd.Series:
     """Return the row whose number is worst; a router that has collapsed is worse than any number."""
+    # A collapsed router has no κ, so no value would find it.
     collapsed = rows[rows["flag"] == COLLAPSED]
     if len(collapsed):
         return collapsed.iloc[0]
     values = rows["value"].astype(float)
+    # Without any value there is no worst: the first row says why.
     if values.isna().all():
         return rows.iloc[0]
     return rows.loc[values.idxmax() if scale.best == "lowest" else values.idxmin()]
@@ -231,6 +238,7 @@ def is_exactly_0(row: Mapping[Hashable, Any] | pd.Series) -> bool:
 def _split_unmoved(rows: pd.DataFrame, scale: Scale) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows in which anything moved, and the other layers; all rows where none moved or it is not asked."""
     is_unmoved = rows.apply(is_exactly_0, axis=1) if scale.unmoved else pd.Series(False, index=rows.index)
+    # If nothing moved anywhere, that is the finding.
     if is_unmoved.all():
         return rows, []
     return rows[~is_unmoved], list(dict.fromkeys(rows.loc[is_unmoved, "layer"]))
@@ -266,6 +274,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if item.rule is Rule.VARIANTS:
         return _named_by_variants(item, scale, rows)
     rows, _ = _split_unmoved(rows, scale)
+    # On a scale of chance, 1 is the accuracy of guessing.
     worst, unit = _deciding_row(item, rows, scale), 1 / classes if scale.of_chance and classes else 1.0
     if worst["flag"] == COLLAPSED:
         return {"verdict": COLLAPSED, "grade": "poor", "advice": item.advice.get(COLLAPSED, "")}
@@ -303,6 +312,7 @@ def _named_by_highest(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
     highest = _highest(rows)
     nouns = {headline.metric: headline.noun for headline in item.numbers if isinstance(headline, Headline)}
     first = rows[(rows["layer"] == highest["layer"]) & (rows["value"] >= scale.edges[0])]
+    # Without an interval the value itself is the bar.
     level = highest["ci_low"] if highest["ci_low"] == highest["ci_low"] else highest["value"]
     upper = first["ci_high"].fillna(first["value"])
     names = [nouns[metric] for metric in first.loc[upper >= level, "metric"]]
@@ -341,6 +351,7 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
             continue
         rows = select_rows(table, headline.which)
         rows = rows[(rows["checkpoint"] == name) & (rows["layer"] == worst["layer"])]
+        # Numbers of another view would be about another perturbation.
         rows = rows[rows["view"] == worst["view"]]
         if worst["severity"] == worst["severity"]:
             # Some numbers are of all severities together.
@@ -369,9 +380,11 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
     table = table[(table["checkpoint"] == names[-1]) & (table["reference"] == names[0])]
     cells = ["layer", "view", "severity"]
     measured = numbers.rows[cells].drop_duplicates()
+    # Only cells in which the property was measured for both models.
     table = table.merge(measured, on=cells)
     if table.empty or len(names) != 2:
         return None
+    # One word for the whole family, so that a sentence and a table never disagree.
     word = FamilyWord.of([word_of(row) for row in table.to_dict("records")])
     shown_row = _largest(table)
     first = table[table["view"] == shown_row["view"]].iloc[0]

@@ -108,6 +108,7 @@ class LayerRouting:
 
     @cached_property
     def processed_mask(self) -> Tensor:
+        # A choice of -1 may still be marked as processed.
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
         return self._mask(self.processed & (self.selected >= 0))
 
@@ -153,6 +154,7 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
 
     num_experts = scores.shape[-1]
     # Absent ones last already here: an expert may score minus infinity, and is chosen all the same.
+    # Sorting by expert first makes ties go to the lower one in the stable sort below.
     by_expert, order = selected.long().where(selected >= 0, num_experts).sort(dim=-1)
     absent = by_expert == num_experts
     selected_scores = scores.gather(-1, by_expert.masked_fill(absent, 0)).masked_fill(absent, -torch.inf)

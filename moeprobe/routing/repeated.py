@@ -44,11 +44,13 @@ def repeat(
         raise UserError(
             f"The routing of {name} is of {len(selected)} tokens, and the batch has {len(gates)}."
         )
+    # A dropped choice has no weight to be repeated.
     has_choice = (selected >= 0) & routing.processed.to(gates.device).flatten(0, 1)
     has_expert = has_choice.any(-1, keepdim=True)
     index, own_experts = selected.clamp_min(0), experts.long()
     source = routing.gates.to(gates.device).float().flatten(0, 1) if replayed else gates
     selected_gates = source.gather(1, index).masked_fill(~has_choice, 0)
+    # Recorded gates of zeros mean that they were not kept.
     if replayed and has_choice.any() and not selected_gates.any():
         raise UserError(f"The routing of {name} has no gates; let them be recomputed.")
     before = gates.gather(1, own_experts.clamp_min(0)).masked_fill(own_experts < 0, 0)
@@ -71,6 +73,7 @@ def _weigh(selected_gates: Tensor, weights: Tensor, gates: Tensor, name: str) ->
         float((value - value.mean()).abs().max() / value.mean().abs().clamp_min(1e-12))
         for value in (ratio, total)
     ]
+    # The rule must hold for all tokens: ratios or sums that vary follow another one.
     if min(spread) > _TOLERANCE:
         raise UserError(f"The weights of {name} follow from its gates by no rule that is known.")
     if spread[0] <= spread[1]:
