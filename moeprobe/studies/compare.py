@@ -138,6 +138,7 @@ def compare(
     models = several(given)
     from_runs = are_runs(models)
     options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
+    # NaN would make every comparison false, and so judge nothing.
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"{option('margin')} takes a number from 0 up; got {margin}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
@@ -186,6 +187,7 @@ def are_runs(models: Sequence[Model]) -> bool:
     Raises:
         UserError: some are and some are not.
     """
+    # A list of mixed things is a mistake that would otherwise fail later and less clearly.
     runs = [isinstance(item, str | Path) and finished.is_run(Path(item)) for item in models]
     if any(runs) and not all(runs):
         run, checkpoint = models[runs.index(True)], models[runs.index(False)]
@@ -234,12 +236,14 @@ class Sources:
         work = self.work
         if work is None:
             return self.measured
+        # A run of its own inside, so that another margin needs no new passes.
         out = None if work.options.out is None else work.options.out / "probe"
         result = run_once(
             lambda options: run(work.probe, work.models, data=work.data, options=options, watcher=progress),
             work.models,
             dataclasses.replace(work.options, out=out),
         )
+        # None: the run inside was finished before; its folder has the sums.
         if result is None and out is not None:
             return dataclasses.replace(finished.read(out), runs={})
         assert result is not None
@@ -275,6 +279,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
         UserError: a run cannot be read or fits no other, or something is named that they fix.
     """
     _check_outside(models, options.out)
+    # Options that change numbers are fixed by runs: silently ignoring them would mislead.
     changed = [option(name) for name, value in settings.items() if value is not None]
     changed += [
         option(name, flag=flag_of(Options, name))
@@ -290,6 +295,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
             raise UserError(
                 f"There is no MoE layer {lacking[0]!r} in these runs; there are: {', '.join(run_layers)}."
             )
+        # The empty layer holds numbers of the whole model, such as accuracy.
         selected = measured.sums.select(lambda stored: stored.cell.layer in {*(options.layers or ()), ""})
         request = Request(measured.request | {"layers": list(options.layers)})
         measured = dataclasses.replace(measured, sums=selected, request=request)
@@ -299,6 +305,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
     """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
     for item in models:
+        # --overwrite would delete what is to be compared.
         if isinstance(item, str | Path) and out and Path(item).resolve().is_relative_to(out.resolve()):
             raise UserError(f"{item} is in {out}; choose another {option('out')}.")
 
@@ -332,6 +339,7 @@ class ComparisonWork(Work[Comparison]):
         self.sources, self.options, self.margin = sources, options, margin
         self.gate = gate or Gate(None)
         if self.gate.metric is not None:
+            # Before measuring: hours of passes must not end with "no such metric".
             self.gate.check_measured(sources.sample())
         measured, keys = sources.measured, ("sha256", "capacity", "group_images")
         _check_two(measured.checkpoints)
@@ -344,6 +352,7 @@ class ComparisonWork(Work[Comparison]):
             },
             "runs": sorted(measured.runs.values()),
         }
+        # Judging one metric as one family widens its intervals, so it belongs to the request.
         if self.gate.metric is not None:
             self.request["judged_together"] = self.gate.metric
 
@@ -452,6 +461,7 @@ class Gate:
         with_direction = sorted(name for name in names if registry.find(name).direction)
         if self.metric not in with_direction:
             raise _no_metric(self.metric, with_direction)
+        # Shared means: in the same cell of at least two checkpoints.
         times = Counter((name, site) for name, site, _ in measured_metrics)
         shared = {name for (name, _), number in times.items() if number > 1}
         if len(measured.checkpoints) > 1 and self.metric not in shared:
@@ -473,6 +483,7 @@ class Gate:
         unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
         failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
         if self.metric is not None and self.allowed is not None:
+            # The worse end of the interval, whichever direction is good.
             lowest = rows["sim_low"] if registry.find(self.metric).direction > 0 else -rows["sim_high"]
             # What is the same by construction: how far the clean input agrees with itself.
             itself = rows["severity"].eq(0) & (not registry.find(self.metric).metric.of_labels)

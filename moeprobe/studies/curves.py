@@ -51,6 +51,7 @@ class Curves:
         ``difference`` is the mean over seeds of the difference from the panel's first group at the same seed, with its
         range; empty of that group, and where no seed is in both.
         """
+        # The last row of a run is its latest evaluation.
         ends = self.table.drop_duplicates("run", keep="last")
         lines = []
         for panel, panel_ends in ends.groupby("panel", sort=False, dropna=False):
@@ -116,6 +117,7 @@ def curves(
         UserError: a folder is no training, none of them has the metric, the key is none, or ``out`` is taken.
     """
     folder = None if out is None else Path(out)
+    # Checked before reading, since there may be hundreds of trainings.
     if folder is not None:
         _check(folder, overwrite=overwrite)
     trainings = _distinct([training for source in several(runs) for training in _read(Path(source))])
@@ -128,6 +130,7 @@ def curves(
     from moeprobe.results.figures import save
 
     with RunFolder(folder, _FAMILY) as run_folder:
+        # Once more, inside the lock: another process may have written here meanwhile.
         _check(folder, overwrite=overwrite)
         if overwrite:
             run_folder.clear()
@@ -164,6 +167,7 @@ def _read(path: Path) -> list[_Training]:
     """Return the training of a folder, or all trainings of a trade-off's."""
     packed = read_pack(path)
     unpacked = sorted(file.parent.name for file in (path / CELLS).glob(f"*/{CURVE}"))
+    # The folder of a packed cell is a leftover of a killed process.
     cells = [*packed, *(name for name in unpacked if name not in packed)]
     if cells:
         return [_cell(path / CELLS / name) for name in cells]
@@ -233,6 +237,7 @@ def _table(trainings: Sequence[_Training], *, metric: str, by: str | None) -> pd
             "run": training.name, "group": group if by is None else _without(group, by, value),
             "train_seed": training.config.seed, "panel": "" if by is None else _as_text(by, value), "metric": metric,
         }  # fmt: skip
+        # Not every evaluation has every metric.
         parts.append(rows.assign(**columns)[rows["value"].notna()])
     table = pd.concat([part for part in parts if len(part)], ignore_index=True)
     return table.reindex(columns=list(CURVE_COLUMNS))

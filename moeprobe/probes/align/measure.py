@@ -90,6 +90,7 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Record the routing, align each pair, and put the tables together."""
         options = self.options
+        # A folder that disappears: traces are needed only until experts are aligned.
         scratch = Scratch()
         trainings, skipped = [], []
         for number, (model, name) in enumerate(zip(self.models, self._names, strict=True)):
@@ -111,6 +112,7 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
             trainings=origins.describe_origins(
                 self.models, self.spec.dataset, self.data, split=options.split
             ),
+            # An image may be skipped for several checkpoints.
             skipped_images=sorted(set(skipped)),
             notes=[],
             batch_size=options.batch_size,
@@ -155,10 +157,12 @@ class AlignedTrainings:
         traces = [training.trace for training in trainings]
         self._layers = common_layers(traces, layers, mapped=True)
         clusters = clusters_of(traces)
+        # Clusters stay in one half, or the other half would not be independent.
         self._halves = Halves.of(common_ids(traces, self._layers), clusters, seed=seed)
         self._in_second = dict(zip(self._halves.ids, self._halves.second.tolist(), strict=True))
         self._sets = _sets([training.group for training in trainings])
         self._pairs = {
+            # Only pairs within a set: trainings of other groups differ in more than the seed.
             pair: pair_label(*(trainings[number].name for number in pair))
             for members in self._sets.values()
             for pair in itertools.combinations(members, 2)
@@ -212,6 +216,7 @@ class AlignedTrainings:
                 traces,
                 self._layers,
                 self._halves.ids,
+                # Not measured alone: only pairs matter here.
                 alone=False,
                 analyses=Align.analyses,
                 renumber=partial(
@@ -251,11 +256,13 @@ class AlignedTrainings:
         """Return a pair in which each input's experts have the numbers that the other half was fitted to."""
         of_first, of_second = layer_fits[layer].numbers
         in_second = np.array([self._in_second[name] for name in ids])
+        # Each half is judged by the alignment of the other half.
         numbers = np.where(in_second[:, None], of_first, of_second)
         return with_numbers(subject, torch.from_numpy(numbers))
 
     def _lines(self, line: "_Lines", fit: Fit) -> list[dict[str, Any]]:
         """Return the lines of a pair and layer that belong to no input."""
+        # Some permutations may have no value.
         low, high = np.nanquantile(fit.unrelated, _ENDS)
         tokens = fit.joint.first
         rows = [
@@ -294,6 +301,7 @@ class AlignedTrainings:
         shares: _Shares = {}
         for (name, members), layer in itertools.product(self._sets.items(), self._layers):
             pairs = list(itertools.combinations(members, 2))
+            # A set needs all of its pairs: a mean over some would depend on which are missing.
             if len(members) >= FEWEST and all((pair, layer) in of_pairs for pair in pairs):
                 line = _Lines(table, info, self._pairs[pairs[0]], layer, name=name)
                 shares[name, layer] = (

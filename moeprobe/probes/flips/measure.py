@@ -65,6 +65,7 @@ class FlipsMeasurement(VariantsMeasurement):
                         f"{model.name} reads texts, and {option('predict')} adds up prices of images; leave it out."
                     )
                 continue
+            # Texts are priced by probabilities of tokens, images by class scores: hence two checks.
             check_replayable(model.name, model.model, "flips cannot be forced")
             if not gives_scores(model):
                 raise UserError(f"{model.name} gives no class scores, so its flips have no price.")
@@ -97,6 +98,7 @@ class FlipsMeasurement(VariantsMeasurement):
     def loaded_view(self, view: PairView | SeverityView | None) -> SeverityView:
         """Return the view, with the held-out perturbations behind it."""
         assert isinstance(view, SeverityView)
+        # Loaded with the batch, so that each image is decoded once.
         return WithHeldOut(view, self._held_out)
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
@@ -111,6 +113,7 @@ class FlipsMeasurement(VariantsMeasurement):
     def passes(self) -> int:
         """The most passes per image: flips count as whole passes, though they begin at their layer."""
         kinds = 4
+        # The checkpoint with the most layers sets the estimate.
         layers = max(len(model.model.layer_names) for model in self.models)
         # Each perturbed pass is exchanged with the clean one in two more.
         held_out = 3 * sum(len(each.severities) for each in self._held_out)
@@ -135,6 +138,7 @@ def _batch_sums(
         finite.check(trace.layers, logits, batch.image_ids, checkpoint=checkpoint.name)
     assert scores is not None
     layers = _layers(spec, checkpoint, routing.layers)
+    # Trunks save the layers before a flip, where the model can resume.
     trunks = model.trunks(batch.views[0], layers=layers) if isinstance(model, Resumable) else {}
     labels = labels_of(spec, batch).to(scores.device)
     clean = CleanPass(batch.views[0], scores, routing, labels, trunks)
@@ -290,6 +294,7 @@ def margin_kind(number: int) -> str:
 
 def _decile_bounds(spec: RunSpec, checkpoint: Checkpoint) -> _Bounds:
     """Return where the margins of patches of the first images are cut into deciles, layer by layer."""
+    # Without the view: deciles are those of clean margins.
     clean = dataclasses.replace(spec, view=None, severities=())
     margins: dict[str, list[NDArray[np.float64]]] = {}
     skipped: list[str] = []
