@@ -56,6 +56,7 @@ class HookedModule:
     """
 
     def __init__(self, net: nn.Module, settings: HookSettings) -> None:
+        # Hooks on a wrapper would not see the wrapped module's calls.
         self.net = unwrap(net)
         self.settings = settings
 
@@ -72,6 +73,7 @@ class HookedModule:
     @property
     def _like(self) -> Tensor:
         """A tensor of the device and dtype of the module's numbers."""
+        # Parameters or buffers: a module may have only either.
         numbers = itertools.chain(self.net.parameters(), self.net.buffers())
         return next((value for value in numbers if value.is_floating_point()), torch.empty(0))
 
@@ -90,7 +92,10 @@ class HookedModule:
             UserError: a router did not run once, or gives something else than before, or there are no class scores.
         """
         blocks = {
-            name: block for name, layer in layers.items() if layer.drops and (block := self.block_of(layer))
+            # Only layers that drop choices need their experts watched.
+            name: block
+            for name, layer in layers.items()
+            if layer.drops and (block := self.block_of(layer))
         }
         return self.run_listening(images, layers, blocks, logits=logits)[0]
 
@@ -104,6 +109,7 @@ class HookedModule:
     ) -> tuple[Pass, dict[str, list[BlockCall]]]:
         """Run images as ``run`` does; returns what the blocks of layers were called with, too."""
         modules = [layer.module for layer in layers.values()]
+        # Watching slows a pass down, so only the calls that are needed are watched.
         watched = [layer.module for layer in layers.values() if layer.is_watched]
         last = list(layers.values())[-1] if layers else None
         # A choice that comes after its router ends a pass in which no more is wanted. A pass whose experts are looked
@@ -118,6 +124,7 @@ class HookedModule:
         ):
             output, fired = self.forward(images, modules, stop_after=stop_after)
         check_fired([name for name, _ in fired], modules)
+        # By module: each ran exactly once.
         values, routings = dict(fired), {}
         for name, layer in layers.items():
             token_local = self.settings.token_local
@@ -177,6 +184,7 @@ class HookedModule:
         value = output if output_key is None else part(output, output_key)
         has_rows = isinstance(value, Tensor) and value.ndim > 1 and len(value) == num_images
         if has_rows and value.is_floating_point() and (not self.settings.classes or value.ndim == 2):
+            # Features may have any shape, scores are (B, classes).
             kind = SCORES if self.settings.scores and value.ndim == 2 else FEATURES
             return value.flatten(1).float(), kind
         if output_key is None and not self.settings.classes:
@@ -229,9 +237,11 @@ class HookedModule:
     def hash(self, layers: Mapping[str, HookedLayer]) -> str:
         """Return a hash of the parameters, the settings and the detected layers."""
         learned = {name: layer.identity for name, layer in layers.items()}
+        # The settings belong to the hash: another activation gives other gates.
         digest = hashlib.sha256(json.dumps([self.settings.plain(), learned], sort_keys=True).encode())
         for name, value in self.net.state_dict().items():
             digest.update(name.encode())
+            # As bytes, since NumPy has no bfloat16.
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
@@ -249,6 +259,7 @@ class HookedModule:
             raise UserError(f"The model takes images (B, 3, {size}, {size}); got {tuple(images.shape)}.")
         like = self._like
         moments = (self.settings.mean, self.settings.std)
+        # On the module's device; float32 until the division is done.
         mean, std = (torch.tensor(values, device=like.device).view(3, 1, 1) for values in moments)
         return ((images.to(like.device) - mean) / std).to(like.dtype)
 

@@ -58,6 +58,7 @@ def part(output: Any, key: Place) -> Any:
         UserError: nothing does.
     """
     try:
+        # A string is an attribute unless the output is a mapping.
         if isinstance(key, str) and not isinstance(output, Mapping):
             return getattr(output, key)
         return output[key]
@@ -74,11 +75,13 @@ def put(output: Any, key: Place, value: Tensor) -> Any:
     try:
         if isinstance(output, tuple | list):
             if isinstance(key, str):
+                # Named tuples take fields by name.
                 replaced: Any = output._replace(**{key: value})  # type: ignore[union-attr]
                 return replaced
             items = [*output]
             items[key] = value
             return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+        # A copy: the module may return the same object in every pass.
         copied = copy.copy(output)
         if isinstance(output, Mapping):
             copied[key] = value
@@ -112,6 +115,7 @@ def by_image(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
         UserError: the shape is none of these.
     """
     shape = tuple(values.shape)
+    # Some models flatten a batch of images into one sequence.
     flat = values[0] if values.ndim == 3 and shape[0] == 1 != num_images else values
     if flat.ndim == 2 and len(flat) % num_images == 0:
         if sequence_first:

@@ -68,6 +68,7 @@ def check_experts(
     assert reader is not None
     num_experts = reader.num_experts
     slices = expert_parameters(layer, trunk)
+    # Unknown layouts of experts are common in new architectures; that is no fault.
     if not slices:
         return ExpertCheck(name, 0, num_experts, "its experts' parameters were not found")
     routing = run()
@@ -77,6 +78,7 @@ def check_experts(
     )
     if block is None or before is None:
         return ExpertCheck(name, 0, num_experts, "no block around it gives a row for each token")
+    # The control: a second pass must give the same numbers.
     again = run_until(block)
     assert again is not None
     if bool(_differing_rows(before, again).any()):
@@ -88,6 +90,7 @@ def check_experts(
             after = run_until(block)
         assert after is not None
         got = _differing_rows(before, after)
+        # A large weight must show, a small one may; a change without an assignment is always wrong.
         wrong = (got & ~assigned[:, number]) | (~got & visible[:, number])
         if bool(wrong.any()):
             raise UserError(
@@ -105,10 +108,12 @@ def expert_parameters(layer: RouterLayer, trunk: nn.Module) -> list[list[Tensor]
     """
     assert layer.reader is not None
     experts = layer.experts
+    # Modules are surer than parameters with E rows.
     modules = [] if experts is None else _expert_modules(experts)
     if modules:
         slices: list[list[Tensor]] = [list(module.parameters()) for module in modules]
     else:
+        # The router's own weight has E rows, too.
         router = {id(parameter) for parameter in layer.module.parameters()}
         holder = _parent(trunk, layer.module) if experts is None else experts
         parameters: list[Tensor] = [
@@ -117,6 +122,7 @@ def expert_parameters(layer: RouterLayer, trunk: nn.Module) -> list[list[Tensor]
         slices = _slices_by_expert(
             parameters, layer.reader.num_experts, getattr(experts, "num_experts", None)
         )
+    # A value of one byte (quantized) cannot be moved far and back.
     usable = all(value.is_floating_point() and value.dtype.itemsize > 1 for part in slices for value in part)
     return slices if usable and all(slices) else []
 
@@ -136,6 +142,7 @@ def _slices_by_expert(
     A router may have more places than there are experts, for tokens that skip the layer. Flattened parameters do not
     say how many experts they hold, so their module or the router says it.
     """
+    # Stacks have three axes: experts and a matrix.
     lengths = {
         len(parameter)
         for parameter in parameters
@@ -146,6 +153,7 @@ def _slices_by_expert(
         return [[stack[number] for stack in stacks] for number in range(min(lengths))]
     is_count = isinstance(module_count, int) and 1 < module_count <= num_experts
     count = int(module_count) if is_count else num_experts  # type: ignore[call-overload]
+    # Flattened stacks have E × rows.
     flat = [parameter for parameter in parameters if parameter.ndim == 2 and len(parameter) > count]
     if not flat or any(len(parameter) % count for parameter in flat):
         return []
@@ -162,6 +170,7 @@ def _ancestors(trunk: nn.Module, layer: RouterLayer) -> list[nn.Module]:
     path = next(name for name, candidate in trunk.named_modules() if candidate is layer.module)
     parts = path.split(".")
     modules = []
+    # From the inside out, up to the numbered block: outside of it other layers would run as well.
     for depth in range(len(parts) - 1, 0, -1):
         modules.append(trunk.get_submodule(".".join(parts[:depth])))
         if parts[depth - 1].isdigit():
@@ -172,6 +181,7 @@ def _ancestors(trunk: nn.Module, layer: RouterLayer) -> list[nn.Module]:
 def _far_from(value: Tensor) -> Tensor:
     """Return other values, far enough to be seen in a rounded output; zeros change too, by the size of the others."""
     size = value.abs().float().mean()
+    # Scaled and turned around: -4 times the value is far, and finite in half precision.
     return value * -4 + torch.where(size > 0, size, torch.ones_like(size)).to(value.dtype)
 
 
@@ -199,4 +209,5 @@ def _tokens_by_expert(routing: LayerRouting) -> tuple[Tensor, Tensor]:
 def _experts_to_change(assigned: Tensor, count: int) -> list[int]:
     """Return some experts with most tokens and some with least, of the first ``count``."""
     order = assigned[:, :count].sum(0).argsort(descending=True, stable=True).tolist()
+    # The busiest have most tokens to be wrong about; the idle ones must change none.
     return order if len(order) <= _MOST_TAKEN + _LEAST_TAKEN else order[:_MOST_TAKEN] + order[-_LEAST_TAKEN:]
