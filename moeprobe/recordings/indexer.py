@@ -187,6 +187,7 @@ class _Reading:
             name = name_of if len(holders) == 1 else f"{name_of}/{number}"
             if name in self._selections.sequences:
                 raise Fault(f"request {quoted(name)} was there before")
+            # Null: the server was asked and captured nothing.
             if holder.get(KEY) is None:
                 self._selections.nulls += 1
                 continue
@@ -201,6 +202,7 @@ class _Reading:
     def _array(self, value: Any, what: str) -> NDArray[Any] | LongArray:
         """Return positions, or scores, ``(T, L, K)``."""
         numbers = self._long(value, what) if isinstance(value, LongText) else self._short(value, what)
+        # Servers send all layers, or only those that compute selections: their numbers tell.
         by_count = {len(layers): layers for layers in (self._shape.computing, self._shape.layers)}
         if numbers.shape[2] != self._shape.top_k or numbers.shape[1] not in by_count:
             raise Fault(
@@ -230,6 +232,7 @@ class _Reading:
         real = what == SCORES
         kind = np.dtype("<f4" if real else "<i4")
         if value.text[: len(NPY)] == NPY.encode():
+            # Only the header is decoded here; the numbers follow in parts.
             offset, shape, kind = npy_header(value.head(), what, axes=_AXES, real=real)
         else:
             offset, row = 0, len(self._shape.layers) * self._shape.top_k * kind.itemsize
@@ -268,8 +271,11 @@ class _Reading:
     ) -> None:
         """Check the rows of a sequence, and write the rows of queries that see more than K keys."""
         rows, layers, top_k = keys.shape
+        # A query sees itself and what is before it; several tokens may share a key.
         visible = (np.arange(start, start + rows) + 1) // self._shape.tokens_per_key
+        # The first queries see no more than K keys and select all of them: nothing to compare, so not kept.
         complete = int(np.searchsorted(visible, top_k, side="right"))
+        # Half the bytes, as long as positions fit.
         dtype = "uint16" if visible.max(initial=0) <= 2**16 else "int32"
         offset, score_offset = self._positions.tell(), self._scores.tell()
         present = np.zeros((rows, layers), dtype=bool)
@@ -280,11 +286,13 @@ class _Reading:
             visible_keys = np.repeat(visible[block], layers)
             order = None
             if scores is None:
+                # Sorted, since a selection is a set: sorted rows compare element by element.
                 of_block.sort(axis=1)
             else:
                 order = np.argsort(of_block, axis=1)
                 of_block = np.take_along_axis(of_block, order, axis=1)
             present[block] = self._check.add(of_block, visible_keys).reshape(-1, layers)
+            # Rows of complete queries at the beginning are skipped.
             written = slice(max(complete - begin, 0) * layers, None)
             self._positions.write(np.maximum(of_block[written], 0).astype(dtype).tobytes())
             if scores is not None and order is not None:
@@ -293,6 +301,7 @@ class _Reading:
                     raise Fault(f"{SCORES} takes numbers from 0 up: attention that a key gets")
                 self._scores.write(np.ascontiguousarray(values, np.float32).tobytes())
         self._selections.complete += complete * layers
+        # Only kept queries count: complete ones need no capture.
         self._selections.uncaptured += int((~present[complete:]).sum())
         self._selections.sequences[name] = Selection(
             cluster=cluster,

@@ -60,15 +60,19 @@ def load_unpickled(path: Path) -> Any:
 
     allowed: list[Any] = [
         np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in _KINDS},
+        # NumPy 2 moved this module; files of either version name their own.
         *((_reconstruct(), f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     ]  # fmt: skip
     try:
         with zipfile.ZipFile(path) as file:
+            # A compressed member could not be mapped, and would expand to any size.
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise UserError(f"{path} is compressed, which torch.save never does.")
+        # Only these types may be made; everything else in a pickle is refused.
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             return _torch_load(path)
     except DAMAGE as error:
+        # Torch's message names the class that was refused.
         refused = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
         if refused is not None:
             raise UserError(
@@ -121,8 +125,10 @@ def array_of(value: Any, what: str, *, kinds: str = "iu", dims: int) -> NDArray[
 
     if isinstance(value, torch.Tensor):
         plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+        # A tensor may claim a size that its storage does not have, by strides of 0.
         if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise Fault(f"{what} is no plain tensor")
+        # NumPy has no bfloat16.
         value = (value.float() if value.dtype == torch.bfloat16 else value.detach()).numpy()
     numbers = as_array(value)
     if numbers.ndim != dims or (numbers.dtype.kind not in kinds and numbers.size):
@@ -151,6 +157,7 @@ def group_rows(
         rows.append(row)
         read += size
         values += row.experts.size + (0 if row.all_gates is None else row.all_gates.size)
+        # By entries as well: a single row may be longer than thousands of others.
         if len(rows) >= ROWS_AT_ONCE or values >= _VALUES:
             yield _batch(rows)
             progress(read)
@@ -186,6 +193,7 @@ def _lists(name: str, values: list[NDArray[Any] | None]) -> pa.Array:
         return column
     present = np.array([value is not None for value in values])
     indices = np.cumsum(present) - 1
+    # Rows without a list point nowhere, and become null.
     return column.take(pa.array(indices, pa.int64(), mask=~present))
 
 
@@ -227,6 +235,7 @@ def responses(
             beginning = file.peek(HEAD)[:HEAD]
             check_kind(path, beginning)
             if is_packed(beginning):
+                # Tensors are mapped from the file, which a compressed one does not allow.
                 if file.compressed:
                     raise UserError(
                         f"{path} is a compressed file of torch; decompress it first (gunzip, zstd -d)."
@@ -237,6 +246,7 @@ def responses(
             if (kind := kind_of(beginning)) in ("csv", "gguf"):
                 yield WHOLE_FILE, GatheredResponse({TABLE: _counts(path, file, kind, progress)})
                 return
+            # An event stream is one document, so it is read as a whole.
             if is_event_stream(beginning):
                 yield from _of_events(path, file.read(MOST_BYTES + 1))
                 progress(path.stat().st_size)
@@ -253,6 +263,7 @@ def responses(
                         raise
                     line += file.read(most_bytes + 1)
                     where, content = "the document", _parse(path, "the document", line, long, most_bytes)
+                # A bare list of lists is counts of layers; a list of objects is several responses.
                 if isinstance(content, list) and content and isinstance(content[0], list):
                     content = {COUNTS_KEY: content}
                 several = isinstance(content, list)

@@ -51,18 +51,22 @@ class Across:
     def add(self, layer: str, pair: LayerPair) -> None:
         """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part."""
         if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
+            # Hash layers route by the token's id: equal tokens agree there by construction.
             return
         if pair.view.grid is not None or not Disagreement().applies(pair.view):
             return
         paired = patches(pair)
+        # A layer with other tokens cannot be put beside the rest.
         if self._trials and paired.present.shape != self._trials[0].shape:
             return
         self._layers.append(layer)
         self._differs.append(differ(pair, paired))
         self._trials.append(paired.present)
         if not self._kinds:
+            # Kinds of tokens are the same in all layers.
             kinds = by_token_kind(pair)
             kinds.pop("prefix", None)
+            # Position is a kind as well: differences may begin late in a sequence.
             self._kinds = kinds | by_position(kinds[TEXT.token])
 
     def join_layers(self, sums: Sums) -> Sums:
@@ -121,9 +125,11 @@ def load_of(trace: TraceFile, name: str, ids: Sequence[str]) -> dict[Cell, dict[
         # Counts are of all choices: only those of this side can be held against them.
         routing = replace(routing, ordered=routing.top_k < 2)
         patches = torch.arange(routing.selected.shape[1] - routing.num_prefix_tokens).expand(len(ids), -1)
+        # The view is the trace itself: a load needs no reference.
         return sums_of_layer(
             [LoadAnalysis()], name, LayerPair(routing, routing, patches, patches, aligned=True)
         )
+    # One expert has all of the load.
     if layer.num_experts < 2:
         return {}
     counts = torch.tensor(trace.counts(name, ids))

@@ -21,6 +21,7 @@ def request_of(
     probe: MatchedTraces[Any], traces: Sequence[NamedTrace], ids: Sequence[str], options: Options
 ) -> dict[str, Any]:
     """Return everything that the numbers depend on, as other probes have it."""
+    # A single trace is compared with nothing, and stands for itself.
     compared_traces = traces[1:] or traces
     first = traces[0].trace.about
     checkpoints: dict[str, dict[str, Any]] = {}
@@ -34,6 +35,7 @@ def request_of(
         "data": first["data"] or REQUEST.data,
         "split": first["split"] or "",
         "view": {"name": ", ".join(dict.fromkeys(trace_view.view for trace_view in compared_traces))},
+        # A single trace has no pair whose patches could correspond.
         "aligned": not any(trace_view.has_moved for trace_view in traces) and len(traces) > 1,
         "severities": [
             trace_view.severity
@@ -189,6 +191,7 @@ def ignored_tokens(traces: Sequence[NamedTrace], left_out: Mapping[str, tuple[in
     """
     names = [trace_view.name for trace_view in traces]
     short = {
+        # The short name, unless several traces share it.
         trace_view.label: trace_view.name if names.count(trace_view.name) == 1 else trace_view.label
         for trace_view in traces
     }

@@ -91,6 +91,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
                 )
         self.placement: Placement | None = None
         if probe.placement is not None:
+            # All layers of the trace, since a placement file must name each of them.
             self.placement = read_placement(probe.placement, experts, every_layer=list(trace.layers))
         elif probe.ranks is not None:
             self.placement = consecutive(experts, probe.ranks)
@@ -110,6 +111,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
 
     def _requests(self, windows: int) -> _Requests:
         """Return the samples and their windows."""
+        # Requests of one cluster are one sample.
         names = list(dict.fromkeys(self.clusters.get(name, name) for name in self.trace.ids))
         if len(names) == 1:
             if self.placement is None:
@@ -126,6 +128,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         # More samples than are resampled would have no interval of the overlaps, which follow from no influence.
         size = -(-len(names) // LARGEST)
         samples = names[::size]
+        # Requests in the order of the file, cut into windows of equal numbers.
         window = np.arange(len(samples)) * windows // len(samples)
         return _Requests(samples, window, {name: index // size for index, name in enumerate(names)})
 
@@ -178,6 +181,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             for layer in self.layers
         }
         uses = {layer: np.zeros((2, len(self.requests.names)), np.int64) for layer in self.layers}
+        # The widest layer decides how many requests fit into memory.
         widest = max(
             max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
             for layer in self.layers
@@ -188,6 +192,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             rows = [row_of[self.clusters.get(name, name)] for name in block]
             for layer in self.layers:
                 of_block = _choices_of(trace, layer, block)
+                # ``add.at``, since several inputs of a block may belong to one sample.
                 np.add.at(counts[layer], rows, of_block)
                 for column, numbers in zip(
                     uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
@@ -230,6 +235,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
                 yield self._cell(layer, judged.name, rows, self._rank_sums([loaded], rows))
             columns = self._rank_sums(list(of_layers.values()), rows)
             yield self._cell("", judged.name, rows, columns)
+            # Windows only of all layers together: a number for each layer and window would be too many.
             for window in judged.windows[0] if self._by_window(judged) else ():
                 inside = self.requests.window == window
                 of_window = {key: column[inside] for key, column in columns.items()}
