@@ -190,11 +190,14 @@ def _prepare(
     """Return a probe and its work on a few images; raises ``UserError`` where it does not apply."""
     modality = models[0].framing.modality
     fields = entry.images if modality is IMAGE else entry.texts
+    # An entry without fields for a modality has no use for it.
     if fields is None:
         raise UserError(f"{kind.name} does not apply to models that read {modality.plural}.")
     if options.out is None and not kind.printed:
         raise UserError(f"{kind.name} draws pictures only, which need a folder: add {option('out')}.")
+    # Batches of whole groups, even in a sample of a few images.
     batch = max(_TIMED_BATCH, options.group_images)
+    # Without a folder: the sample must leave nothing behind.
     sample = dataclasses.replace(options, batch_size=batch, out=None, overwrite=False)
     probe = kind(**fields)
     return probe, engine.prepare(probe, models, data=data, options=sample)
@@ -237,6 +240,7 @@ def read_plan(folder: Path, *, modality: str, minutes: float) -> AuditPlan | Non
     kinds = {kind.name: (kind, entry) for kind, entry in joining(None)}
     steps = []
     for step in content["steps"]:
+        # A plug-in that joined the audit then may be missing now: the plan is made anew.
         if step["probe"] not in kinds:
             return None
         kind, entry = kinds[step["probe"]]

@@ -89,6 +89,7 @@ def audit(
     options, watcher = combine(options, changes), progress_of(watcher)
     sources = _check_sources(models, minutes)
     work: _AuditWork
+    # Recordings need no model, and so no plan and no timing.
     if is_recorded(sources):
         work = _RecordingsAudit(sources, data=data, match=match, options=options)
     else:
@@ -196,12 +197,14 @@ class _ModelsAudit(_AuditWork):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> AuditResult:
         """Run the probes, or read what an earlier call has finished."""
         models, options = self.models, self.options
+        # An interrupted audit keeps its plan: other sizes would not match its finished runs.
         plan = _plan(
             models, folder, data=self.data, minutes=self.minutes, probes=self.probes, options=options
         )
         runs: dict[str, Result] = {}
         for step in plan.steps:
             result = _run(step, models, data=self.data, options=options, watcher=progress)
+            # Probes that only draw have no numbers to judge.
             if isinstance(result, Result):
                 runs[step.name] = result
         dataset = open_data(self.data, split=options.split)
@@ -270,6 +273,7 @@ def _with_routers(
 ) -> dict[str, dict[str, Any]]:
     """Return what a sidecar says of checkpoints, with the sizes of their routers as a run found them."""
     sizes = {
+        # Runs know the sizes of routers, which checkpoints alone do not say.
         name: {ROUTERS: info[ROUTERS]}
         for run in runs
         for name, info in run.sidecar.checkpoints.items()
@@ -316,6 +320,7 @@ def _run(
         models,
         dataclasses.replace(options, out=out, limit=step.images),
     )
+    # Runs without properties are not judged, so they need not be read back.
     return read_result(out) if result is None and out is not None and step.entry.properties else result
 
 
@@ -348,6 +353,7 @@ def _judge(
 
 def _command(item: Property, name: str, words: str, data: str, modality: Modality) -> str:
     """Return the command that gives more about a property."""
+    # Some commands differ for texts.
     declared = item.command if modality is IMAGE else item.text_command or item.command
     command = declared or f"moeprobe {name} {{models}}"
     return f"{command.format(models=words)} --data {data}"

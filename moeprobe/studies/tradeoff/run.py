@@ -106,13 +106,16 @@ def tradeoff(
     watcher, started = watcher or TradeoffProgress(), time.perf_counter()
     out = Path(out)
     cells = find_cells(several(given), out=out, checkpoints=Path(checkpoints), overrides=overrides)
+    # Read before training: a wrong folder of times would be found after hours.
     if times is not None:
         read_times(Path(times), [cell.config.group for cell in cells])
     for cell in cells:
+        # Measuring again needs the weights.
         if overwrite and not cell.of_sweep and not cell.is_trained():
             raise UserError(
                 f"The weights of {cell.name} are gone from {cell.checkpoint}; leave {option('overwrite')} out."
             )
+        # Looked up only to fail early.
         ROUTERS.get(cell.config.model.router_name)
         for view in cell.measure.views:
             parsed = parse_view(view)
@@ -130,6 +133,8 @@ def tradeoff(
         work = _Work(device, command, watcher)
         states: dict[str, str] = {}
         busy = list(enumerate(cells, 1))
+        # Twice: first without waiting, so that free cells are done while another process trains; then waiting for the
+        # rest.
         for wait in (False, True):
             busy_cells = []
             for number, cell in busy:
@@ -140,6 +145,7 @@ def tradeoff(
                 else:
                     states[cell.name] = state
             busy = busy_cells
+        # Finished cells go into one file, or a sweep would leave thousands of small ones.
         pack(folder, cells)
         watcher.start("table", len(cells))
         table = make_table(cells, run=out.name, progress=watcher.advance)
@@ -198,6 +204,7 @@ class _Work:
 
     def finish(self, cell: Training, number: int, *, wait: bool) -> str | None:
         """Do the remaining work of a cell and return its kind; None: another process has it and ``wait`` is off."""
+        # Checked without the lock, since a finished cell never changes.
         if cell.is_done():
             return "kept"
         if not cell.of_sweep:
@@ -205,6 +212,7 @@ class _Work:
         if wait:
             self.watcher.waiting(cell.name)
         try:
+            # The lock lies beside the cell, whose folder may not exist yet.
             cell.training_folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
@@ -215,6 +223,7 @@ class _Work:
         except InUseError:
             return None
         with lock:
+            # Again under the lock: another process may have finished it while this one waited.
             return "kept" if cell.is_done() else self._finish(cell, number)
 
     def _finish(self, cell: Training, number: int) -> str:
@@ -224,6 +233,7 @@ class _Work:
             try:
                 self._train(cell)
             except DivergedError as error:
+                # A diverged training is a result as well.
                 self._write(cell, number, facts_of_diverged(cell), {"diverged": error.step})
                 return "diverged"
             state = "trained"
@@ -273,11 +283,13 @@ class _Work:
         inspected = inspect_checkpoint(cell.checkpoint)
         info = cell.info()
         if info is not None:
+            # The folder may have been trained again since.
             if info["sha256"] != inspected["sha256"]:
                 raise UserError(
                     f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; choose another "
                     f"{option('out')}, or add {option('overwrite', True)} to measure all cells again."
                 )
+            # More may be measured now than before, of the same weights.
             if info["measure"] != cell.measure.model_dump():
                 write_json(cell.folder / ABOUT, info | {"measure": cell.measure.model_dump()})
             return
@@ -287,6 +299,7 @@ class _Work:
     def _write(self, cell: Training, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
         """Write the facts about a cell and the curve of its training."""
         curve = cell.checkpoint / CURVE
+        # Copied, since the table must be made without the checkpoints.
         if is_file(curve):
             write_text(cell.folder / CURVE, curve.read_text(encoding="utf-8"))
         info = {
