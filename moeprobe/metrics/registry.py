@@ -73,6 +73,7 @@ class Form:
 
     def full_label(self, null: str = "", modality: Modality = IMAGE) -> str:
         """Return its label as a line of its own, e.g. ``κ of top-1 match, within image``."""
+        # The label of the plain value, without the indent of a line below another.
         value = Form(self.metric).label()
         if self.kind == "chance":
             of = "" if null == "pooled" else f", {modality.name if null == 'image' else null}"
@@ -85,6 +86,7 @@ class Form:
         """Whether a short table shows it, given the agreement that is read first."""
         secondary = self.metric.secondary and self.metric.name != first
         if self.kind == "chance":
+            # One chance level is enough in a short table.
             return null == "pooled" and not secondary
         return self.kind == "raw" or not secondary or null in self.metric.nulls[:1]
 
@@ -134,8 +136,11 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
     groups = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
     return (
         *sorted(
-            groups, key=lambda item: min((_example(declaration).rank for declaration in item[1]), default=100)
+            # The best rank of a group places the whole group.
+            groups,
+            key=lambda item: min((_example(declaration).rank for declaration in item[1]), default=100),
         ),
+        # Measured by no analysis of sums: these come from runs as a whole.
         ("", alignment.measures),
         ("", key_routes.measures),
         ("", relabeled_ranks.measures),
@@ -150,6 +155,7 @@ def _key() -> _Key:
 
 @functools.lru_cache(maxsize=4096)
 def _find(key: _Key, column: str) -> Form:
+    # An exact name first: a metric may itself end like a suffix.
     metric = _exactly(key, column)
     if metric is not None:
         return Form(metric)
@@ -157,7 +163,9 @@ def _find(key: _Key, column: str) -> Form:
         if suffix and column.endswith(suffix):
             form = _find(key, column.removesuffix(suffix))
             if form.kind == "raw":
+                # A metric without null models has no chance level, whatever the column is called.
                 return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
+    # A column of a newer version or of a missing plug-in still gets a label.
     return Form(Metric(column, about="", unit="other"), declared=False)
 
 
@@ -190,6 +198,7 @@ def applicable(pair: LayerPair) -> list[Declaration]:
             for columns in analysis.sums(pair).values()
             for estimator in analysis.estimators(
                 {key: column.numpy() for key, column in columns.items()}
+                # Labels only so that analyses of classes have two.
                 | {"label": np.arange(len(pair.view.gates)) % 2},
                 aligned=pair.aligned,
             )
@@ -222,6 +231,7 @@ def agreement(measured: Iterable[tuple[str, str]]) -> str:
         if name in names:
             of.setdefault(checkpoint, set()).add(name)
     shared = set.intersection(*of.values()) if of else set()
+    # Without a common agreement, the first is named although it may be missing.
     return next((name for name in names if name in shared), names[0])
 
 
@@ -235,8 +245,10 @@ def set_match(measured: Iterable[tuple[str, str]]) -> str:
     for checkpoint, name in measured:
         by_checkpoint.setdefault(checkpoint, set()).add(name)
     agree = {metric.name for metric in agreements()}
+    # Checkpoints in which nothing is chosen do not silence the others.
     choosing = [names for names in by_checkpoint.values() if names & agree or any(map(TOP_K_SET.find, names))]
     per_token = {max(map(_depth, names)) for names in choosing}
+    # With different K there is no common set match.
     if len(per_token) != 1:
         return ""
     sets = TOP_K_SET.name.format(k=per_token.pop())

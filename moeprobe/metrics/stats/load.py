@@ -209,11 +209,14 @@ class Dispersion:
             number = (variance * slope).mean()
             length = divide(tokens, images)
             influence = influence / self._maximum(length) - number / self._maximum(length) * divide(
-                self.tokens - length, tokens
+                # By the quotient rule: the number and its maximum both depend on the weights.
+                self.tokens - length,
+                tokens,
             )
         return np.where(self.tokens > 0, influence, 0.0)
 
     def _sums(self, weights: Array) -> tuple[Array, Array, Array, Array]:
+        # An image without tokens must not count as an image with a load of 0.
         has_tokens = (self.tokens > 0).astype(np.float64)
         sums = np.where(self.tokens[:, None] > 0, self.sums, 0.0)
         return sums.T @ weights, np.square(sums).T @ weights, has_tokens @ weights, self.tokens @ weights
@@ -260,5 +263,6 @@ class OfShares:
         """Return each image's influence on the number, by its derivative with respect to the shares."""
         counts = self.totals() if totals is None else totals
         shares = divide(counts, counts.sum())
+        # The derivative of shares is the image's deviation from them.
         deviation = self.histogram - self.histogram.sum(1, keepdims=True) * shares
         return divide(deviation @ self.slope(shares), counts.sum())

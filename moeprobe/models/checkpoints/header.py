@@ -94,6 +94,7 @@ class ServingSettings(ConfigSection):
                 "capacity_multiple_of": 1,
                 "capacity_rounding": "ceil",
             }
+        # Routers take the option as a parameter, so that it is set where they are made.
         if self.renormalise is not None:
             router = config.router or Plugin(name=ROUTER)
             changes["router"] = Plugin.model_validate(
@@ -109,6 +110,7 @@ def split_settings(source: str | Path) -> tuple[str | Path, ServingSettings]:
         UserError: there is no such setting, one is named twice, or its value does not fit.
     """
     path, assignments = split_assignments(str(source))
+    # A file whose name really contains such a text is itself.
     if not assignments or status(Path(source)) is not None:
         return source, ServingSettings()
     values: dict[str, str] = {}
@@ -165,6 +167,7 @@ class CheckpointInfo:
     def check_router(self) -> None:
         """Raise ``UserError`` where the model has a router of a plug-in that is not known here."""
         if self.model.router_name not in ROUTERS:
+            # The plug-in's name is in the training, and tells which file is missing.
             check_plugins(self.path, self.training.get("plugins"))
 
 
@@ -204,6 +207,7 @@ class Header:
     def moe_layers(self) -> tuple[str, ...]:
         """The MoE layers in forward order, named by the block they are in."""
         layers = [match[1] for match in map(_EXPERTS.fullmatch, self.shapes) if match]
+        # By numbers: blocks.10 comes after blocks.9.
         return tuple(sorted(layers, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]))
 
 
@@ -217,6 +221,7 @@ def read_header(path: Path) -> Header:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             names = file.keys()
+            # A slice knows its shape without being read.
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         description = json.loads(metadata["description"])
     except RecursionError:

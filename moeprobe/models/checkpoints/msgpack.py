@@ -61,6 +61,7 @@ class File:
         """Return ``count`` bytes, few of them: nearby bytes are kept for the next call."""
         start = offset - self._begin
         if start < 0 or start + count > len(self._window):
+            # At least a window: headers are read a few bytes at a time.
             window = bytearray(max(count, min(_WINDOW, self.size - offset)))
             self.read_into(offset, memoryview(window))
             self._begin, self._window, start = offset, bytes(window), 0
@@ -76,6 +77,7 @@ class File:
             self._file.seek(offset)
             while target.nbytes:
                 count = self._file.readinto(target)
+                # A short read at the end is a truncated file; elsewhere it just continues.
                 if not count:
                     raise UserError(f"{self.path} is truncated: it ends at byte {offset}.")
                 target, offset = target[count:], offset + count

@@ -95,6 +95,7 @@ def _read_sharded(prefix: Path) -> StoredArrays:
     count, leaves = _read_index(index_path(prefix))
     _check_shards(prefix, count)
     promised: list[set[tuple[int, Box]]] = [set() for _ in range(count)]
+    # What the index promises is crossed off as shards are read.
     for number, leaf in enumerate(leaves):
         for box, shard in zip(leaf.boxes, leaf.shards, strict=True):
             promised[shard].add((number, box))
@@ -103,6 +104,7 @@ def _read_sharded(prefix: Path) -> StoredArrays:
         path = shard_path(prefix, shard, count)
         for number, chunk in _read_shard(path, leaves):
             if (number, chunk.box) not in promised[shard]:
+                # Not promised, or there twice.
                 raise UserError(
                     f"{path} and {index_path(prefix)} do not belong together, or one is damaged: a chunk of "
                     f"{quoted(leaves[number].name)} at {chunk.box} is there twice or not in the index."
@@ -223,6 +225,7 @@ def _read_shard(path: Path, leaves: list[_Leaf]) -> Iterator[tuple[int, Chunk]]:
             if key == MARK:
                 has_mark = cursor.boolean()
                 continue
+            # A number without leading zeros, or two keys could mean the same array.
             if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key) or int(key) >= len(leaves):
                 raise cursor.error(f"{quoted(key)} is no number of an array of the index")
             for _ in range(cursor.items()):
@@ -338,6 +341,7 @@ def _read(folder: Path, tensorstore: Any) -> StoredArrays:
             continue
         name = key_path.replace(".", "/")
         spec = {"driver": _DRIVERS[mark], "kvstore": (store / f"{key_path}/").spec().to_json()}
+        # A missing chunk is damage, and must not be read as zeros.
         opened = tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True).result()
         if opened.dtype.name in DTYPES:
             _check_chunks(folder, name, opened)

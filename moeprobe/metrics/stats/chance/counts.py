@@ -63,6 +63,7 @@ class Counts:
         """Return the sums of both."""
         if self._keys is None:
             return Counts(self.values + other.values)
+        # No keys wait on the other side: both are sorted already.
         if other._buffer is None:
             self._merge()
             assert other._keys is not None
@@ -97,6 +98,7 @@ class Counts:
         if buffer is None or size > len(buffer.keys) or buffer.size != self._waiting:
             self._merge()
             assert self._keys is not None
+            # Half of what there is: buffers grow with the counts, and are seldom full.
             buffer = _Buffer(np.empty(max(_WAITING, len(self._keys) // 2, len(keys)), dtype=np.int64), 0)
             size = len(keys)
         buffer.keys[buffer.size : size] = keys
@@ -118,6 +120,7 @@ class Counts:
 def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
     """Return how often keys from 0 to ``size`` − 1 occur, or the sums of their ``weights``."""
     if size <= _DENSE:
+        # A place per key: an addition is an array sum.
         return Counts(np.bincount(keys, weights=weights, minlength=size).astype(np.float64))
     if weights is None:
         nothing = np.empty(0, dtype=np.int64)
@@ -128,6 +131,7 @@ def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
 
 def _merge_parts(parts: Sequence[_Part]) -> _Part:
     """Return the keys of all parts, ascending, and their sums, added up in the order of the parts."""
+    # Cut at the same keys in all parts, so that ranges can be merged one by one.
     cuts = parts[0][0][_AT_ONCE::_AT_ONCE]
     ends = [[0, *np.searchsorted(keys, cuts).tolist(), len(keys)] for keys, _ in parts]
     # One range of keys after the other: it stays in the processor's cache, and little is held twice.
@@ -190,6 +194,7 @@ class _Buckets:
     @classmethod
     def of(cls, keys: Integers) -> tuple["_Buckets", Integers]:
         """Return them, and the keys' order in them."""
+        # As many buckets as keys, rounded up to a power of two: the high bits of a product choose one.
         shift = np.uint64(64 - max(len(keys), 1).bit_length())
         bucket = _bucket_of(keys, shift)
         start = np.zeros(2 ** (64 - int(shift)) + 1, dtype=np.int32)
@@ -208,6 +213,7 @@ class _Buckets:
         flat = keys.ravel()
         bucket = _bucket_of(flat, self._shift)
         index = self._start.take(bucket)
+        # Most keys are the first of their bucket.
         searched = np.flatnonzero(self._keys.take(index) != flat)
         while len(searched):
             following = index[searched] + 1
