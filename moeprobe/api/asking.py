@@ -36,6 +36,7 @@ use_plugins = checked(catalog.use_plugins)
 def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tuple[Probe[R], Options]:
     """Return a probe by its command, or as given, and common options, both of keywords."""
     options = keywords.pop("options", None)
+    # A class without its parameters is a likely slip.
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
     if not isinstance(kind, str | Probe):
@@ -52,7 +53,9 @@ def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tupl
                 f"api.{name} of {declared.name} has no argument {keyword!r}.{did_you_mean(keyword, accepted_names)} "
                 f"There are: {', '.join(accepted_names)}."
             )
+    # Fields are taken out first; what remains are common options.
     fields = fields_among(declared, keywords)
+    # A made probe has its fields already, so a second value would be ambiguous.
     if isinstance(kind, Probe) and fields:
         raise UserError(
             f"{declared.__name__}(...) sets all of its fields; omit "
@@ -185,5 +188,6 @@ def trace(
     """
     opened = as_checkpoint(model)
     inputs = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
+    # Full float32: TensorFloat-32 changes near ties.
     with full_float32():
         return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]

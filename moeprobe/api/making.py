@@ -54,6 +54,7 @@ def function_for(kind: Any) -> Callable[..., Any]:
     """
     check_fields(kind)
     function = _of_checkpoints(kind) if issubclass(kind, Probe) else _of_what_it_names(kind)
+    # As if it were written in that module, which help() and pickles name.
     function.__module__ = "moeprobe.api.questions"
     function.__doc__ = docstring_of(kind)
     return function
@@ -118,6 +119,7 @@ def _parameters(kind: type[Question[Any]]) -> Iterator[Parameter]:
         )
         for name, annotation in fields_of(kind).items()
     ]
+    # Required fields first, as Python demands.
     required = [field for field in fields if field.default is Parameter.empty]
     optional = [field for field in fields if field.default is not Parameter.empty]
     if issubclass(kind, Probe):
@@ -126,6 +128,7 @@ def _parameters(kind: type[Question[Any]]) -> Iterator[Parameter]:
     yield from sorted([*required, *optional], key=lambda parameter: parameter.kind)
     yield Parameter("options", _KEYWORD, default=None, annotation=Options | None)
     yield Parameter("watcher", _KEYWORD, default=None, annotation=Progress | None)
+    # Questions that take only some options list them; the others take all by name.
     if kind.common is not None:
         hints, defaults = get_type_hints(Keywords), signature_of(Options).parameters
         for name in kind.common:
@@ -138,6 +141,7 @@ def _parameters(kind: type[Question[Any]]) -> Iterator[Parameter]:
 def docstring_of(kind: type[Question[Any]]) -> str:
     """Return what the function of a question does, takes and refuses."""
     summary = inspect.getdoc(kind) or ""
+    # The example is a command line, which means nothing in Python.
     lines = [_in_python(summary.partition("\n\nExample: ")[0]), "", "Args:"]
     entries = {name: SHARED[name] for name in ("models", "data")} if issubclass(kind, Probe) else {}
     entries |= {keyword_of(kind, name): _in_python(arg_of(kind, name).help) for name in fields_of(kind)}

@@ -67,6 +67,7 @@ class Question(Kind, Generic[R]):
 
     def __post_init__(self) -> None:
         for name in fields_of(type(self)):
+            # Frozen: values are replaced once, by their checked form.
             object.__setattr__(self, name, read_field(type(self), name, getattr(self, name)))
         self.check()
 
@@ -87,6 +88,7 @@ class Question(Kind, Generic[R]):
         """Return the name of the class ``R``, of which an object is returned."""
         for base in cls.__mro__:
             for generic in getattr(base, "__orig_bases__", ()):
+                # The name of R is a string in the class, as its module is imported late.
                 parameters = get_args(generic)
                 if parameters and isinstance(parameters[0], ForwardRef):
                     return parameters[0].__forward_arg__
@@ -190,6 +192,7 @@ def check_fields(kind: type[Question[Any]]) -> None:
     from moeprobe.declarations.options import Options
 
     declared = _declared_of(kind)
+    # Names of the declaration would be shadowed by a field.
     for field in dataclasses.fields(kind):
         if field.name not in _ALLOWED and field.name in declared:
             raise UserError(

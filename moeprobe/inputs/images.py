@@ -32,6 +32,7 @@ def render(
     box = _crop_box(to_source, image, size)
     if box is not None:
         view = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        # A negative scale is a mirrored crop, which a box cannot express.
         return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if to_source[0, 0] < 0 else view
     image, to_source = _reduce(image, to_source)
     # Pillow evaluates the coefficients at pixel centers, which is the convention of geometry.py.
@@ -43,6 +44,7 @@ def render(
 
 def _reduce(image: Image.Image, to_source: Map) -> tuple[Image.Image, Map]:
     """Return the image reduced so far that a view pixel steps over at most one of its pixels on either axis."""
+    # How far one view pixel steps over the source, by axis.
     steps = np.linalg.norm(to_source[:2, :2], axis=1)
     width, height = (
         max(1, round(length / max(1.0, float(step)))) for length, step in zip(image.size, steps, strict=True)
@@ -55,6 +57,7 @@ def _reduce(image: Image.Image, to_source: Map) -> tuple[Image.Image, Map]:
 
 def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, float, float, float] | None:
     """Return left, top, right, bottom of an upright (perhaps mirrored) rectangle inside the source; else None."""
+    # Rotated or sheared views are no rectangle.
     if (
         abs(to_source[0, 1]) > _AXIS_TOLERANCE
         or abs(to_source[1, 0]) > _AXIS_TOLERANCE
@@ -71,6 +74,7 @@ def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, flo
     )
     if not inside:
         return None
+    # Within the tolerance the box may lie a hair outside, which Pillow refuses.
     return max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
 
 
@@ -98,6 +102,7 @@ class Framing:
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""
         width, height = image.size
+        # Squashed: both axes are scaled by themselves.
         if self.crop_fraction is None:
             return geometry.crop(0, 0, width, height, self.size)
         side = self.crop_fraction * min(width, height)

@@ -97,6 +97,7 @@ def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
     spans = np.zeros((len(tokens), 2))
     for token, (first, last) in enumerate(tokens):
         token_characters = characters[first:last]
+        # Inserted characters come from nowhere, and take no part in the span.
         token_characters = token_characters[token_characters[:, 1] > token_characters[:, 0]]
         if len(token_characters):
             spans[token] = token_characters[:, 0].min(), token_characters[:, 1].max()
@@ -107,6 +108,7 @@ def _divide_spans(spans: Spans) -> Spans:
     """Return spans in which neighbors no longer cover the same."""
     divided = spans.copy()
     new = np.ones(len(spans), dtype=bool)
+    # A group is a run of neighbors with the same span.
     new[1:] = (spans[1:] != spans[:-1]).any(1)
     for group in np.split(np.arange(len(spans)), np.flatnonzero(new)[1:]):
         if len(group) > 1:
@@ -125,6 +127,7 @@ def align(reference: Spans, view: Spans) -> NDArray[np.int64]:
     if len(reference) == 0 or len(view) == 0:
         return np.full(len(reference), -1, dtype=np.int64)
     center = reference.mean(1)[:, None]
+    # Half-open spans: a center on a border belongs to one token alone.
     covers = (view[:, 0] <= center) & (center < view[:, 1]) & (reference[:, 1] > reference[:, 0])[:, None]
     distance = np.where(covers, np.abs(view.mean(1) - center), np.inf)
     return np.where(covers.any(1), distance.argmin(1), -1)
@@ -170,6 +173,7 @@ class TextSample:
     @property
     def num_prefix_tokens(self) -> int:
         """Special tokens in front of the text."""
+        # The prefix ends at the first token that is not special.
         return int(np.argmin(self.special))
 
     def keep(self, tokens: NDArray[np.bool_]) -> TextSample:
@@ -181,6 +185,7 @@ class TextSample:
     def words(self) -> list[str]:
         """What each token reads, with the space in front that no token covers; empty for a special token."""
         ends = np.concatenate([[0], np.maximum.accumulate(self.covered[:, 1])])
+        # Tokenizers often leave the space in front of a word to no token.
         return [
             "" if special else " " * self.text[max(first - 1, end) : first].isspace() + self.text[first:last]
             for (first, last), special, end in zip(
@@ -230,6 +235,7 @@ class TextFraming:
         if special.all():
             raise UserError(f"The tokenizer makes no token of {written.text[:40]!r}.")
         spans = in_source(covered, written.characters)
+        # A special token covers no text, whatever the tokenizer says.
         spans[special] = 0
         return TextSample(ids, spans, special, self.max_length, written.text, covered)
 

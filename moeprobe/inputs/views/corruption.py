@@ -67,12 +67,14 @@ class Corruption(SeverityView):
         import torch
 
         self.check(severities)
+        # One draw from the image's generator; severities then share its numbers.
         clean, seed = framing.clean(image), int(rng.integers(2**63))
         pixels, function = clean.pixels.numpy(), self._function()
 
         def corrupt(severity: int) -> torch.Tensor:
             if severity == 0:
                 return clean.pixels
+            # The same generator for each severity, so that only the strength differs.
             changed = function(pixels, severity, generator(seed, self.kind))
             return torch.from_numpy(np.ascontiguousarray(changed.clip(0, 1), dtype=np.float32))
 

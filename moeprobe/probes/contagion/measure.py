@@ -83,6 +83,7 @@ class Exchange:
             UserError: it cannot be read; with ``skip_bad_images``, neither can the next ones drawn.
         """
         group = self.positions[image_id] // self.group_images
+        # A few more than a group: some draws fall into the image's own group, and some files may be unreadable.
         size = min(len(self.pool), self.group_images + _SPARE)
         drawn = generator(self.seed, "contagion lender", image_id).choice(len(self.pool), size, replace=False)
         for place in drawn.tolist():
@@ -102,6 +103,7 @@ class Exchange:
         """
         if num_patches < 2:
             raise UserError("The model sees an image as a single patch, so there are no others to exchange.")
+        # At least one patch changes and at least one stays: otherwise there is no context, or nobody to watch.
         count = min(max(round(self.share * num_patches), 1), num_patches - 1)
         exchanged = torch.zeros(len(image_ids), num_patches, dtype=torch.bool)
         for row, image_id in enumerate(image_ids):
@@ -134,6 +136,7 @@ class ContagionMeasurement(Measurement[Result]):
         size = self.options.group_images
         check_images(self.models, "there is nothing to exchange")
         for model in self.models:
+            # Models whose images do not depend on each other take any group size.
             if model.model.group_images not in (1, size):
                 raise UserError(
                     f"{model.name} was loaded with groups of {model.model.group_images} images and is to be probed "
@@ -239,6 +242,7 @@ def applies(model: Traceable, analysis: Analysis) -> bool:
 
 def num_passes(spec: RunSpec, model: Traceable, exchange: Exchange) -> int:
     """Return the forward passes per image, the donors' among them."""
+    # Where images depend on each other, only one of a group may change per pass.
     at_once = exchange.group_images if model.group_images > 1 else 1
     of: dict[type[Analysis], int] = {
         BatchContagion: exchange.group_images,
@@ -281,6 +285,7 @@ def _batch_sums(
     own, lent = batch.views
     layers = spec.layers_of(model) or list(model.layer_names)
     reference = model.trace(own, layers=layers, logits=False)[1].layers
+    # The last group may be short.
     num_groupmates = min(exchange.group_images, len(own))
     scene = _Scene(
         model,
@@ -330,9 +335,11 @@ def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:
 
 def _exchange_mates(scene: _Scene) -> dict[str, LayerPair]:
     """Every image together with the donors of its batch-mates; an image that has none is not watched."""
+    # Each turn keeps every n-th image, so that each image is once the one that stays.
     kept = scene.turns(scene.num_groupmates)
     passes = [scene.trace(scene.own.where(_like(keep, scene.own), scene.lent)) for keep in kept]
     view = _each_from_its_turn(passes)
+    # An image alone in its group has no mates: its tokens do not count.
     if scene.num_groupmates == 1:
         view = {
             name: dataclasses.replace(layer, valid=torch.zeros_like(layer.valid))
@@ -349,6 +356,7 @@ def _exchange_tokens(scene: _Scene) -> dict[str, LayerPair]:
     reference, passes = {}, [dict[str, LayerRouting]() for _ in range(scene.at_once)]
     for name, tokens in own.items():
         reference[name] = scene.model.route(name, tokens)
+        # Prefix tokens have no place in the image, and are never exchanged.
         prefix = torch.zeros(len(tokens), reference[name].num_prefix_tokens, dtype=torch.bool)
         exchanged = torch.cat([prefix, scene.exchanged], dim=1).to(tokens.device)
         for turn, changed in enumerate(scene.turns(scene.at_once)):

@@ -140,6 +140,7 @@ def _routings(
     finite.check(clean.layers, None, batch.image_ids, checkpoint=checkpoint.name)
     for number, severity in enumerate(spec.severities, start=1):
         perturbed = clean
+        # The first severity is the clean view itself, which has been run.
         if severity != spec.view.severities[0]:
             _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
             finite.check(perturbed.layers, None, batch.image_ids, checkpoint=checkpoint.name)
@@ -174,6 +175,7 @@ def overlay_table(overlays: Sequence[InputOverlay]) -> pd.DataFrame:
                 }
             )
     table = pd.DataFrame(rows)
+    # Nullable integers: a patch without a partner has an empty cell in the table.
     table["clean_patch"] = table["clean_patch"].astype("Int64").where(table["clean_patch"] >= 0)
     # -1 is no expert.
     experts = table.columns.intersection(["clean_expert", "perturbed_expert", "clean_patch_expert"])
@@ -196,6 +198,7 @@ def _choices(item: InputOverlay, patch: int) -> dict[str, str | float]:
     clean_patch = int(item.clean_patch.flat[patch])
     sides = {
         "perturbed": (item.perturbed_choices, patch),
+        # A patch without a partner has no clean side.
         "clean": (None if clean_patch < 0 else item.clean_choices, clean_patch),
     }
     columns: dict[str, str | float] = {}
@@ -220,6 +223,7 @@ def pixel_sheet(overlays: Sequence[ImageOverlay]) -> Image.Image:
     sheet = Image.new("L", (side * (1 + len(severities)), side * len(images)))
     for row, image in enumerate(images):
         for column, severity in enumerate([None, *severities]):
+            # The luma weights of ITU-R BT.601, as in a grayscale conversion by Pillow.
             pixels = tiles[image, severity] @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
             tile = Image.fromarray((255 * pixels.clip(0, 1)).round().astype(np.uint8))
             sheet.paste(tile.resize((side, side), Image.Resampling.BOX), (side * column, side * row))
@@ -259,6 +263,7 @@ class Drawing(ProbeWork[OverlayResult]):
         self.probe, self.models, self.options = probe, models, options
         data = origins.choose_data(data, models, files=probe.files)
         severities = probe.severities
+        # A still picture shows one severity; an animation shows them all.
         if not probe.animate and severities is None:
             severities = (SEVERITY if probe.severity is None else probe.severity,)
         sweep = Sweep(view=probe.view, severities=severities)
@@ -277,12 +282,14 @@ class Drawing(ProbeWork[OverlayResult]):
                 f"An overlay shows at most {MAX_IMAGES} {modality.plural}; got {len(indices)}. For numbers: moeprobe "
                 "sweep."
             )
+        # Sorted, since a slider goes from weak to strong.
         growing = tuple(sorted(spec.severities))
         self._names = choose_names(options.names, [model.name for model in models])
         self.data = data
         self.spec = dataclasses.replace(spec, dataset=dataset, indices=indices, severities=growing)
         self.request = make_request(probe, self.spec, models, data=data, options=options) | {
             "analyses": [probe.kind],
+            # The names of the images, and not only their number: the pictures depend on which they are.
             "images": [dataset.image_ids[index] for index in indices],
             "animate": probe.animate,
             **content_of(probe.files),
@@ -292,6 +299,7 @@ class Drawing(ProbeWork[OverlayResult]):
         """Run the images and note the expert of each patch."""
         progress.start("overlay", len(self.models) * len(self.spec.indices))
         overlays = record_overlays(self.spec, self.models, progress=progress.advance)
+        # Only an animation has frames to list.
         facts: dict[str, Any] = {}
         if self.probe.animate and folder is not None:
             facts = {"colours": colors([model.name for model in self.models]), "frames": {}}

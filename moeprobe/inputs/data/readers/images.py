@@ -77,6 +77,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known")
+    # All integer modes of more than 8 bits begin with I.
     if image.mode.startswith("I"):
         return _gray_16(np.asarray(image)).convert("RGB")
     if not image.has_transparency_data:
@@ -90,6 +91,7 @@ def _gray_16(pixels: np.ndarray) -> Image.Image:
     values = pixels.astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("its pixels are outside 0..65535")
+    # 65535 = 255 · 257, so this rounds to the nearest.
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
@@ -141,6 +143,7 @@ def walk_images(root: Path) -> Iterator[str]:
     Raises:
         UserError: most of the first files are no images.
     """
+    # Identities and not paths: links give one folder many paths.
     outside = {_identity(folder) for folder in root.resolve().parents}
     # Folders to be read: path, prefix of the names, identities of its parent folders.
     pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
@@ -148,6 +151,7 @@ def walk_images(root: Path) -> Iterator[str]:
     while pending:
         folder, prefix, above = pending.pop()
         identity = _identity(folder)
+        # A link that leads back into a folder on the way would never end.
         if identity in above:
             continue
         if identity in outside:
@@ -165,6 +169,7 @@ def walk_images(root: Path) -> Iterator[str]:
                 yield _unicode_name(f"{prefix}{entry.name}", root)
             else:
                 extra += 1
+        # Relative to the images: a large data set may have many lists beside them.
         if extra > MOST_OTHER_FILES + 10 * images:
             raise UserError(
                 f"Only {images:,} of the first {images + extra:,} files in {str(root)!r} are images, so it is no "
