@@ -59,6 +59,7 @@ class Paired:
         import torch
 
         if self.first is not None:
+            # A slice is a view: aligned tokens need no copy.
             return values[:, self.first : self.first + token.shape[1]]
         return values[torch.arange(len(values), device=values.device)[:, None], token]
 
@@ -74,6 +75,7 @@ def _patches(pair: LayerPair) -> Paired:
     prefix = pair.reference.num_prefix_tokens
     present = (pair.reference_patch >= 0) & (pair.view_patch >= 0)
     end = prefix + present.shape[1]
+    # Slices only if both sides have all of the tokens; sequences may be shorter.
     if pair.aligned and min(pair.reference.valid.shape[1], pair.view.valid.shape[1]) >= end:
         token = torch.arange(prefix, end, device=present.device).expand_as(present)
         return _without_padding(pair, Paired(token, token, present, first=prefix))
@@ -123,6 +125,7 @@ def by_position(every: Paired) -> dict[str, Paired]:
         name = f"{POSITION} {start}" if end == start + 1 else f"{POSITION} {start}-{end - 1}"
         inside = (position >= start) & (position < end)
         kinds[name] = replace(every, present=every.present & inside)
+        # Powers of two: differences grow with the distance from the beginning.
         start, end = end, 2 * end
     return kinds
 
@@ -134,6 +137,7 @@ def differ(pair: LayerPair, paired: Paired) -> Tensor:
 
 def unlike(pair: LayerPair, paired: Paired) -> Tensor:
     """Return the same whether or not there is a pair, so that kinds of the same tokens share it."""
+    # Sorted, since a set has no order.
     reference, view = (side.sort(-1).values for side in selected_experts(pair, paired))
     return (reference != view).any(-1)
 
@@ -212,6 +216,7 @@ def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
         entries: how many numbers two pairs take, so that each yielded block stays small.
     """
     images, pairs = paired.present.shape
+    # Pairs of pairs grow with the square, so images and rows are cut into blocks.
     at_once = max(1, NUMBERS_AT_ONCE // max(1, pairs * entries))
     for image in range(0, images, step := max(1, at_once // max(1, pairs))):
         which = slice(image, image + step)
@@ -247,6 +252,7 @@ def sharing(paired: Paired, *, aligned: bool) -> Tensor:
     if bool((pair_counts > 1).any()):
         _, pair_code = torch.unique(codes[0] * width + paired.view, return_inverse=True)
         pair_counts = _count_alike(pair_code, present)
+    # A pair that shares both tokens is in both counts, and must be subtracted once.
     return reference + view - pair_counts
 
 

@@ -319,6 +319,7 @@ class PartOf:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the share under each set of weights; NaN where the whole, of all images, is rounding."""
+        # Judged by all images: in a resample the same share must not come and go.
         if self._is_rounding(self.totals()):
             return np.full(weights.shape[1], np.nan)
         return divide(self.part @ weights, self.total @ weights)

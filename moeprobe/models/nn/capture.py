@@ -41,6 +41,7 @@ def capture(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict
 
     def reader(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, decision: Decision) -> None:
+            # The first firing counts: a model that is run again within the context must not overwrite it.
             decisions.setdefault(name, decision)
             if name == stop_after:
                 raise _Stop
@@ -137,6 +138,7 @@ def switch_experts(
                 parameter.copy_(parameter[only].clone().expand_as(parameter))
         silent = slice(None) if off else without
         if silent is not None:
+            # Without a second layer an expert adds nothing, biases included.
             for parameter in experts.fc2.parameters():
                 parameter[silent] = 0
 
@@ -182,6 +184,7 @@ def _repeat(decision: Decision, choices: Choices, *, renormalise: bool) -> Decis
     groups = decision.gates.shape[:2]
     selected, processed = (side.reshape(*groups, -1) for side in (choices.selected.long(), choices.processed))
     gates = decision.gates if choices.gates is None else choices.gates.to(decision.gates.dtype)
+    # Gates come by image, and groups may hold several images.
     gates = gates.reshape(decision.gates.shape)
     assert isinstance(decision.plan, DispatchPlan), "a soft router has no choices to repeat"
     plan = plan_choices(gates, selected, processed, capacity=decision.plan.capacity, renormalise=renormalise)

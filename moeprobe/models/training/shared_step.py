@@ -58,6 +58,7 @@ class _Totals:
             self.next_index += 1
         if not part_sum.requires_grad:
             return total
+        # The value is that of the whole batch, the gradient that of this part alone.
         return total + self.ranks.size * self.parts * (part_sum - part_sum.detach())
 
 
@@ -107,6 +108,7 @@ class SharedStep:
     def _check(self) -> None:
         images, views = self.config.batch_size, self.config.views_per_image
         if self.of == 1:
+            # A batch that is not shared needs no rules.
             return
         shared = (
             f"{self.ranks.size} processes x {self.parts} passes" if self.parts > 1 else f"{self.of} processes"
@@ -153,6 +155,7 @@ class SharedStep:
         views = BatchViews(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
         parameters = list(self.model.parameters())
         for parameter in parameters:
+            # None, not zero: parameters without a gradient are skipped by the optimizer.
             parameter.grad = None
         if self.of == 1:
             self.seed(step, Portion(), rows[0].device)
@@ -160,6 +163,7 @@ class SharedStep:
             values["loss"].backward()
             return {name: value.detach() for name, value in values.items()}
         totals = _Totals(self.ranks, self.parts)
+        # Sums over the whole batch are needed before any part has a gradient, so all parts are run once without.
         if self.parts > 1 and self.task.objective.whole_batch:
             with torch.no_grad():
                 for _ in self._passes(rows, replace(views, total=totals.collect), totals, step):
@@ -167,6 +171,7 @@ class SharedStep:
             totals.share()
         means: dict[str, Tensor] = {}
         for values in self._passes(rows, replace(views, total=totals.give), totals, step):
+            # Parts are of equal size, so the mean of their losses is the loss of the batch.
             (values["loss"] / self.parts).backward()
             for name, value in values.items():
                 means[name] = means.get(name, 0) + value.detach() / self.parts
@@ -186,6 +191,7 @@ class SharedStep:
 
     def _rows(self, batch: Batch, step: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return the tensors to measure, a row per view."""
+        # The views of an image lie side by side.
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(device, non_blocking=True)
         labels = batch.labels.repeat_interleave(len(batch.views)).to(device, non_blocking=True)
         return self.task.rows(
@@ -211,6 +217,7 @@ class SharedStep:
         """Return the means over the processes."""
         if self.ranks.size == 1:
             return dict(values)
+        # In one message, and in double precision: small values must survive a sum over processes.
         process_means = torch.stack([value.double() for value in values.values()])
         stop_flag = process_means.new_tensor(
             [self.stop_request is not None and self.stop_request.number is not None]
