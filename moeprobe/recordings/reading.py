@@ -355,8 +355,7 @@ class TraceFile:
 
 
 def _rows_of(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """Return rows of a table; those beside one another are not copied."""
-    # A slice shares memory with the group.
+    # Rows beside one another are a slice, which copies nothing.
     if (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(pa.array(rows))

@@ -72,8 +72,7 @@ class HookedModule:
 
     @property
     def _like(self) -> Tensor:
-        """A tensor of the device and dtype of the module's numbers."""
-        # Parameters or buffers: a module may have only either.
+        # Any of its numbers, for their device and dtype. A module may have parameters or buffers only.
         numbers = itertools.chain(self.net.parameters(), self.net.buffers())
         return next((value for value in numbers if value.is_floating_point()), torch.empty(0))
 

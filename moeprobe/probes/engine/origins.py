@@ -110,12 +110,14 @@ def find(origin: Origin) -> str:
     Raises:
         UserError: the path is nowhere.
     """
+    # "imagenet:PATH" has a kind and a location; "digits" has a kind alone.
     assert origin.data is not None
     kind, _, location = origin.data.partition(":")
     if not location or not _is_path(kind):
         return origin.data
     if _exists(Path(location).expanduser()):
         return origin.data
+    # The training ran in another folder, from which the path was relative.
     if origin.folder is not None and not Path(location).is_absolute():
         start = origin.folder.resolve()
         for root in (start, *start.parents[:_MOST_ABOVE]):
@@ -136,6 +138,7 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: 
     neither its data nor its classes is not doubted, nor are image files of the user's own.
     """
     warnings: dict[str, str] = {}
+    # Files of the user's own are nobody's training data.
     if isinstance(dataset, Files):
         return warnings
     for model in models:
@@ -183,6 +186,7 @@ def is_trained_on(origin: Origin, data: str) -> bool:
     """Whether a checkpoint was trained on these data, as they are called from the current folder."""
     if origin.data is None:
         return False
+    # Data that have moved are compared by what they were called.
     try:
         trained_on = find(origin)
     except UserError:

@@ -108,10 +108,12 @@ class FewshotMeasurement(Measurement[Result]):
             data=self.data,
         )
         # The classes are learned here: those of the model do not matter.
+        # Shots stand in the column of severities: more images make the task easier, step by step.
         severities = tuple(float(count) for count in self.probe.shots)
         return dataclasses.replace(spec, severities=severities, labeled=True)
 
     def make_request(self) -> dict[str, Any]:
+        # The rule that chooses a strength changes the numbers, so it belongs to the request.
         """Return everything that the numbers depend on, including the choice of strengths."""
         return super().make_request() | {"held_out_per_class": self._held_out, "l2_strengths": _L2}
 
@@ -137,6 +139,7 @@ class FewshotMeasurement(Measurement[Result]):
     def plan(self) -> Plan:
         """Return what the features would take; the regressions are not in it."""
         plan = time_sample(self.spec, self.models, images=self.sample_images, passes=1, run=_features)
+        # Features of the training images cost as much as those of the judged ones.
         images = plan.images + self.more_images
         return dataclasses.replace(plan, images=images, seconds=plan.seconds * images / plan.images)
 
@@ -209,6 +212,7 @@ def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int
     assert train.class_names is not None
     most_shots, labels = max(counts), train.labels()
     names = np.asarray(train.image_ids)
+    # In the order of the names, so that adding an image elsewhere changes no draw.
     by_name = np.argsort(names, kind="stable")
     members = [by_name[labels[by_name] == label] for label in range(len(train.class_names))]
     smallest = min(range(len(members)), key=lambda label: len(members[label]))
@@ -272,6 +276,7 @@ def judge(
         spec,
         dataset=shots.train,
         indices=shots.indices,
+        # A missing training image would change the classifier of every image.
         skip_bad_images=False,
         shard=None,
         shards=tuple(folder / "training" for folder in spec.shards[:1]),
@@ -313,6 +318,7 @@ def batch_features(
     """
     assert isinstance(checkpoint.model, Featured)
     for batch in readable_batches(load_batches(spec, checkpoint, block), skipped, progress):
+        # In double precision: normal equations square the condition of the features.
         features = checkpoint.model.features(batch.views[0]).cpu().double().numpy()
         if not np.isfinite(features).all():
             raise UserError(

@@ -352,7 +352,6 @@ def _judge(
 
 
 def _command(item: Property, name: str, words: str, data: str, modality: Modality) -> str:
-    """Return the command that gives more about a property."""
     # Some commands differ for texts.
     declared = item.command if modality is IMAGE else item.text_command or item.command
     command = declared or f"moeprobe {name} {{models}}"

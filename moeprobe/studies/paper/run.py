@@ -330,7 +330,6 @@ def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, prog
 
 
 def _compare_sweeps(run: Path, options: Options, progress: Progress) -> Comparison:
-    """Compare the models of a finished sweep."""
     # All other options are fixed by the run.
     options = Options(
         names=options.names,
