@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -99,6 +99,11 @@ class Framing:
 
     modality: ClassVar[Modality] = IMAGE
 
+    # The last image with its clean view: a view asks for it once per draw, and resizing takes longer than the noise.
+    _last: list[tuple[Image.Image, Sample]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""
         width, height = image.size
@@ -118,8 +123,13 @@ class Framing:
         return f"RGB in [0, 1], {self.size} x {self.size} pixels, {extent}"
 
     def clean(self, image: Image.Image) -> Sample:
-        """Return the clean view of ``image``."""
-        return sample(image, self.to_source(image), self.size)
+        """Return the clean view of ``image``, whose pixels are not to be changed."""
+        for last, view in self._last:
+            if last is image:
+                return view
+        view = sample(image, self.to_source(image), self.size)
+        self._last[:] = [(image, view)]
+        return view
 
     def blank(self) -> torch.Tensor:
         """Return a black image as a batch, to learn of what kind a model's routing is."""

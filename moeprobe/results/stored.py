@@ -1,9 +1,11 @@
 """The sums per image of a run, in memory or in files, read cell by cell and block by block.
 
-``images.parquet`` holds the cells of a run one after the other, in row groups of one cell and at most ``GROUP`` images
-each. ``load_all`` reads all images of a cell at once; ``blocks`` reads some at a time, since there may be any number.
+``images.parquet`` holds the cells of a run one after the other, in row groups of at most ``GROUP`` images. Small cells
+share a row group, since one costs milliseconds to write and to read whatever it holds. ``load_all`` reads all images of
+a cell at once; ``blocks`` reads some at a time, since there may be any number.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from moeprobe.errors import UserError
 from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
@@ -22,8 +25,8 @@ from moeprobe.runtime.processes import usable
 
 # Columns of names; all others are of numbers.
 _TEXTS = ("checkpoint", "layer", "router", "view", "tokens", "image_id")
-# Images of a row group.
-GROUP = 4096
+# Images of a row group, and values of the columns of cells that share one: of about 2 MiB.
+GROUP, _SHARED_VALUES = 4096, 2**18
 # Rows whose statistics one process computes: of fewer, starting others would take as long.
 ROWS_OF_ONE_PROCESS = 20_000
 
@@ -140,7 +143,7 @@ def of_table(images: pa.Table) -> SumsStore:
 
 
 def of_file(path: Path) -> SumsStore:
-    """Return the sums of a file; a file whose row groups hold several cells is read at once.
+    """Return the sums of a file; one whose cells do not lie one after the other is read at once.
 
     Raises:
         OSError: it cannot be read.
@@ -156,15 +159,32 @@ def of_file(path: Path) -> SumsStore:
     cells = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
-        keys = _keys(group, schema)
-        if keys is None:
+        spans = _spans(file, number, schema)
+        if spans is None:
             check_parquet_size(path, file.metadata, all_rows=True)
             return of_table(file.read().replace_schema_metadata(None))
-        checkpoint, *cell = keys
-        cells.append(
-            StoredCell(checkpoint, Cell(*cell), (RowGroup(path, version, number, group.num_rows, schema),))
-        )
+        for (checkpoint, *cell), rows in spans:
+            chunk = RowGroup(path, version, number, rows, group.num_rows, schema)
+            cells.append(StoredCell(checkpoint, Cell(*cell), (chunk,)))
     return SumsStore(cells)
+
+
+def _spans(file: Any, number: int, schema: pa.Schema) -> list[tuple[list[Any], range]] | None:
+    """Return what the sums of a row group are about, cell by cell with its rows; None where cells are mixed."""
+    group = file.metadata.row_group(number)
+    keys = _keys(group, schema)
+    if keys is not None:
+        return [(keys, range(group.num_rows))]
+    identity = file.read_row_group(number, columns=list(KEYS), use_threads=False).to_pandas()[list(KEYS)]
+    cells = identity.groupby(list(KEYS), sort=False, dropna=False).ngroup().to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist()]
+    if len(starts) != cells.max() + 1:
+        return None
+    rows = identity.iloc[starts].astype(object).values.tolist()
+    return [
+        (keys, range(*span))
+        for keys, span in zip(rows, itertools.pairwise([*starts, group.num_rows]), strict=True)
+    ]
 
 
 def has_columns(path: Path) -> bool:
@@ -194,17 +214,41 @@ def _problem_of_columns(schema: pa.Schema) -> str | None:
 def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = None) -> None:
     """Write sums; a ``note`` (JSON) travels in the file's metadata.
 
-    Row groups are of one cell each. Their bytes do not depend on how the sums arrived, if the order of the images
-    is the same; up to ``GROUP`` images they do not depend on that either.
+    The bytes do not depend on how the sums arrived, if the order of the images is the same; up to ``GROUP`` images of a
+    cell they do not depend on that either.
     """
     schemas = {id(chunk.schema): chunk.schema for cell in stored for chunk in cell.chunks}.values()
     schema = pa.unify_schemas(list(schemas)) if schemas else pa.schema([])
     schema = schema.with_metadata(None if note is None else {NOTE: json.dumps(note)})
     with atomic_file(path) as temporary, open_writer(temporary, schema) as writer:
-        for cell in stored:
-            for group in _groups(cell):
-                full = pa.concat_tables([schema.empty_table(), _sorted(group)], promote_options="default")
-                writer.write_table(full.combine_chunks())
+        for shared in _packed(_sorted(group) for cell in stored for group in _groups(cell)):
+            full = pa.concat_tables([schema.empty_table(), *shared], promote_options="default")
+            writer.write_table(full.combine_chunks())
+
+
+def _packed(groups: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the tables that share a row group, as they come."""
+    waiting: list[pa.Table] = []
+    rows = values = 0
+    for group in groups:
+        more = _num_values(group)
+        if waiting and (rows + group.num_rows > GROUP or values + more > _SHARED_VALUES):
+            yield waiting
+            waiting, rows, values = [], 0, 0
+        waiting.append(group)
+        rows, values = rows + group.num_rows, values + more
+    if waiting:
+        yield waiting
+
+
+def _num_values(table: pa.Table) -> int:
+    """Return how many values the columns hold: unlike their bytes, the same in memory and of a file."""
+    return sum(
+        (pc.sum(pc.list_value_length(column)).as_py() or 0)
+        if pa.types.is_list(column.type)
+        else len(column) - column.null_count
+        for column in table.columns
+    )
 
 
 def spill(path: Path, stored: SumsStore, schemas: dict[pa.Schema, pa.Schema]) -> SumsStore:

@@ -1,5 +1,6 @@
 """The sums per image of one cell: chunks of it in memory or in files, read whole or block by block."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,16 +81,33 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file."""
+    """A row group of a file, or some rows of one that cells share.
+
+    Attributes:
+        path: the file.
+        version: of the file, when its row groups were indexed.
+        number: of the row group.
+        rows: those of the cell.
+        size: rows of the row group.
+        schema: columns of the file.
+    """
 
     path: Path
     version: Version
     number: int
-    num_rows: int
+    rows: range
+    size: int
     schema: pa.Schema
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return len(self.rows)
 
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with the columns that they have."""
+        if self.num_rows < self.size:
+            return self._shared(keys=keys)
         row_group = open_parquet(self.path, self.version).metadata.row_group(self.number)
         columns = (row_group.column(index) for index in range(row_group.num_columns))
         # Columns of other cells are empty here, and not read.
@@ -99,7 +117,14 @@ class RowGroup:
 
     def names(self) -> list[str]:
         """Return their names."""
-        return self._read(["image_id"])["image_id"].to_pylist()
+        table = self._read(["image_id"]) if self.num_rows == self.size else self._shared(keys=False)
+        return table["image_id"].to_pylist()
+
+    def _shared(self, *, keys: bool) -> pa.Table:
+        rows = _whole_group(self.path, self.version, self.number).slice(self.rows.start, self.num_rows)
+        empty = {name for name in rows.column_names if rows[name].null_count == self.num_rows}
+        left_out = empty - set(KEYS) if keys else empty | set(KEYS)
+        return rows.drop_columns([name for name in rows.column_names if name in left_out])
 
     def _read(self, columns: list[str]) -> pa.Table:
         file = open_parquet(self.path, self.version)
@@ -109,6 +134,14 @@ class RowGroup:
         )
         schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
         return pa.Table.from_batches(batches, schema=schema)
+
+
+# Cells are read in their order, those of two checkpoints in turn.
+@functools.lru_cache(maxsize=4)
+def _whole_group(path: Path, version: Version, number: int) -> pa.Table:
+    """Return a row group that cells share, which is small."""
+    table = open_parquet(path, version).read_row_group(number, use_threads=False)
+    return table.replace_schema_metadata(None)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def other_dtype_name(device: torch.device) -> str:
 
 
 def is_emulated(device: torch.device) -> bool:
-    """Whether the device has no instructions for the format, so that its products are emulated."""
+    """Whether the device has no instructions for bfloat16, so that its products are emulated."""
     return device.type == "cpu" and not _has_instructions()
 
 
@@ -52,11 +52,12 @@ def _has_instructions() -> bool:
 
 
 @contextmanager
-def in_other_dtype(device: torch.device) -> Iterator[None]:
-    """Let passes compute in the other format."""
+def in_dtype(device: torch.device, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Let passes compute in a format; None = the other one of the device."""
+    dtype = dtype or other_dtype(device)
     with ExitStack() as stack:
-        stack.enter_context(torch.autocast(device.type, dtype=other_dtype(device)))
-        if is_emulated(device):
+        stack.enter_context(torch.autocast(device.type, dtype=dtype))
+        if dtype == torch.bfloat16 and is_emulated(device):
             stack.enter_context(_Emulated())
         yield
 

@@ -1,6 +1,6 @@
 """A model whose forward passes multiply in a narrower number format, while its routers stay in float32.
 
-Weights and inputs stay float32 and are rounded where they enter a product (``torch.autocast``). Gradients of the
+Weights and inputs stay float32 and are rounded where they enter a product (``other_dtype.in_dtype``). Gradients of the
 pixels are taken in float32: the steps of a search are no passes that a server would make.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.routing.capabilities import HasRouterModules, Traceable, Weighed
+from moeprobe.routing.other_dtype import in_dtype
 from moeprobe.runtime.device import FLOAT32, label_of
 
 # What runs the network, of any capability of a model.
@@ -119,7 +120,7 @@ def _under_autocast(
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, dtype=dtype), _routing_in_float32(routers, device.type):
+        with in_dtype(device, dtype), _routing_in_float32(routers, device.type):
             return method(*args, **kwargs)
 
     return run

@@ -22,6 +22,7 @@ from benchmarks.speed.parts.layer import (
 )
 from benchmarks.speed.parts.recorded import OURS_IMPORT, OURS_PAIR, PLAIN
 from benchmarks.speed.parts.routers import REFERENCE, Sizes, layer, places
+from benchmarks.speed.parts.sweep import BARE
 from benchmarks.speed.plain_layers import Weights, experts_alone
 from benchmarks.speed.run import bench
 from moeprobe.runtime.catalog import ROUTERS
@@ -46,6 +47,15 @@ def test_recorded_routing_beside_numpy(tmp_path: Path) -> None:
     races = table.groupby("race", sort=False)["contestant"].agg(list)
     assert list(races) == [[OURS_IMPORT, PLAIN], [OURS_PAIR, PLAIN]]
     assert (table.loc[table["contestant"] != PLAIN, "against"] == PLAIN).all()
+
+
+@pytest.mark.slow
+def test_probes_beside_their_passes(tmp_path: Path) -> None:
+    """Two views of an image are two passes up to the last router; a price of flips has gradients too."""
+    table = measured("probes", tmp_path / "out")
+    match_ratio, flips = table["race"].unique()
+    assert float(match_ratio.split(": ")[1].split()[0]) <= 2 and "with gradients" in flips
+    assert (table.loc[table["contestant"] == OURS, "against"] == BARE).all()
 
 
 def test_the_layer(tmp_path: Path) -> None:

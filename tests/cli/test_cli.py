@@ -16,6 +16,7 @@ from PIL import Image
 
 from moeprobe.cli.commands.explain import KINDS
 from moeprobe.results.tables import COLUMNS, FLOORS
+from moeprobe.routing import other_dtype
 from tests.commands import Trained, names_in, refused, run, sentence, shell
 
 
@@ -246,6 +247,13 @@ def test_doctor_finds_nothing_wrong() -> None:
     findings = json.loads(run("doctor", "--json").stdout)
     assert {finding["level"] for finding in findings} <= {"ok", "note"}
     assert "torch and torchvision" in {finding["subject"] for finding in findings}
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_doctor_says_where_bfloat16_is_emulated(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_dtype, "is_emulated", lambda _device: emulated)
+    findings = json.loads(run("doctor", "--json").stdout)
+    assert ("bfloat16" in {finding["subject"] for finding in findings}) is emulated
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def test_emulated_products_are_those_of_rounded_operands(monkeypatch: pytest.Mon
     monkeypatch.setattr(other_dtype, "is_emulated", lambda _device: True)
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(shape, generator=generator) for shape in ((64, 300), (40, 300)))
-    with other_dtype.in_other_dtype(CPU):
+    with other_dtype.in_dtype(CPU):
         product = torch.nn.functional.linear(rows, weight)
         untouched = (rows * 3).exp()
     assert product.dtype == torch.bfloat16 and untouched.dtype == torch.float32

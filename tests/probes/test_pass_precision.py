@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from moeprobe.results.caveats import PRECISION_FLOOR, changed_share, sentences_o
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import FLOORS
+from moeprobe.routing import other_dtype
 from moeprobe.routing.capabilities import HasRouterModules, Replayable, Resumable, Traceable
 from moeprobe.routing.pass_precision import in_float32, in_precision, precision_of
 from tests.adapters import tiny_texts, zoo
@@ -227,3 +229,14 @@ def test_a_floor_is_refused_where_there_is_none(trained: Trained) -> None:
     assert "--precision is float32, bfloat16 or float16; got 'half'" in refused(
         "match-ratio", trained["prc"], "--precision", "half"
     )
+
+
+def test_a_run_says_that_its_products_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = []
+    for emulated in (False, True):
+        monkeypatch.setattr(other_dtype, "is_emulated", lambda _device, emulated=emulated: emulated)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = api.match_ratio(checkpoint(), data="digits", precision="bfloat16", limit=4)
+        facts.append((result.sidecar.get("emulated"), any("emulated" in str(one.message) for one in said)))
+    assert facts == [(None, False), ("bfloat16", True)]

@@ -73,6 +73,26 @@ def test_cells_of_all_kinds_come_back(tmp_path: Path) -> None:
     assert_complete(read_images(tmp_path / "images.parquet"))
 
 
+def test_small_cells_share_a_row_group_and_large_ones_do_not(tmp_path: Path) -> None:
+    small = image_table(accumulated(), checkpoint="a")
+    write(tmp_path / "small.parquet", of_table(small))
+    assert pq.read_metadata(tmp_path / "small.parquet").num_row_groups == 1
+    found = Accumulator()
+    found.add(Cell("blocks.5", "r", 1), NAMES, columns(1, patches=100_000))
+    large = image_table(found, checkpoint="a")
+    write(tmp_path / "both.parquet", of_table(concatenate([small, large])))
+    assert pq.read_metadata(tmp_path / "both.parquet").num_row_groups == 2
+    assert_complete(of_file(tmp_path / "both.parquet").select(lambda stored: stored.cell.layer != "blocks.5"))
+
+
+def test_a_file_whose_cells_lie_in_any_order_is_read(tmp_path: Path) -> None:
+    images = image_table(accumulated(), checkpoint="a")
+    first = [number * len(NAMES) for number in range(len(PLACED))]
+    mixed = [*first, *(row for row in reversed(range(images.num_rows)) if row not in first)]
+    pq.write_table(images.take(pa.array(mixed)), tmp_path / "images.parquet")
+    assert_complete(of_file(tmp_path / "images.parquet"))
+
+
 def test_shards_give_the_bytes_of_the_whole(tmp_path: Path) -> None:
     whole = of_table(image_table(accumulated(), checkpoint="a"))
     write(tmp_path / "whole.parquet", whole)

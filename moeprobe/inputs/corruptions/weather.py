@@ -37,6 +37,8 @@ _GRAY = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]  # of ITU-R B
 _CRYSTALS = (40, 700)
 _BEND = 40
 _ICE = np.array([0.78, 0.9, 1.0])[:, None, None]
+# The last ice with the state that its draws began in, and its side.
+_LAST_ICE: list[tuple[tuple[str, int], Pixels]] = []
 
 
 def fog(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
@@ -88,7 +90,18 @@ def frost(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     is drawn here (``ice``), so that numbers are not comparable to the published ones.
     """
     image_share, ice_share = _FROST[severity - 1]
-    return image_share * pixels + ice_share * resize(ice(rng), pixels.shape[-1])
+    return image_share * pixels + ice_share * _resized_ice(rng, pixels.shape[-1])
+
+
+def _resized_ice(rng: np.random.Generator, side: int) -> Pixels:
+    """Return ice, which the severities of an image share: drawing it takes longer than all else of a frost."""
+    key = (str(rng.bit_generator.state), side)
+    for last, drawn in _LAST_ICE:
+        if last == key:
+            return drawn
+    resized = resize(ice(rng), side)
+    _LAST_ICE[:] = [(key, resized)]
+    return resized
 
 
 def ice(rng: np.random.Generator) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.other_dtype import in_other_dtype, other_dtype_name
+from moeprobe.routing.other_dtype import in_dtype, other_dtype_name
 from moeprobe.routing.pass_precision import in_float32, precision_of
 from moeprobe.routing.record import RoutingTrace, join_batches
 from moeprobe.runtime.device import FLOAT32
@@ -60,7 +60,7 @@ def _in_other_dtype(
     """Return the routing of a pass in another format: of passes in float32 the narrower one, else float32."""
     if precision_of(model) != FLOAT32:
         return in_float32(model).trace(inputs, layers=layers, logits=False)[1]
-    with in_other_dtype(device):
+    with in_dtype(device):
         return model.trace(inputs, layers=layers, logits=False)[1]
 
 

@@ -27,6 +27,7 @@ from moeprobe.probes.engine import floors, loop, origins
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.leading import leading_sentences
+from moeprobe.probes.engine.models import is_emulated_run
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
@@ -199,6 +200,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             batch_size=options.batch_size,
             workers=options.workers,
             device=str(choose_device(options.device)),
+            **({"emulated": options.precision} if is_emulated_run(options) else {}),
             **({"images_per_second": rates} | self._measured | self._names),
             **({"notes": list(self._floor_refusals.values())} if self._floor_refusals else {}),
         )

@@ -4,6 +4,7 @@ The floor is which choices of experts the arithmetic of narrower passes changes 
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,12 +15,13 @@ from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.declarations import CLEAN
 from moeprobe.declarations.options import Options
-from moeprobe.errors import UserError, option
+from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_cut, distinct_names
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.caveats import changed_share
+from moeprobe.routing import other_dtype
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.device import choose_device
@@ -42,6 +44,14 @@ def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
         for model in sources
     ]
     loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
+    if is_emulated_run(options):
+        warnings.warn(
+            RunWarning(
+                "This CPU has no instructions for bfloat16, so products are emulated: operands and results are "
+                "rounded, sums are those of float32."
+            ),
+            stacklevel=2,
+        )
     names = distinct_names([(model.name, model.provenance) for model in loaded])
     return [
         model if model.name == name else dataclasses.replace(model, name=name)
@@ -57,6 +67,11 @@ def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     model = in_precision(checkpoint.model, options.precision, name=checkpoint.name, device=device)
     check_runs(model, checkpoint.framing.blank(), name=checkpoint.name, device=device)
     return dataclasses.replace(checkpoint, model=model)
+
+
+def is_emulated_run(options: Options) -> bool:
+    """Whether the passes of a run are in bfloat16 on a device without instructions for it."""
+    return options.precision == "bfloat16" and other_dtype.is_emulated(choose_device(options.device))
 
 
 def are_hashed(models: Sequence[Checkpoint]) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ from moeprobe.results.sums import Cell
 from moeprobe.results.values import CellValues, Evaluator
 from moeprobe.routing import finite
 from moeprobe.routing.correspondence import pair_up
+from moeprobe.routing.other_dtype import in_dtype
 from moeprobe.routing.record import LayerPair, LayerRouting, RoutingTrace
 
 # Noises that grow with their severity from one draw, so that margins predict what they change.
@@ -214,7 +216,7 @@ def _batch_sums(
         by_view[transfer.name] = {}
         number = 0 if transfer.view is None else first_draw + probe.draws
         device = next(iter(clean.layers.values())).gates.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=transfer.view is None):
+        with nullcontext() if transfer.view is not None else in_dtype(device, torch.bfloat16):
             perturbed = trace(number)
         for name, layer in clean.layers.items():
             pair = pair_up(
