@@ -16,7 +16,7 @@ from moeprobe.models.checkpoints.header import refuse_settings
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import AUTO, check_dtype, choose_device
-from moeprobe.runtime.files import TAKEN
+from moeprobe.runtime.run_files import TAKEN
 from moeprobe.runtime.seeds import random_state_kept
 
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.

@@ -8,7 +8,8 @@ from typing import Any
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.readers.base import Reader
 from moeprobe.recordings.responses import responses
-from moeprobe.runtime.files import absolute, shortest_ends
+from moeprobe.runtime.files import absolute
+from moeprobe.runtime.short_paths import shortest_ends
 
 
 def gather(

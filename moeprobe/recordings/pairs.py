@@ -18,7 +18,7 @@ from moeprobe.recordings.reading import Block, Layer, TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing
 from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.characters import exact
-from moeprobe.runtime.files import shortest_ends
+from moeprobe.runtime.short_paths import shortest_ends
 
 # What two traces must have in common to be of the same inputs.
 _SOURCE = ("data", "split", "crop_fraction")

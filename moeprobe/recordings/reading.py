@@ -34,7 +34,8 @@ from moeprobe.recordings.format import (
     as_set,
     is_ordered,
 )
-from moeprobe.runtime.files import check_parquet_size, check_regular, is_folder, open_regular, status
+from moeprobe.runtime.files import check_regular, is_folder, open_regular, status
+from moeprobe.runtime.parquet import check_parquet_size
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.

@@ -21,6 +21,8 @@ from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import VIEWS, check_plugins
 from moeprobe.runtime.characters import restored
+from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST
+from moeprobe.runtime.short_paths import shortest_ends
 
 # Bytes of a table.
 _LARGEST_CSV = 2**30
@@ -60,12 +62,12 @@ class Measured:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of a probe, finished or not."""
-    return files.is_file(path / files.REQUEST) or is_finished(path)
+    return files.is_file(path / REQUEST) or is_finished(path)
 
 
 def is_finished(path: Path) -> bool:
     """Whether a folder is one of a finished probe, or a packed run had it (see ``packed``)."""
-    return files.is_file(path / files.FINISHED) or find_run(path) is not None
+    return files.is_file(path / FINISHED) or find_run(path) is not None
 
 
 def read(path: Path) -> Measured:
@@ -76,7 +78,7 @@ def read(path: Path) -> Measured:
     """
     sidecar = read_sidecar(path)
     request, checkpoints, packed = sidecar.request, sidecar.checkpoints, sidecar.packed
-    images = path / files.IMAGES
+    images = path / IMAGES
     if packed is not None:
         sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
     elif files.is_file(images):
@@ -87,11 +89,11 @@ def read(path: Path) -> Measured:
             raise UserError(f"{images} cannot be read; run the probe again.") from error
     else:
         raise UserError(
-            f"{path} holds no {files.IMAGES}, which differences are computed from: it is a run of "
+            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of "
             f"{request.get('kind')}, or the file is gone; give the folder of a probe that has written one."
         )
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
-        raise UserError(f"{path / files.FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
+        raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest})
@@ -106,7 +108,7 @@ def read_result(path: Path) -> Result:
     sidecar = read_sidecar(path)
     has_comparison = files.is_file(path / "comparison.csv")
     comparison = _read_values(path / "comparison.csv", sidecar) if has_comparison else None
-    sums = of_file(path / files.IMAGES) if files.is_file(path / files.IMAGES) else SumsStore(())
+    sums = of_file(path / IMAGES) if files.is_file(path / IMAGES) else SumsStore(())
     return Result(_read_values(path / "table.csv", sidecar), comparison, sums, sidecar)
 
 
@@ -218,5 +220,5 @@ def _names(runs: Sequence[Path], checkpoints: Sequence[Sequence[str]]) -> list[d
     number = Counter(name for names in checkpoints for name in names)
     return [
         {name: name if number[name] == 1 else f"{run}/{name}" for name in names}
-        for run, names in zip(files.shortest_ends(runs), checkpoints, strict=True)
+        for run, names in zip(shortest_ends(runs), checkpoints, strict=True)
     ]

@@ -17,9 +17,12 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.models.checkpoints.location import LAST
 from moeprobe.results import showing
 from moeprobe.results.caveats import sentences_of as caveats_of
+from moeprobe.results.files_for_reports import CLASSES, PATCHES, PIXELS, TOKENS
 from moeprobe.results.layouts.side_by_side import summary
+from moeprobe.results.packed import PACK, PACKED_IMAGES
 from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime import files
@@ -27,20 +30,21 @@ from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
+from moeprobe.runtime.run_files import FINISHED, IMAGES, PARTS, REQUEST, SHARD, SHARDS
 
 # A run inside a run: that of a comparison, those of a trade-off's cells.
 RUN = Family(
     "probe",
     is_ours=lambda path: read_request(path) is not None,  # others too may call a file run.json
     known=(
-        files.REQUEST, files.FINISHED, files.SHARD, files.IMAGES, "table.csv", "comparison.csv", "paths.csv",
-        "switches.csv", files.CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
-        files.PATCHES, files.TOKENS, files.PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md",
+        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv",
+        "switches.csv", CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
+        PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md",
         "plan.json", "verdicts.csv", "audit.html", "audit.md",
         "server.html", "responses/*.jsonl", "traces/*.parquet", "parts/*.parquet",
         "parts/*/*.parquet", "parts/*/*.json", "figures/*.png",
-        "figures/*.svg", "figures/*.gif", "probe/", files.PACK, files.PACKED_IMAGES, "cells/*/cell.json",
-        "cells/*/metrics.csv", "cells/*/*/", f"{files.SHARDS}/*/",
+        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json",
+        "cells/*/metrics.csv", "cells/*/*/", f"{SHARDS}/*/",
     ),
 )  # fmt: skip
 # Traces are called by their checkpoints and views.
@@ -59,10 +63,10 @@ def read_request(path: Path) -> Any:
     Raises:
         UserError: its file cannot be read, so that nobody knows.
     """
-    if not files.is_there(path / files.REQUEST):
+    if not files.is_there(path / REQUEST):
         return None
     try:
-        request = files.read_json(path / files.REQUEST)
+        request = files.read_json(path / REQUEST)
     except UserError as error:
         if isinstance(error.__cause__, OSError):  # the disk, and not what the file holds
             raise
@@ -165,13 +169,13 @@ class OutputFolder:
         _check_outside(path, request, overwrite=overwrite, shared=shared)
         self._own = RunFolder(path, family_of(path), shared=shared)
         try:
-            self._begun_here = overwrite or not files.is_there(path / files.REQUEST)
+            self._begun_here = overwrite or not files.is_there(path / REQUEST)
             check_folder(path, request, overwrite=overwrite, shared=shared)
             if overwrite:
                 self._own.clear()
             elif shared:
-                files.remove(path / files.FINISHED)
-            files.write_json(path / files.REQUEST, request)
+                files.remove(path / FINISHED)
+            files.write_json(path / REQUEST, request)
         except BaseException:
             self._own.close()
             raise
@@ -179,15 +183,15 @@ class OutputFolder:
     @property
     def parts(self) -> Path:
         """Where part files are kept."""
-        return self.path / files.PARTS
+        return self.path / PARTS
 
     def write(self, result: R) -> R:
         """Write the tables and the sums per image; returns the result with the sums as they are in their file."""
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:
             write_csv(self.path / "comparison.csv", result.comparison)
-        write(self.path / files.IMAGES, result.sums)
-        return dataclasses.replace(result, sums=of_file(self.path / files.IMAGES))
+        write(self.path / IMAGES, result.sums)
+        return dataclasses.replace(result, sums=of_file(self.path / IMAGES))
 
     def finish(self, sidecar: Mapping[str, Any]) -> None:
         """Write the sidecar, which marks the run as finished, and remove the part files.
@@ -195,11 +199,11 @@ class OutputFolder:
         Raises:
             UserError: something that was written is not there any more.
         """
-        self._own.check(ignored=files.PARTS)
-        files.write_json(self.path / files.FINISHED, self._with_plugins(sidecar))
+        self._own.check(ignored=PARTS)
+        files.write_json(self.path / FINISHED, self._with_plugins(sidecar))
         with contextlib.suppress(UserError, OSError):  # the run is finished; who finds it next completes it
-            self._own.remove(files.PARTS)
-            self._own.remove_runs(files.SHARDS)
+            self._own.remove(PARTS)
+            self._own.remove_runs(SHARDS)
 
     def finish_shard(self, description: Mapping[str, Any]) -> None:
         """Write what the shard of a run is, which marks it as finished; the part files are what it has.
@@ -208,7 +212,7 @@ class OutputFolder:
             UserError: something that was written is not there any more.
         """
         self._own.check()
-        files.write_json(self.path / files.SHARD, self._with_plugins(description))
+        files.write_json(self.path / SHARD, self._with_plugins(description))
 
     def _with_plugins(self, description: Mapping[str, Any]) -> dict[str, Any]:
         with_plugins = (
@@ -233,8 +237,8 @@ class OutputFolder:
         """Give the folder back; of a run that failed before it had anything, its question goes too."""
         # What cannot be looked at or removed stays; the folder is given back whatever happens.
         with contextlib.suppress(UserError, OSError):
-            if failed and self._begun_here and scan(self.path, RUN).own == (files.REQUEST,):
-                files.remove(self.path / files.REQUEST)
+            if failed and self._begun_here and scan(self.path, RUN).own == (REQUEST,):
+                files.remove(self.path / REQUEST)
         self._own.close()
 
     def __enter__(self) -> "OutputFolder":
@@ -279,13 +283,13 @@ def figures_as_asked(*, svg: bool) -> Iterator[None]:
 def _complete(path: Path) -> None:
     """Remove the temporary files of a run that was killed after it was marked as finished."""
     # A finished shard is its parts.
-    if files.is_there(path / files.FINISHED) and any(
-        files.is_there(path / name) for name in (files.PARTS, files.SHARDS, LOCK, NEW_RECORD)
+    if files.is_there(path / FINISHED) and any(
+        files.is_there(path / name) for name in (PARTS, SHARDS, LOCK, NEW_RECORD)
     ):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError, OSError), RunFolder(path, family_of(path)) as run_folder:
-            run_folder.remove(files.PARTS)
-            run_folder.remove_runs(files.SHARDS)
+            run_folder.remove(PARTS)
+            run_folder.remove_runs(SHARDS)
 
 
 def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
@@ -319,7 +323,7 @@ def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared
     if earlier is None and not contents.own:
         what = (
             "holds a checkpoint and no probe"
-            if files.is_there(path / files.LAST)
+            if files.is_there(path / LAST)
             else "is not empty and not a folder of moeprobe"
         )
         raise UserError(f"{files.display_path(path)} {what}; choose another {option('out')}.")
@@ -331,9 +335,9 @@ def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared
 
 def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
     # A run that stopped before its first result leaves its question, which need not be kept.
-    begun = set(contents.own) - {files.REQUEST}
+    begun = set(contents.own) - {REQUEST}
     advice = f"add {option('overwrite', True)} to replace it, or choose another {option('out')}."
-    finished = not begun.isdisjoint((files.FINISHED, files.SHARD))
+    finished = not begun.isdisjoint((FINISHED, SHARD))
     if finished and earlier == request:
         raise FinishedError(
             f"{files.display_path(path)} is finished; add {option('overwrite', True)} to repeat it.", path

@@ -13,10 +13,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError, option
 from moeprobe.runtime import files
+from moeprobe.runtime.parquet import check_parquet_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The folder of cells in progress, and the two files that finished ones are packed into.
+CELLS, PACK, PACKED_IMAGES = "cells", "cells.json", "cells.parquet"
 # Some kilobytes per run: enough for tens of thousands of runs.
 _LIMIT = 2**28
 
@@ -66,7 +69,7 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
     Raises:
         UserError: the JSON cannot be read, or is not as moeprobe wrote it.
     """
-    path = out / files.PACK
+    path = out / PACK
     try:
         version = files.version_of(path)
     except (OSError, ValueError):  # ValueError: a name that no file can have
@@ -89,7 +92,7 @@ def find_cell(folder: Path) -> PackedCell | None:
         folder = files.absolute(folder)
     except OSError:  # the working directory is gone
         return None
-    return read_pack(folder.parents[1]).get(folder.name) if folder.parent.name == files.CELLS else None
+    return read_pack(folder.parents[1]).get(folder.name) if folder.parent.name == CELLS else None
 
 
 def find_run(path: Path) -> Place | None:
@@ -111,12 +114,12 @@ def read_packed_images(run: Place) -> "pa.Table":
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    path = run.out / files.PACKED_IMAGES
+    path = run.out / PACKED_IMAGES
     if not files.is_there(path):
-        raise UserError(f"{path} is missing, which {files.PACK} next to it belongs to; restore the file.")
+        raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
     of_run = (pc.field("run") == run.name) & (pc.field("cell") == run.cell)
     try:
-        files.check_parquet_size(path, pq.read_metadata(path), all_rows=False)
+        check_parquet_size(path, pq.read_metadata(path), all_rows=False)
         images = pq.read_table(path, columns=run.run.columns, filters=of_run)
     except (OSError, pa.ArrowException) as error:
         raise UserError(

@@ -20,7 +20,8 @@ from moeprobe.errors import UserError, option
 from moeprobe.results.packed import Place, find_run
 from moeprobe.results.sums import FORMAT
 from moeprobe.runtime.device import FLOAT32
-from moeprobe.runtime.files import FINISHED, REQUEST, SHARD, is_file, is_there, read_json
+from moeprobe.runtime.files import is_file, is_there, read_json
+from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,7 +20,8 @@ from moeprobe.errors import UserError
 from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import Scratch, atomic_file, check_parquet_size, open_parquet, version_of
+from moeprobe.runtime.files import Scratch, atomic_file, version_of
+from moeprobe.runtime.parquet import check_parquet_size, open_parquet
 from moeprobe.runtime.processes import usable
 
 # Columns of names; all others are of numbers.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError, option
 from moeprobe.results.sums import CONSTANT, Cell
 from moeprobe.results.tables import CELL_COLUMNS
-from moeprobe.runtime.files import Version, open_parquet
+from moeprobe.runtime.files import Version
+from moeprobe.runtime.parquet import open_parquet
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -14,36 +13,21 @@ import struct
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import neutral
-from moeprobe.runtime.similar_paths import did_you_mean_path
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyarrow.parquet import ParquetFile
 
 # What torch may raise when it reads a damaged or hostile file.
 DAMAGE = (
     OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
 )  # fmt: skip
-
-# Names of files in a run's folder: the request, the mark of a finished run, part files, sums per image.
-REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
-# An overlay: a row per patch of its images, or per token of its texts; the images in gray, a row per image.
-PATCHES, TOKENS, PIXELS = "patches.csv", "tokens.csv", "pixels.png"
-# Of the tokens of each class the share that each expert has.
-CLASSES = "classes.csv"
-# The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.
-SHARD, SHARDS = "shard.json", "shards"
-# The cells of a trade-off: the folder of those in progress, and the two files that finished ones are packed into.
-CELLS, PACK, PACKED_IMAGES = "cells", "cells.json", "cells.parquet"
-# Those that no checkpoint may be called by.
-TAKEN = frozenset({REQUEST, FINISHED, PARTS, SHARD, SHARDS})
 
 # Inode, size, and time of the last change.
 Version = tuple[int, int, int]
@@ -89,11 +73,6 @@ def guard_of(path: Path) -> Guard | None:
 
 # A description of a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
-
-# What a run folder of training calls its checkpoint of the full budget.
-LAST = "last.safetensors"
-# Of a training that has not ended.
-STATE = "state.safetensors"
 
 
 def open_regular(path: Path, *, buffered: bool = True) -> Any:
@@ -303,66 +282,6 @@ def has_same_bytes(first: Path, second: Path) -> bool:
     return sha256(first) == sha256(second)
 
 
-# Weights that need the program that wrote them.
-_OF_OTHERS = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".npz", ".msgpack", ".h5", ".onnx")
-
-
-def find_checkpoint(source: str | Path) -> Path:
-    """Return the safetensors file that a path to a file or a run folder means.
-
-    Raises:
-        UserError: there is nothing there.
-    """
-    path = Path(source)
-    if path.suffix in _OF_OTHERS and not is_folder(path):
-        raise UserError(
-            f"{path} is a file of another program: give the model as py:module:factory@settings.yaml, or convert it "
-            "with moeprobe import."
-        )
-    if path.suffix == ".parquet" and is_file(path):
-        raise UserError(
-            f"{path} is a table, not a checkpoint; recorded routing is for moeprobe trace, e.g. trace analyze."
-        )
-    if is_folder(path):
-        if not is_file(path / LAST):
-            raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
-        return path / LAST
-    if not is_file(path):
-        raise UserError(
-            f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
-            f"{did_you_mean_path(path, _is_checkpoint)}"
-        )
-    return path
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return is_file(path / LAST) or (path.suffix == ".safetensors" and is_file(path))
-
-
-def shortest_ends(paths: Sequence[Path], *, least: int = 1, each: bool = False) -> list[str]:
-    """Return the shortest ends of different paths that are all different, e.g. ``a/run`` and ``b/run``.
-
-    Args:
-        paths: as long as it takes, so absolute ones. Two equal ones are returned whole.
-        least: parts that an end has at the least.
-        each: take of each path as little as tells it from the others; else of all as many parts as any takes.
-    """
-    depths = [_depth(path, paths, least) for path in paths]
-    if not each:
-        depths = [max(depths, default=least)] * len(paths)
-    return ["/".join(path.parts[-depth:]) for path, depth in zip(paths, depths, strict=True)]
-
-
-def _depth(path: Path, paths: Sequence[Path], least: int) -> int:
-    depth = least
-    while (
-        depth < len(path.parts)
-        and sum(path_compared.parts[-depth:] == path.parts[-depth:] for path_compared in paths) > 1
-    ):
-        depth += 1
-    return depth
-
-
 _MOST_FILES = 100_000
 
 
@@ -395,50 +314,3 @@ def check_can_write(folder: Path) -> None:
         raise UserError(f"Cannot write {folder}: {display_path(existing)} is no folder.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"Cannot write {folder}: {display_path(existing)} is not writable.")
-
-
-# Files that are held open; a run of many images has many parts.
-_OPEN = 16
-
-
-@functools.lru_cache(maxsize=_OPEN)
-def open_parquet(path: Path, version: Version) -> "ParquetFile":
-    """Return an open Parquet file.
-
-    Args:
-        path: the file.
-        version: what ``version_of`` said of it when its row groups were indexed.
-
-    Raises:
-        UserError: the file has changed, so the index of its row groups is outdated.
-    """
-    from pyarrow.parquet import ParquetFile  # here, since most commands read none
-
-    file = ParquetFile(path)
-    if version_of(path) != version:
-        raise UserError(f"{path} was replaced while it was read; repeat the command.")
-    return file
-
-
-# Values of a row group, which is held in memory; and rows of a file of which something is read at once.
-MOST_VALUES, MOST_ROWS = 2**28, 2**25
-
-
-def check_parquet_size(path: Path, metadata: Any, *, all_rows: bool) -> None:
-    """Raise ``UserError`` where a file holds more than any run or trace of its kind would.
-
-    Args:
-        path: the file, for the sentence.
-        metadata: of pyarrow.
-        all_rows: whether something of all its rows is read at once.
-    """
-    rows = int(metadata.num_rows)
-    if all_rows and rows > MOST_ROWS:
-        raise UserError(f"{path} holds {rows:,} rows, more than the {MOST_ROWS:,} that are read at once.")
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        values = max((group.column(column).num_values for column in range(group.num_columns)), default=0)
-        if values > MOST_VALUES:
-            raise UserError(
-                f"{path} holds {values:,} values in one row group; at most {MOST_VALUES:,} are read at once."
-            )

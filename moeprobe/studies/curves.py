@@ -13,10 +13,10 @@ from moeprobe.errors import UserError, option
 from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.results.columns import CURVE_COLUMNS
-from moeprobe.results.packed import find_cell, read_pack
+from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.files import CELLS, is_file, is_folder, is_there, read_bytes, read_json, write_csv
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
 from moeprobe.runtime.records import Family, scan
 from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, read_curve

@@ -9,6 +9,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models import pipeline
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
+from moeprobe.models.checkpoints.location import LAST, STATE
 from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.loop import Trainer
@@ -18,7 +19,7 @@ from moeprobe.models.training.state import discard
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import LAST, STATE, is_file, is_folder, is_there, sha256
+from moeprobe.runtime.files import is_file, is_folder, is_there, sha256
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.studies import training_files

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moeprobe.errors import UserError, option
 from moeprobe.models.checkpoints.header import read_header
+from moeprobe.models.checkpoints.location import LAST, STATE
 from moeprobe.models.config import TrainConfig
-from moeprobe.runtime.files import LAST, STATE, is_file, read_json, sha256
+from moeprobe.runtime.files import is_file, read_json, sha256
 
 CURVE, SUMMARY = "metrics.csv", "finished.json"
 # Bytes of a curve.

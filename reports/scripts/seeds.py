@@ -9,9 +9,10 @@ import pandas as pd
 from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished, summaries
+from moeprobe.results.packed import PACK, PACKED_IMAGES
 from moeprobe.results.stored import concat
 from moeprobe.results.stored_cell import StoredCell
-from moeprobe.runtime.files import PACK, PACKED_IMAGES, atomic_file
+from moeprobe.runtime.files import atomic_file
 
 # Heading of a column, and its rows: metric, null, view (None: any), severity (None: any).
 Column = tuple[str, str, str, str | None, float | None]

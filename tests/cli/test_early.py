@@ -260,7 +260,7 @@ def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: 
 @pytest.mark.parametrize("given", ["nosuch", "digits:"])
 def test_the_same_sentence_where_it_is_used(given: str) -> None:
     from moeprobe.errors import UserError
-    from moeprobe.runtime.files import find_checkpoint
+    from moeprobe.models.checkpoints.location import find_checkpoint
 
     with pytest.raises(UserError) as found:
         find_checkpoint(given)

@@ -18,7 +18,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.probes.engine import loop
 from moeprobe.runtime import processes
-from moeprobe.runtime.files import FINISHED
+from moeprobe.runtime.run_files import FINISHED
 from tests.commands import Trained, refused
 from tests.routing.routings import checkpoint
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moeprobe.runtime.files import FINISHED, PARTS, SHARD
+from moeprobe.runtime.run_files import FINISHED, PARTS, SHARD
 from tests.commands import PATIENCE, Trained, names_in, pictures, run
 from tests.probes.test_shards import contents
 

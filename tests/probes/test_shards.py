@@ -16,8 +16,8 @@ from moeprobe.declarations import registry
 from moeprobe.errors import UserError
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
-from moeprobe.runtime.files import FINISHED, PARTS, SHARD
 from moeprobe.runtime.records import RECORD
+from moeprobe.runtime.run_files import FINISHED, PARTS, SHARD
 from tests.commands import PATIENCE, Trained, names_in, pictures, refused, run, sentence, shell, started
 
 # Commands in processes of their own leave the same bytes.

@@ -24,7 +24,7 @@ from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.results.values import Evaluator
-from moeprobe.runtime import files
+from moeprobe.runtime import parquet
 from moeprobe.runtime.files import write_csv
 
 IMAGES = 2300
@@ -136,7 +136,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
     for to, images in ((path, 30), (other, 40)):
         write(to, Size(images, patches=6, layers=2, severities=2, top_k=2))
     cell = next(iter(of_file(path)))
-    files.open_parquet.cache_clear()
+    parquet.open_parquet.cache_clear()
     other.replace(path)
     with pytest.raises(
         UserError, match=r"sums\.parquet was replaced while it was read; repeat the command\."

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.location import LAST
 from moeprobe.results import folder as runs
 from moeprobe.results.folder import FinishedError, OutputFolder, Result
 from moeprobe.results.sidecars import Sidecar, provenance
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import frame, image_table
-from moeprobe.runtime.files import GUARDS, LAST, remove, write_text
+from moeprobe.runtime.files import GUARDS, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, RECORD, Family
 from tests.results.stores import read_images

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moeprobe.runtime.files import shortest_ends
+from moeprobe.runtime.short_paths import shortest_ends
 
 PATHS = [Path("/x/a/run"), Path("/y/a/run"), Path("/y/b/run"), Path("/y/b/other")]
 

@@ -16,7 +16,7 @@ import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
-from moeprobe.runtime import files
+from moeprobe.runtime import parquet
 from tests.commands import refused
 from tests.inputs.data import making
 from tests.security.slots import CHECKPOINT, SETTINGS
@@ -154,15 +154,15 @@ def test_yaml_whose_references_multiply(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_of_equal_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_VALUES", 10_000)
-    monkeypatch.setattr(files, "MOST_ROWS", 15_000)
+    monkeypatch.setattr(parquet, "MOST_VALUES", 10_000)
+    monkeypatch.setattr(parquet, "MOST_ROWS", 15_000)
     path = tmp_path / "a.parquet"
     table = pa.table({"a": pa.array([0.0] * 20_000)})
     for size, whole, words in ((20_000, False, "in one row group"), (1_000, True, "rows, more than")):
         pq.write_table(table, path, row_group_size=size)
         with pytest.raises(UserError, match=words):
-            files.check_parquet_size(path, pq.read_metadata(path), all_rows=whole)
-    files.check_parquet_size(path, pq.read_metadata(path), all_rows=False)
+            parquet.check_parquet_size(path, pq.read_metadata(path), all_rows=whole)
+    parquet.check_parquet_size(path, pq.read_metadata(path), all_rows=False)
 
 
 def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from moeprobe.inputs.views import synonyms
 from moeprobe.models.checkpoints import vmoe_files
 from moeprobe.recordings import model_config, responses
 from moeprobe.results import packed
-from moeprobe.runtime import files, yaml
+from moeprobe.runtime import files, parquet, yaml
 from moeprobe.studies.report import pictures
 from tests.security.slots import ROOT
 
@@ -31,8 +31,8 @@ def test_bounds() -> None:
         f"| texts | {text._LIMIT // MIB} MiB |",
         f"| synonyms | {synonyms._LIMIT // MIB} MiB |",
         f"| one response of a server | {responses.MOST_BYTES // MIB} MiB |",
-        f"| Parquet | {files.MOST_VALUES / 1e6:.0f} million values in a row group; "
-        f"{files.MOST_ROWS / 1e6:.0f} million rows",
+        f"| Parquet | {parquet.MOST_VALUES / 1e6:.0f} million values in a row group; "
+        f"{parquet.MOST_ROWS / 1e6:.0f} million rows",
         f"at most {vmoe_files._MOST_UNPACKED:,} times its size",
     ]
     for row in rows:

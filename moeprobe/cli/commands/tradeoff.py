@@ -9,7 +9,7 @@ import typer
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Svg, command_line
 from moeprobe.runtime.device import check_device
-from moeprobe.runtime.files import CELLS, is_folder
+from moeprobe.runtime.files import is_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +121,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
 
     from moeprobe.cli.front.screen import console, records
     from moeprobe.cli.front.tables import fit
+    from moeprobe.results.packed import CELLS
 
     if as_json:
         content = {

@@ -14,21 +14,12 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.cli.front.environment import print_json
 from moeprobe.declarations.registry import comparable_kind
 from moeprobe.errors import FinishedError, UserError
+from moeprobe.models.checkpoints.location import find_checkpoint
+from moeprobe.results.files_for_reports import PATCHES, PIXELS, TOKENS
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.runtime.characters import in_one_line
-from moeprobe.runtime.files import (
-    CELLS,
-    PATCHES,
-    PIXELS,
-    REQUEST,
-    SHARD,
-    TOKENS,
-    display_path,
-    find_checkpoint,
-    is_file,
-    is_folder,
-    read_json,
-)
+from moeprobe.runtime.files import display_path, is_file, is_folder, read_json
+from moeprobe.runtime.run_files import REQUEST, SHARD
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -127,6 +118,7 @@ def check_configuration(config: Any) -> None:
 def check_trainings(sources: Sequence[str], overrides: Sequence[str], *, out: Path) -> None:
     """Raise ``UserError`` where a sweep, a key of one or the folder of a training is mistyped."""
     from moeprobe.models import grid
+    from moeprobe.results.packed import CELLS
 
     for source in sources:
         if grid.is_sweep(source):

@@ -20,8 +20,9 @@ from moeprobe.inputs.modality import Modality, modality_of, sources
 from moeprobe.results.sidecars import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
-from moeprobe.runtime.files import REQUEST, is_file
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.records import RECORD
+from moeprobe.runtime.run_files import REQUEST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,7 +32,7 @@ from moeprobe.results.layouts.load_over_time import hot_experts_table, placement
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
 from moeprobe.results.tables import FLOORS
-from moeprobe.runtime.files import PATCHES, TOKENS, display_path
+from moeprobe.runtime.files import display_path
 
 if TYPE_CHECKING:
     from moeprobe.probes.correspond.measure import CorrespondResult
@@ -127,8 +127,12 @@ def print_traces(result: "Recorded", *, as_json: bool) -> None:
 def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
     """Print the changed patches or tokens and the files, or all patches or tokens as JSON."""
     if as_json:
-        name = Path(TOKENS if "token" in result.table else PATCHES).stem
-        print_json({name: records(result.table), "files": [str(path) for path in result.files]})
+        print_json(
+            {
+                result.overlays[0].modality.tokens: records(result.table),
+                "files": [str(path) for path in result.files],
+            }
+        )
         return
     screen = console()
     request = result.sidecar.request

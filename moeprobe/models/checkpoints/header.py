@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from safetensors import SafetensorError, safe_open
 
 from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.location import find_checkpoint
 from moeprobe.models.config import NUM_EXPERTS, ROUTER, ModelConfig
 from moeprobe.runtime.catalog import ROUTERS, check_plugins
-from moeprobe.runtime.files import find_checkpoint, is_file, sha256, status
+from moeprobe.runtime.files import is_file, sha256, status
 from moeprobe.runtime.schema import ConfigSection, Plugin, lower_first, sentence, split_assignments
 
 # Settings under which a trained model is probed: ``PATH,top_k=1,capacity=0.5``. Nothing here imports torch.

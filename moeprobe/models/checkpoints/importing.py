@@ -11,8 +11,9 @@ from torch import nn
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
+from moeprobe.models.checkpoints.location import LAST
 from moeprobe.models.config import ModelConfig
-from moeprobe.runtime.files import LAST, Scratch, has_same_bytes, is_file
+from moeprobe.runtime.files import Scratch, has_same_bytes, is_file
 from moeprobe.runtime.folders import RunFolder, check_replaceable
 from moeprobe.runtime.records import Family, scan
 

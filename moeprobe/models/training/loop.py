@@ -26,6 +26,7 @@ from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.inputs.views.base import PairView, Recipe
 from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.checkpoints.location import STATE
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import start, state
 from moeprobe.models.training.optimize import clip, make_optimizer, make_schedule, total_steps
@@ -36,7 +37,7 @@ from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages
 from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import STATE, absolute, display_path, is_there, write_csv, write_json, write_text
+from moeprobe.runtime.files import absolute, display_path, is_there, write_csv, write_json, write_text
 from moeprobe.runtime.seeds import generator
 from moeprobe.runtime.signals import Postponed, StopRequest
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
+from moeprobe.models.checkpoints.location import STATE
 from moeprobe.models.training.parallel.layouts import ProcessLayout
-from moeprobe.runtime.files import STATE, is_file, remove
+from moeprobe.runtime.files import is_file, remove
 from moeprobe.runtime.folders import remove_files
 
 _FORMAT = "moeprobe-state-2"

@@ -32,7 +32,7 @@ from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
 from moeprobe.runtime.device import FLOAT32
-from moeprobe.runtime.files import shortest_ends
+from moeprobe.runtime.short_paths import shortest_ends
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.distributed import Ranks, own_device
-from moeprobe.runtime.files import PARTS, SHARD, SHARDS, Scratch, display_path, is_file, is_folder, read_json
+from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.run_files import PARTS, SHARD, SHARDS
 
 R = TypeVar("R")
 # What the first of several processes says instead of "ready".

@@ -31,13 +31,14 @@ from moeprobe.probes.engine.run_spec import RunSpec, make_request, recipe
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep
+from moeprobe.results.files_for_reports import PATCHES, PIXELS, TOKENS
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.results.sidecars import Sidecar, choose_names, names_in, rename_items
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.files import PATCHES, PIXELS, TOKENS, atomic_file, write_csv
+from moeprobe.runtime.files import atomic_file, write_csv
 from moeprobe.runtime.progress import Advance, Progress
 
 if TYPE_CHECKING:

@@ -32,13 +32,14 @@ from moeprobe.probes.routes.key_routes import (
 )
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
+from moeprobe.results.files_for_reports import CLASSES
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.sidecars import rename_items
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
-from moeprobe.runtime.files import CLASSES, write_csv
+from moeprobe.runtime.files import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,8 +18,8 @@ from moeprobe.recordings.format import FORMAT, VERSION
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.files import TAKEN
 from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.run_files import TAKEN
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from moeprobe.recorded.engine.work import TracesWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored import SumsStore, concat
-from moeprobe.runtime.files import shortest_ends
 from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.short_paths import shortest_ends
 
 
 class Series(TracesWork[Drift]):

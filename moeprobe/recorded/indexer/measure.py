@@ -35,9 +35,10 @@ from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from moeprobe.runtime.files import Scratch, is_file, sha256, shortest_ends
+from moeprobe.runtime.files import Scratch, is_file, sha256
 from moeprobe.runtime.processes import spread, usable
 from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 _VIEW, _ROUTER = "selected keys", "indexer"

@@ -22,6 +22,7 @@ from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
 from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
 from moeprobe.results.columns import COMPARISON_COLUMNS, NUMBERS, WHOLE
+from moeprobe.results.files_for_reports import PATCHES, PIXELS, TOKENS
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import (
     NAMES,
@@ -34,18 +35,9 @@ from moeprobe.results.sidecars import (
     renamed,
 )
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.files import (
-    FINISHED,
-    PATCHES,
-    PIXELS,
-    REQUEST,
-    SHARD,
-    TOKENS,
-    is_file,
-    is_folder,
-    is_there,
-    shortest_ends,
-)
+from moeprobe.runtime.files import is_file, is_folder, is_there
+from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
+from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 

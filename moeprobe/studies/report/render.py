@@ -21,10 +21,10 @@ from moeprobe import __version__
 from moeprobe.declarations.kinds import audit_entry
 from moeprobe.declarations.registry import of_kind
 from moeprobe.judging.conclusions import Conclusion
+from moeprobe.results.files_for_reports import CLASSES
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
 from moeprobe.runtime.characters import harmless
-from moeprobe.runtime.files import CLASSES
 from moeprobe.studies.report import about, summary
 from moeprobe.studies.report.pictures import Explorer, Picture, explorer_of
 from moeprobe.studies.report.reading import Run

@@ -15,11 +15,21 @@ import pyarrow.parquet as pq
 
 from moeprobe.results import finished
 from moeprobe.results.folder import OutputFolder
-from moeprobe.results.packed import PackedCell, PackedRun, Place, read_pack, read_packed_images
+from moeprobe.results.packed import (
+    CELLS,
+    PACK,
+    PACKED_IMAGES,
+    PackedCell,
+    PackedRun,
+    Place,
+    read_pack,
+    read_packed_images,
+)
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import SumsStore, of_file
 from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime import files
+from moeprobe.runtime.run_files import IMAGES
 from moeprobe.studies.tradeoff.trainings import ABOUT, Training
 from moeprobe.studies.training_files import CURVE
 
@@ -46,7 +56,7 @@ def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
             if not _same_runs(merged, packed_cells) and not _write_images(folder.path, merged, packed_cells):
                 return
             files.write_json(
-                folder.path / files.PACK,
+                folder.path / PACK,
                 {"cells": {name: cell.model_dump() for name, cell in merged.items()}},
             )
         if leftovers := [path for cell in cells for path in _leftovers(cell, merged[cell.name])]:
@@ -80,7 +90,7 @@ def _merge(cell: Training, packed: PackedCell | None) -> PackedCell:
 
 def _leftovers(cell: Training, packed: PackedCell) -> Iterator[str]:
     """Yield the remaining files of a packed cell's folder, relative to the output folder."""
-    prefix = f"{files.CELLS}/{cell.name}"
+    prefix = f"{CELLS}/{cell.name}"
     yield from (f"{prefix}/{name}/" for name in packed.runs if files.is_folder(cell.folder / name))
     yield from (f"{prefix}/{name}" for name in (ABOUT, CURVE) if files.is_file(cell.folder / name))
 
@@ -105,7 +115,7 @@ def _write_images(out: Path, cells: Mapping[str, PackedCell], packed_cells: Mapp
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     schema = pa.schema([("run", pa.string()), ("cell", pa.string()), *schema])
-    with files.atomic_file(out / files.PACKED_IMAGES) as temporary, open_writer(temporary, schema) as writer:
+    with files.atomic_file(out / PACKED_IMAGES) as temporary, open_writer(temporary, schema) as writer:
         waiting: list[pa.Table] = []
         for number, run in enumerate(runs, 1):
             waiting.append(sums.read(*run))
@@ -125,20 +135,20 @@ class _Sums:
         self._kept = {
             (cell, name): run for cell, packed in packed_cells.items() for name, run in packed.runs.items()
         }
-        self._packed = pq.read_schema(out / files.PACKED_IMAGES) if self._kept else None
+        self._packed = pq.read_schema(out / PACKED_IMAGES) if self._kept else None
 
     def schema(self, cell: str, name: str) -> pa.Schema:
         """Return the columns of a run."""
         if self._packed is not None and (cell, name) in self._kept:
             return pa.schema([self._packed.field(column) for column in self._kept[cell, name].columns])
-        return needed_sums(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table().schema
+        return needed_sums(of_file(self._out / CELLS / cell / name / IMAGES)).table().schema
 
     def read(self, cell: str, name: str) -> pa.Table:
         """Return the sums of a run, with the columns ``run`` and ``cell`` before them."""
         if (cell, name) in self._kept:
             images = read_packed_images(Place(self._out, cell, name, self._kept[cell, name]))
         else:
-            images = needed_sums(of_file(self._out / files.CELLS / cell / name / files.IMAGES)).table()
+            images = needed_sums(of_file(self._out / CELLS / cell / name / IMAGES)).table()
         for column, value in (("cell", cell), ("run", name)):
             images = images.add_column(0, column, pa.repeat(pa.scalar(value, pa.string()), images.num_rows))
         return images

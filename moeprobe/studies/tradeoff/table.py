@@ -16,10 +16,11 @@ from moeprobe.errors import UserError
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics import costs
 from moeprobe.metrics.costs import STEP_SECONDS_IN_TURN
+from moeprobe.models.checkpoints.location import LAST
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
-from moeprobe.runtime.files import LAST, is_file
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
 from moeprobe.studies.tradeoff.packing import needed_sums
 from moeprobe.studies.tradeoff.trainings import Training

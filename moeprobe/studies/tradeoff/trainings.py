@@ -13,6 +13,7 @@ from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.models import grid
+from moeprobe.models.checkpoints.location import LAST, STATE
 from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.models.pipeline import Pipeline
@@ -24,10 +25,10 @@ from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.results import finished
-from moeprobe.results.packed import find_cell, read_pack
+from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.files import CELLS, LAST, STATE, is_file, is_folder, is_there, read_bytes, read_json
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.train import make_trainer, same_training
 from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, SUMMARY, read_curve
