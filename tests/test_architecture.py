@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moeprobe.declarations import registry
 from moeprobe.runtime.catalog import PROBES, RECORDED
 from tests.sources import tree_of
 
@@ -35,6 +36,8 @@ SIDEWAYS = {
 NEVER = (("inputs.views", "inputs.data"), ("models.nn", "models.training"))
 # What works for every probe, those of plug-ins too, and so names none.
 GENERIC = ("cli.front", "probes.engine", "recorded.engine", "studies.report")
+# Names of probes that are also those of options, analyses and figures.
+ALSO_WORDS = {"precision", "confidence", "frames"}
 # What holds for whole folders where torch must not be imported.
 LIGHT = ("inputs/data", "inputs/views", "metrics", "results", "judging", "studies/report")
 LINES = 500
@@ -141,6 +144,19 @@ def test_generic_code_imports_no_single_probe() -> None:
         for path in generic
         for name in imports(path, typed=False)
         if any(within(name, probe) for probe in probes)
+    }
+
+
+def test_generic_code_names_no_single_probe() -> None:
+    declared = {*PROBES.names(), *RECORDED.names()} | {
+        name for kind in registry.kinds() for name in (kind.name, kind.kind)
+    }
+    assert not {
+        (module_of(path), node.value)
+        for path in FILES
+        if any(within(module_of(path), part) for part in GENERIC)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and node.value in declared - ALSO_WORDS
     }
 
 

@@ -98,8 +98,9 @@ def _print(result: "BenchResult", *, out: Path | None, as_json: bool, full: bool
     import json
 
     from benchmarks.speed.facts import CLOCKS, sentence
-    from moeprobe.cli.front.screen import console, print_files, records
+    from moeprobe.cli.front.screen import console, print_files
     from moeprobe.cli.front.tables import fit
+    from moeprobe.results.tables import records
 
     if as_json:
         content = {

@@ -27,8 +27,8 @@ from moeprobe.cli.commands import (
 )
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.commands.standalone_command import standalone_command
-from moeprobe.cli.front.early import print_finished
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
+from moeprobe.cli.front.finished import print_finished
 from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, deferred
 from moeprobe.declarations import Panel, registry
 from moeprobe.declarations.question import panel_of

@@ -2,13 +2,17 @@
 
 import enum
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moeprobe.declarations.headlines import Agreement, AuditEntry, Headline
 from moeprobe.inputs.modality import Modality
+from moeprobe.runtime.files import display_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from moeprobe.results.sidecars import Sidecar
 
 # What ``--out`` is where figures are all that is written.
 OUT_OF_FIGURES = "Folder for the figures and their table; required unless --json."
@@ -71,6 +75,8 @@ class Kind:
         layout: how a result is printed.
         joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
         audit: how it joins ``moeprobe audit``; None = it does not.
+        writes: names of files that its runs write beside tables of values and figures, as patterns, by which a folder
+            copied without its record is known; those ending in ``/`` are runs in themselves.
         sampled: what intervals are over, and the column ``images`` counts; None = what the models read.
         concluded_by: ``module:function`` that says in sentences what several rows of a table come to; imported when a
             run is shown. Empty = ``conclusions`` says it, or there is nothing to say.
@@ -84,6 +90,7 @@ class Kind:
     layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
     joinable: ClassVar[bool] = True
     audit: ClassVar[AuditEntry | None] = None
+    writes: ClassVar[tuple[str, ...]] = ()
     sampled: ClassVar[Modality | None] = None
     concluded_by: ClassVar[str] = ""
 
@@ -91,6 +98,11 @@ class Kind:
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return sentences that combine several rows of a table, to be read after the headlines."""
         return resolve(cls.concluded_by)(table) if cls.concluded_by else []
+
+    @classmethod
+    def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
+        """Return what a run without a table of values printed with ``--json``, from the files of its folder."""
+        return {"sidecar": sidecar, "out": str(display_path(folder))}
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

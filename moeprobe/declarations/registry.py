@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"
-# Studies of several runs that are declared as questions are.
-STUDIES = ("moeprobe.studies.server:CheckServer",)
+# Studies of several runs; their folders are declared as those of probes are.
+STUDIES = (
+    "moeprobe.studies.server:CheckServer",
+    "moeprobe.studies.kinds:Audit",
+    "moeprobe.studies.kinds:Compare",
+    "moeprobe.studies.kinds:Paper",
+    "moeprobe.studies.kinds:Tradeoff",
+)
 
 
 def kinds() -> list[type[Kind]]:
-    """Return all that a run folder can hold, by command.
+    """Return what the folder of a single run can hold, by command.
 
     Raises:
         UserError: a plug-in has the command of another probe.
@@ -44,14 +50,18 @@ def probes() -> list[type[Probe[Any]]]:
 
 def standalone() -> list[type[StandaloneQuestion[Any]]]:
     """Return the questions that name what they are about, by command."""
-    studies: list[type[Any]] = [resolve(reference) for reference in STUDIES]
-    return [kind for kind in [*kinds(), *studies] if issubclass(kind, StandaloneQuestion)]
+    return [kind for kind in [*kinds(), *_studies()] if issubclass(kind, StandaloneQuestion)]
+
+
+def _studies() -> list[type[Kind]]:
+    return [resolve(reference) for reference in STUDIES]
 
 
 def of_kind(kind: str) -> type[Kind] | None:
-    """Return the declaration of what a run calls its kind; None where it is no probe's."""
-    by_kind = {kind.kind: kind for kind in kinds() if kind.name != kind.kind}
-    by_kind |= {kind.name: kind for kind in kinds() if kind.name == kind.kind}
+    """Return the declaration of what a run calls its kind; None where nothing here declares it."""
+    declared = [*_studies(), *kinds()]
+    by_kind = {kind.kind: kind for kind in declared if kind.name != kind.kind}
+    by_kind |= {kind.name: kind for kind in declared if kind.name == kind.kind}
     return by_kind.get(kind)
 
 

@@ -161,6 +161,12 @@ def read_rows(path: Path) -> pd.DataFrame:
     return table.assign(**{name: table[name].map(restored) for name in header if name in _TEXTS})
 
 
+def written_files(folder: Path, *names: str) -> list[str]:
+    """Return the figures of a finished run, then those of the named files that it wrote."""
+    others = (folder / name for name in names if files.is_file(folder / name))
+    return [str(path) for path in (*sorted((folder / "figures").iterdir()), *others)]
+
+
 def read_all(paths: Sequence[Path]) -> Measured:
     """Read finished runs that asked the same of different checkpoints.
 

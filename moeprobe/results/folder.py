@@ -16,13 +16,12 @@ from typing import Any, Self, TypeVar
 import pandas as pd
 import pyarrow as pa
 
+from moeprobe.declarations.registry import of_kind
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.models.checkpoints.location import LAST
 from moeprobe.results import showing
 from moeprobe.results.caveats import sentences_of as caveats_of
-from moeprobe.results.files_for_reports import CLASSES, PATCHES, PIXELS, TOKENS
 from moeprobe.results.layouts.side_by_side import summary
-from moeprobe.results.packed import PACK, PACKED_IMAGES
 from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime import files
@@ -32,29 +31,23 @@ from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable,
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.runtime.run_files import FINISHED, IMAGES, PARTS, REQUEST, SHARD, SHARDS
 
-# A run inside a run: that of a comparison, those of a trade-off's cells.
-RUN = Family(
-    "probe",
-    is_ours=lambda path: read_request(path) is not None,  # others too may call a file run.json
-    known=(
-        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv",
-        "switches.csv", CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
-        PATCHES, TOKENS, PIXELS, "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md",
-        "plan.json", "verdicts.csv", "audit.html", "audit.md",
-        "server.html", "responses/*.jsonl", "traces/*.parquet", "parts/*.parquet",
-        "parts/*/*.parquet", "parts/*/*.json", "figures/*.png",
-        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json",
-        "cells/*/metrics.csv", "cells/*/*/", f"{SHARDS}/*/",
-    ),
+# Files that any run may have beside those that its kind declares.
+_OF_EVERY_RUN = (
+    REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "figures/*.png", "figures/*.svg", "figures/*.gif",
+    "parts/*.parquet", "parts/*/*.parquet", "parts/*/*.json", f"{SHARDS}/*/",
 )  # fmt: skip
-# Traces are called by their checkpoints and views.
-_TRACES = dataclasses.replace(RUN, known=(*RUN.known, "*/*.parquet", "*/*/*.parquet"))
 
 
-def family_of(path: Path) -> Family:
-    """Return the kind of a run's folder: the files of traces have names of their own."""
-    earlier = read_request(path)
-    return _TRACES if earlier is not None and earlier["kind"] == "trace" else RUN
+def _patterns_in(path: Path) -> tuple[str, ...]:
+    request = read_request(path)  # others too may call a file run.json
+    if request is None:
+        return ()
+    kind = of_kind(request["kind"])
+    return _OF_EVERY_RUN if kind is None else (*_OF_EVERY_RUN, *kind.writes)
+
+
+# Also a run inside a run: that of a comparison, those of a trade-off's cells.
+RUN = Family("probe", patterns=_patterns_in)
 
 
 def read_request(path: Path) -> Any:
@@ -167,7 +160,7 @@ class OutputFolder:
         request |= {"plugins": self._plugins} if self._plugins else {}
         # Before anything is made, and once more when nobody else can change it.
         _check_outside(path, request, overwrite=overwrite, shared=shared)
-        self._own = RunFolder(path, family_of(path), shared=shared)
+        self._own = RunFolder(path, RUN, shared=shared)
         try:
             self._begun_here = overwrite or not files.is_there(path / REQUEST)
             check_folder(path, request, overwrite=overwrite, shared=shared)
@@ -287,7 +280,7 @@ def _complete(path: Path) -> None:
         files.is_there(path / name) for name in (PARTS, SHARDS, LOCK, NEW_RECORD)
     ):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
-        with contextlib.suppress(UserError, OSError), RunFolder(path, family_of(path)) as run_folder:
+        with contextlib.suppress(UserError, OSError), RunFolder(path, RUN) as run_folder:
             run_folder.remove(PARTS)
             run_folder.remove_runs(SHARDS)
 
@@ -314,11 +307,10 @@ def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, shar
 
 def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
     """Raise ``UserError`` unless a run may begin, or continue, in a folder."""
-    family = family_of(path)
-    contents = scan(path, family)
+    contents = scan(path, RUN)
     if contents.empty:
         return
-    check_family(path, contents, family)
+    check_family(path, contents, RUN)
     earlier = read_request(path)
     if earlier is None and not contents.own:
         what = (
@@ -328,7 +320,7 @@ def check_folder(path: Path, request: dict[str, Any], *, overwrite: bool, shared
         )
         raise UserError(f"{files.display_path(path)} {what}; choose another {option('out')}.")
     if overwrite:
-        check_replaceable(path, contents, family)
+        check_replaceable(path, contents, RUN)
     elif not (shared and earlier is not None and earlier["kind"] == request["kind"]):
         _check_same(path, contents, earlier, request)
 

@@ -32,6 +32,11 @@ def first_and_last(layers: list[str], *, limit: int = SHOWN_LAYERS) -> list[str]
     return layers if len(layers) <= limit else [layers[0], layers[-1]]
 
 
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a table as JSON records; empty values are null."""
+    return json.loads(table.to_json(orient="records", double_precision=10))
+
+
 def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
     """Return the sums per image of one checkpoint, one row per (cell, image)."""
     parts = []

@@ -2,8 +2,8 @@
 
 ``.moeprobe.files`` holds a line of JSON per file, written before the file is. What ``--overwrite`` removes are these
 files and no others. A folder without a record, of an earlier version or copied without it, is moeprobe's if a file in
-it says so by its content (``Family.is_ours``): the known names of that kind of folder then count as written by
-moeprobe. Where none does, nothing is, whatever its name.
+it says so by its content: what ``Family.patterns`` names then counts as written by moeprobe. Where none does,
+nothing is, whatever its name.
 """
 
 import json
@@ -30,16 +30,14 @@ class Family:
 
     Attributes:
         name: in the record, and in sentences after "a", e.g. "training".
-        is_ours: whether a folder without a record is of this kind, judging by the content of its files.
-        known: which files such a folder may hold: patterns, level by level; those ending in ``/`` are folders that
-            are such folders in themselves.
+        patterns: what files a folder without a record may hold, judging by the content of its files; level by level,
+            those ending in ``/`` are such folders in themselves. Empty = it is not of this kind.
         always: files that another library writes under names of its own, record or not.
         shares: other files may be in the same folder.
     """
 
     name: str
-    is_ours: Callable[[Path], bool]
-    known: tuple[str, ...]
+    patterns: Callable[[Path], tuple[str, ...]]
     always: tuple[str, ...] = ()
     shares: bool = False
 
@@ -83,7 +81,8 @@ def scan(path: Path, family: Family) -> Contents:
         return Contents()
     record = read_record(path)
     if record is None:
-        names = _Names(patterns=family.known + family.always) if family.is_ours(path) else _Names()
+        patterns = family.patterns(path)
+        names = _Names(patterns=patterns + family.always) if patterns else _Names()
     else:
         names = _Names(record.names, family.always)
     own: list[str] = []

@@ -24,8 +24,7 @@ from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, read_curve
 _CSV = "curves.csv"
 _FAMILY = Family(
     "curves",
-    is_ours=lambda path: _is_table(path / _CSV),
-    known=(_CSV, "curves.png", "curves.svg"),
+    patterns=lambda path: (_CSV, "curves.png", "curves.svg") if _is_table(path / _CSV) else (),
 )
 
 

@@ -34,15 +34,12 @@ from moeprobe.studies.training_files import (
 
 _WEIGHTS = (LAST, "best.safetensors", STATE)
 _PICTURE, _PICTURE_SVG = "training.png", "training.svg"
+_FILES = (*_WEIGHTS, "config.yaml", "last.json", "best.json", CURVE, SUMMARY, _PICTURE, _PICTURE_SVG)
 FAMILY = Family(
     "training",
-    is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
-    known=(
-        *_WEIGHTS, "config.yaml", "last.json", "best.json", CURVE, SUMMARY, _PICTURE,
-        _PICTURE_SVG,
-    ),
+    patterns=lambda path: _FILES if any(is_written_by_moeprobe(path / name) for name in _WEIGHTS) else (),
     always=("tensorboard/events.out.tfevents.*", "state/*/*.safetensors"),
-)  # fmt: skip
+)
 
 
 @checked

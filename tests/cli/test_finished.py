@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from moeprobe.results.folder import OutputFolder
+from moeprobe.results.folder import RUN, OutputFolder
 from moeprobe.runtime.folders import RunFolder
+from moeprobe.runtime.records import RECORD, scan
 from tests.commands import Trained, refused, run
 
 
@@ -41,6 +42,7 @@ def test_a_finished_probe_prints_its_table(trained: Trained, tmp_path: Path, com
     assert len(told["table"]) == len((out / "table.csv").read_text(encoding="utf-8").splitlines()) - 1
     assert "holds a finished run of something else; add --overwrite" in refused(*arguments, "--seed", 7)
     assert times_in(out) == before
+    assert_its_files_are_declared(out)
 
 
 @pytest.mark.pictures
@@ -57,6 +59,13 @@ def test_a_finished_run_without_a_table_names_its_files(trained: Trained, tmp_pa
         assert f"Written to {arguments[-1]}/" in again.stdout
         repeated = json.loads(run(*arguments, "--json").stdout)
         assert_same_content(repeated, json.loads(first.stdout))
+        assert_its_files_are_declared(arguments[-1])
+
+
+def assert_its_files_are_declared(out: Path) -> None:
+    """What a run writes is known by name where the folder was copied without its record."""
+    (out / RECORD).unlink()
+    assert not scan(out, RUN).foreign
 
 
 def assert_same_content(repeated: dict[str, Any], first: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ def test_files_in_a_folder_of_neither_record_nor_question_are_somebody_elses(tmp
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_the_folder_of_a_training_is_called_one(tmp_path: Path, recorded: bool) -> None:
-    with RunFolder(tmp_path, Family("training", lambda _: False, ())) as folder:
+    with RunFolder(tmp_path, Family("training", lambda _: ())) as folder:
         write_text(folder.path / LAST, "")
     if not recorded:
         (tmp_path / RECORD).unlink()

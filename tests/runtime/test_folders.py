@@ -20,7 +20,7 @@ from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.locks import Lock
 from moeprobe.runtime.records import LOCK, NEW_RECORD, RECORD, Family, scan
 
-FAMILY = Family("probe", is_ours=lambda path: (path / "run.json").is_file(), known=("run.json",))
+FAMILY = Family("probe", patterns=lambda path: ("run.json",) if (path / "run.json").is_file() else ())
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -198,7 +198,7 @@ def test_a_record_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     with RunFolder(tmp_path, FAMILY) as folder:
         write_text(folder.path / "run.json", "{}")
     with pytest.raises(UserError, match="is the folder of a probe, not of a training"):
-        RunFolder(tmp_path, Family("training", lambda _: False, ()))
+        RunFolder(tmp_path, Family("training", lambda _: ()))
 
 
 def test_a_file_that_is_recorded_but_is_a_folder_now_is_not_removed(tmp_path: Path) -> None:

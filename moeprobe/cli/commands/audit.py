@@ -97,7 +97,8 @@ def _print_plan(plan: "AuditPlan", *, as_json: bool) -> None:
 
 def print_audit(result: "AuditResult", *, as_json: bool) -> None:
     """Print the verdicts, a line per property, and where the page is; or everything as JSON."""
-    from moeprobe.cli.front.screen import console, print_warnings, records
+    from moeprobe.cli.front.screen import console, print_warnings
+    from moeprobe.results.tables import records
     from moeprobe.runtime.files import display_path
     from moeprobe.studies.audit.result import HTML, next_steps, scope
     from moeprobe.studies.audit.sentences import lines_of, short_references, summary

@@ -103,7 +103,7 @@ def compare(
 
 
 def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *, full: bool) -> None:
-    from moeprobe.cli.front.screen import console, print_files, print_warnings, records
+    from moeprobe.cli.front.screen import console, print_files, print_warnings
     from moeprobe.cli.front.tables import (
         comparison_footing,
         comparison_overview,
@@ -111,6 +111,7 @@ def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *
         gate_outcome,
     )
     from moeprobe.judging.tables import sentences
+    from moeprobe.results.tables import records
 
     out = common.options().out
     if common.json:

@@ -48,7 +48,8 @@ def paper(
         check_folder(options.out, overwrite=options.overwrite)
     preflight(MatchRatio(), checkpoints, data=data, options=options)
     from moeprobe import api
-    from moeprobe.cli.front.screen import Bar, console, print_files, print_warnings, records
+    from moeprobe.cli.front.screen import Bar, console, print_files, print_warnings
+    from moeprobe.results.tables import records
 
     if common.dry_run:
         plan = api.plan_paper(checkpoints, data=data, jump_images=jump_images, options=options)

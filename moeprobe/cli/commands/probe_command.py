@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moeprobe.cli.front.early import check_arguments, check_folder, result_of
+from moeprobe.cli.front.early import check_arguments, check_folder
 from moeprobe.cli.front.environment import print_json
+from moeprobe.cli.front.finished import result_of
 from moeprobe.cli.front.options import (
     Checkpoints,
     Common,

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from moeprobe.cli.front.early import check_folder, result_of
+from moeprobe.cli.front.early import check_folder
 from moeprobe.cli.front.environment import print_json
+from moeprobe.cli.front.finished import result_of
 from moeprobe.cli.front.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.cli.front.options import names as split_names
 from moeprobe.declarations.options import Options
@@ -52,7 +53,8 @@ def curves(
 
     Example: `moeprobe curves reports/routers/digits --by model.top_k --out reports/curves`
     """
-    from moeprobe.cli.front.screen import console, records
+    from moeprobe.cli.front.screen import console
+    from moeprobe.results.tables import records
     from moeprobe.studies.curves import curves as make
 
     result = make(runs, metric=metric, by=by, x=x, out=out, overwrite=overwrite, svg=svg)
@@ -119,7 +121,8 @@ def report(
 
     Example: `moeprobe report reports/demo/match-ratio reports/demo/eval --out reports/my-report`
     """
-    from moeprobe.cli.front.screen import console, records
+    from moeprobe.cli.front.screen import console
+    from moeprobe.results.tables import records
     from moeprobe.studies.report import report as make
     from moeprobe.studies.report.summary import headline_table
 

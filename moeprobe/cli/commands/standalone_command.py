@@ -9,8 +9,8 @@ from moeprobe.cli.front.early import (
     check_folder,
     check_traces,
     check_view,
-    result_of,
 )
+from moeprobe.cli.front.finished import result_of
 from moeprobe.cli.front.options import (
     CommonOptions,
     Full,

@@ -119,9 +119,10 @@ def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
 def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     from collections import Counter
 
-    from moeprobe.cli.front.screen import console, records
+    from moeprobe.cli.front.screen import console
     from moeprobe.cli.front.tables import fit
     from moeprobe.results.packed import CELLS
+    from moeprobe.results.tables import records
 
     if as_json:
         content = {

@@ -1,6 +1,5 @@
 """What is printed: tables a person can read, or JSON, and a progress bar on long work."""
 
-import json
 import os
 import sys
 from collections import Counter
@@ -95,6 +94,8 @@ def print_result(
 ) -> None:
     """Print the tables of a result and the folder of its files, or everything as JSON."""
     if as_json:
+        from moeprobe.results.tables import records  # it brings pandas
+
         comparison = result.comparison
         print_json(
             {
@@ -125,11 +126,6 @@ def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
     for name, info in sidecar.checkpoints.items():
         if "warning" in info:
             screen.print(f"Warning: {name} {info['warning']}", style="bold yellow", soft_wrap=True)
-
-
-def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a table as JSON records; empty values are null."""
-    return json.loads(table.to_json(orient="records", double_precision=10))
 
 
 def print_files(screen: Console, out: Path) -> None:

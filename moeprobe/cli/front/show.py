@@ -11,7 +11,7 @@ from rich.table import Table
 
 from moeprobe.cli.front import tables
 from moeprobe.cli.front.environment import print_json
-from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings, records
+from moeprobe.cli.front.screen import console, print_files, print_result, print_warnings
 from moeprobe.cli.front.tables import fit, on_screen
 from moeprobe.declarations import Layout, Probe
 from moeprobe.declarations.headlines import Which
@@ -31,7 +31,7 @@ from moeprobe.results.layouts.distinct_experts import distinct_experts_table
 from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
-from moeprobe.results.tables import FLOORS
+from moeprobe.results.tables import FLOORS, records
 from moeprobe.runtime.files import display_path
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ _DESCRIPTION = "last.json"
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
 _FAMILY = Family(
     "checkpoint",
-    is_ours=lambda path: header.is_written_by_moeprobe(path / LAST),
-    known=(LAST, _DESCRIPTION),
+    patterns=lambda path: (LAST, _DESCRIPTION) if header.is_written_by_moeprobe(path / LAST) else (),
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import Arg, Layout
 from moeprobe.declarations.kinds import OUT_OF_FIGURES
@@ -11,7 +11,10 @@ from moeprobe.declarations.question import StandaloneQuestion
 
 if TYPE_CHECKING:
     from moeprobe.probes.correspond.measure import CorrespondResult  # noqa: F401  # named in the class
+    from moeprobe.results.sidecars import Sidecar
 
+# The table: a row per patch of view 1.
+PAIRS = "pairs.csv"
 # Lines of an image that an eye can follow.
 LINES = 16
 
@@ -30,6 +33,7 @@ class Correspond(StandaloneQuestion["CorrespondResult"]):
     title = "Corresponding patches of two views"
     work = "moeprobe.probes.correspond.measure:Matching"
     layout = Layout.PAIRS
+    writes = (PAIRS,)
     joinable = False
     models = ("model",)
     unit = "images"
@@ -76,3 +80,11 @@ class Correspond(StandaloneQuestion["CorrespondResult"]):
     patch_size: Annotated[
         int | None, Arg("Side of a patch in pixels, without a checkpoint; 32 if not given.", low=1)
     ] = None
+
+    @classmethod
+    def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
+        """Return the pairs, and the files."""
+        from moeprobe.results.finished import read_rows, written_files
+        from moeprobe.results.tables import records
+
+        return {"pairs": records(read_rows(folder / PAIRS)), "files": written_files(folder, PAIRS)}

@@ -24,7 +24,7 @@ from moeprobe.inputs.open import content_of, open_images, open_view, pick_images
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.probes.correspond import LINES, Correspond
+from moeprobe.probes.correspond import LINES, PAIRS, Correspond
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
@@ -129,8 +129,8 @@ class Matching(Work[CorrespondResult]):
 
     def write(self, result: CorrespondResult, folder: OutputFolder) -> CorrespondResult:
         """Write a row per patch."""
-        write_csv(folder.path / "pairs.csv", result.table)
-        result.files.append(folder.path / "pairs.csv")
+        write_csv(folder.path / PAIRS, result.table)
+        result.files.append(folder.path / PAIRS)
         return result
 
     def draw(self, result: CorrespondResult, folder: OutputFolder, progress: Progress) -> None:

@@ -27,6 +27,7 @@ class Discontinuity(Probe["DiscontinuityResult"]):
 
     name = "discontinuity"
     title = "Jumps of the output where tokens switch experts"
+    writes = ("paths.csv", "switches.csv")
     work = "moeprobe.probes.discontinuity.measure:DiscontinuityMeasurement"
     analyses = ("discontinuity",)
     headlines = (

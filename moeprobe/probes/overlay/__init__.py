@@ -3,14 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import Arg, AuditEntry, Layout, Probe, Views
 from moeprobe.declarations.kinds import OUT_OF_FIGURES
 from moeprobe.errors import UserError, option
+from moeprobe.results.files_for_reports import PATCHES, PIXELS, TOKENS
+from moeprobe.runtime.files import is_file
 
 if TYPE_CHECKING:
     from moeprobe.probes.overlay.measure import OverlayResult  # noqa: F401  # named in the class
+    from moeprobe.results.sidecars import Sidecar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Overlay(Probe["OverlayResult"]):
     title = "Expert of each patch"
     work = "moeprobe.probes.overlay.measure:Drawing"
     layout = Layout.OVERLAYS
+    writes = (PATCHES, TOKENS, PIXELS)
     views = Views.SEVERITIES
     joinable = False
     splits = False
@@ -77,3 +81,15 @@ class Overlay(Probe["OverlayResult"]):
                 else f"An animation goes through several severities: give {option('severities')} instead of "
                 f"{option('severity')}."
             )
+
+    @classmethod
+    def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
+        """Return the patches or tokens, and the files."""
+        from moeprobe.results.finished import read_rows, written_files
+        from moeprobe.results.tables import records
+
+        name = PATCHES if is_file(folder / PATCHES) else TOKENS
+        return {
+            Path(name).stem: records(read_rows(folder / name)),
+            "files": written_files(folder, name, PIXELS),
+        }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import Arg, AuditEntry, Headline, Probe, Property, Rule
+from moeprobe.results.files_for_reports import CLASSES
 
 if TYPE_CHECKING:
     from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
@@ -23,6 +24,7 @@ class Routes(Probe["RoutesResult"]):
 
     name = "routes"
     title = "What the experts specialize in"
+    writes = (CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv")
     work = "moeprobe.probes.routes.measure:RoutesMeasurement"
     concluded_by = "moeprobe.probes.routes.tables:sentences"
     analyses = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import CLEAN, Arg, Layout, Panel, Probe, Views
 from moeprobe.declarations.kinds import resolve
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moeprobe.declarations.options import Options
     from moeprobe.probes.engine.run import ProbeWork
     from moeprobe.probes.trace.measure import Recorded
+    from moeprobe.results.sidecars import Sidecar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class Trace(Probe["Recorded"]):
     work = "moeprobe.probes.trace.measure:Recording"
     panel = Panel.TRACES
     layout = Layout.TRACES
+    writes = ("*/*.parquet", "*/*/*.parquet")  # called by checkpoints and views
     views = Views.ANY
     leaves_out = False
     joinable = False
@@ -85,3 +87,20 @@ class Trace(Probe["Recorded"]):
         if data is not None:
             raise UserError(f"{option('tokens')} takes the place of {option('data')}; leave one of them out.")
         return resolve("moeprobe.probes.trace.sequences:RecordingTokens")(self, models, options)
+
+    @classmethod
+    def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
+        """Return the files, and what is in them."""
+        from moeprobe.recordings.reading import TraceFile
+
+        files = [folder / name for name in sidecar["files"]]
+        traces = [TraceFile(path) for path in files]
+        # Sequences of tokens that one of the models cannot read are inputs of the run all the same.
+        left_out = traces[0].about["skipped"] if "tokens" in sidecar["request"] else []
+        return {
+            "files": [str(path) for path in files],
+            "images": len(traces[0].ids) + len(left_out),
+            "layers": {trace.about["checkpoint"]["name"]: list(trace.layers) for trace in traces},
+            "bytes": sum(path.stat().st_size for path in files),
+            "sidecar": sidecar,
+        }

@@ -33,8 +33,7 @@ _MOST_LEADS = 3
 _GENERATOR = b'<meta name="generator" content="moeprobe '
 _FAMILY = Family(
     "report",
-    is_ours=lambda path: _is_page(path / _HTML),
-    known=(_HTML, _MARKDOWN, f"{render.FILES}/*/*"),
+    patterns=lambda path: (_HTML, _MARKDOWN, f"{render.FILES}/*/*") if _is_page(path / _HTML) else (),
     shares=True,
 )
 

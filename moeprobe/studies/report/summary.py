@@ -16,13 +16,6 @@ from moeprobe.results.caveats import sentences_of as caveats_of
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.studies.report.reading import Run
 
-# What is no probe's.
-_STUDIES = {
-    "compare": "Comparison of checkpoints",
-    "tradeoff": "Trainings side by side",
-    "bench": "How fast moeprobe is",
-}
-
 _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
     "ci_low", "ci_high", "images", "trials", "flag",
@@ -43,7 +36,7 @@ def title_of(run: Run) -> str:
     """Return what a run is about, e.g. ``Match of corresponding patches: random crop``."""
     kind = of_kind(run.kind)
     plain = run.kind.replace("-", " ").replace("_", " ").capitalize()
-    name = _STUDIES.get(run.kind, plain) if kind is None else run.modality.translate(kind.title)
+    name = plain if kind is None else run.modality.translate(kind.title)
     return f"{name}: {run.view}" if run.view else name
 
 

@@ -38,6 +38,7 @@ class CheckServer(StandaloneQuestion["ServerResult"]):
     panel = Panel.TRACES
     joinable = False
     unit = "requests"
+    writes = ("server.html", "tables.md", "responses/*.jsonl", "traces/*.parquet")
     needs_folder = "every answer of the server"
     defaults: ClassVar[Mapping[str, int]] = {"batch_size": 8}
     common = ("batch_size", "device", "dtype", "seed", "out", "overwrite", "figures", "svg", "command")
