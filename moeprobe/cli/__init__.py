@@ -10,7 +10,14 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli.front.environment import USER_ERROR, collect_rarely, prepare, say, system_error
+from moeprobe.cli.front.environment import (
+    USER_ERROR,
+    collect_rarely,
+    open_missing_streams,
+    prepare,
+    say,
+    system_error,
+)
 from moeprobe.errors import UserError
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import use_plugins
@@ -23,6 +30,7 @@ def main() -> None:
     0 done, 1 a bug, 2 the user's input is wrong, 3 a gate of ``compare`` or ``trace check`` failed, 130, 143 or 129
     ended by a signal.
     """
+    open_missing_streams()
     with distributed.ending():
         _run()
 

@@ -44,34 +44,35 @@ INTERRUPTED = 130
 class MainGroup(CommandGroup):
     """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> None:
         """Run the command; end the process where it fails."""
         as_json = "--json" in ctx.args  # before the command takes its arguments
         with Ending() as ending:
             try:
                 try:
-                    return super().invoke(ctx)
+                    super().invoke(ctx)
                 except FinishedError as error:
                     print_finished(error.folder, as_json=as_json)
+                ending.raise_again()
             except UserError as error:
                 if not isinstance(error, OtherFailedError):
                     say(error)
-                sys.exit(USER_ERROR)
+                sys.exit(ending.exit_code(USER_ERROR))
             except KeyboardInterrupt as error:
                 with contextlib.suppress(OSError):  # the terminal may be gone
-                    typer.echo("Interrupted." if ending.number is None else f"{error}.", err=True)
+                    typer.echo(f"{str(error) or 'Interrupted'}.", err=True)
                     for note in getattr(error, "__notes__", ()):
                         typer.echo(note, err=True)
-                sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
+                sys.exit(ending.exit_code(INTERRUPTED))
             except Exception as error:
-                if isinstance(error, OSError) and ending.number is not None:
-                    # A progress bar on a terminal that is gone cannot be taken down.
-                    sys.exit(128 + ending.number)
+                # A progress bar on a terminal that is gone cannot be taken down.
+                if ending.number is not None and isinstance(error, OSError | typer.Exit):
+                    sys.exit(ending.exit_code(USER_ERROR))
                 sentence = _correctable(error)
                 if sentence is None:
                     raise
                 say(sentence)
-                sys.exit(USER_ERROR)
+                sys.exit(ending.exit_code(USER_ERROR))
 
 
 def _correctable(error: Exception) -> UserError | None:

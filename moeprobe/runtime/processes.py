@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moeprobe.errors import UserError, option
+from moeprobe.runtime.signals import raise_ignored
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator
             sender.close()
             started.append((process, receiver))
         for piece in range(pieces):
+            raise_ignored()
             yield _received(started[piece % processes][1])
     finally:
         for process, receiver in started:

@@ -21,8 +21,9 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end; whatever handles Ctrl-C handles this."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"Ended by {signal.Signals(number).name}")
-        self.number = number
+        super().__init__(
+            "Interrupted" if number == signal.SIGINT else f"Ended by {signal.Signals(number).name}"
+        )
 
 
 class _Handling(ABC):
@@ -71,24 +72,44 @@ class _Handling(ABC):
 
 
 class Ending(_Handling):
-    """While it is entered, SIGTERM and SIGHUP raise ``Terminated``; a signal that is ignored (``nohup``) stays so.
+    """While it is entered, signals raise ``Terminated``; one that is ignored (``nohup``) stays so.
+
+    Python ignores what is raised in a hook of a fork, in the finalizer of an object or in the callback of a weak
+    reference. The signal would be lost, so long work and the end of a command raise it again (``raise_ignored``).
 
     Attributes:
         number: of the last signal that arrived; None as long as there was none.
     """
 
-    signals = FROM_OUTSIDE
-
     def __init__(self) -> None:
         super().__init__()
         self.number: int | None = None
 
+    def exit_code(self, otherwise: int) -> int:
+        """Return the code of a command that a signal ended, as shells have it; of any other command ``otherwise``."""
+        return otherwise if self.number is None else 128 + self.number
+
+    def raise_again(self) -> None:
+        """Raise ``Terminated`` if a signal has arrived."""
+        if self.number is not None:
+            raise Terminated(self.number)
+
     def _replaces(self, handler: Any) -> bool:
-        return handler is signal.SIG_DFL
+        return handler in (signal.SIG_DFL, signal.default_int_handler)
 
     def _receive(self, number: int, frame: Any) -> None:
         self.number = number
         raise Terminated(number)
+
+
+def raise_ignored() -> None:
+    """Raise what a signal raised where Python ignored it; long work calls this between two of its steps."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in ALL:
+        handling = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(handling, Ending):
+            handling.raise_again()
 
 
 class Postponed(_Handling):

@@ -31,6 +31,19 @@ _PLAIN = {
 }  # fmt: skip
 
 
+def open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as services and cron may leave them.
+
+    It must come before any other file is opened: that one would get the stream's number, and what a library prints
+    would be written into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115  (as long as the process lives)
+            os.set_inheritable(stream.fileno(), True)  # a program that is started from here needs it too
+            setattr(sys, name, stream)
+
+
 def collect_rarely(*, at_end: bool) -> None:
     """Look for garbage less often: loaded modules stay until the process ends, and looking takes longer than a command.
 

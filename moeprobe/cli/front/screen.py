@@ -22,6 +22,7 @@ from moeprobe.runtime.characters import harmless
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.records import RECORD
 from moeprobe.runtime.run_files import REQUEST
+from moeprobe.runtime.signals import raise_ignored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,10 +83,12 @@ class Bar(progress.Progress):
 
     def start(self, description: str, total: int) -> None:
         """Begin a piece of work of ``total`` units."""
+        raise_ignored()
         self._task = self._progress.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
         """Report ``count`` more."""
+        raise_ignored()
         self._progress.advance(self._task, count)
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from moeprobe.cli.front.screen import Screen
+from moeprobe.runtime.signals import raise_ignored
 from moeprobe.studies.tradeoff import TradeoffProgress
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Bars(TradeoffProgress):
 
     def training(self, report: "Report") -> None:
         """Show where the training of the cell is."""
+        raise_ignored()
         if report.evaluated:
             if self._progress.disable:
                 print(evaluation_line(self._cell, report), file=sys.stderr, flush=True)
@@ -66,10 +68,12 @@ class Bars(TradeoffProgress):
 
     def start(self, description: str, total: int) -> None:
         """Begin with a probe, or with the tables."""
+        raise_ignored()
         self._inner(description.partition(":")[0], total)
 
     def advance(self, count: int) -> None:
         """Report ``count`` more images or cells."""
+        raise_ignored()
         self._progress.advance(self._inside, count)
 
     def _inner(self, what: str, total: int | None) -> None:
@@ -119,6 +123,7 @@ class Live:
 
     def show(self, report: "Report") -> None:
         """Show where the run is."""
+        raise_ignored()
         if not self._bar:
             if report.evaluated:
                 # Not rich's own print, which would fold the line at the width of a window that is not there.
