@@ -52,6 +52,11 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
 
 
+def resolved(path: Path) -> Path:
+    """Return a path with its links followed; one that leads to itself stays as it is, in every version of Python."""
+    return Path(os.path.realpath(path))
+
+
 def display_path(path: Path) -> Path:
     """Return a path as messages show it: relative to the working directory if it is inside."""
     try:

@@ -11,6 +11,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import harmless, harmless_json, in_one_line, is_unicode
@@ -123,23 +124,14 @@ def _escaped(character: str) -> str:
 # Errors of the operating system, wherever they are raised, as one sentence: a disk that fails is no bug.
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What a disk, a server of files, a limit or somebody else's access may cause. EBADF, EINVAL or EEXIST are bugs.
-_OF_SYSTEM = frozenset(
-    number
-    for name in (
-        "EIO", "ESTALE", "EACCES", "EPERM", "EROFS", "EMFILE", "ENFILE", "ENODEV", "ENXIO", "ENOMEM", "EINTR", "EFBIG",
-        "EBUSY", "ETXTBSY", "ENOLCK", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH",
-        "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EREMOTEIO", "ENOSPC", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR",
-        "ENAMETOOLONG", "ELOOP", "ENOTEMPTY", "ENOTSUP", "EUCLEAN", "EBADMSG",
-    )
-    if (number := getattr(errno, name, None)) is not None
-)  # fmt: skip
-# Of these, what libraries that are not written in Python say without a number: Arrow, safetensors, torch.
+# What only a program causes: it uses a file that it closed, or memory that it does not have.
+_OURS = (errno.EBADF, errno.EFAULT)
+# What libraries that are not written in Python say without a number: Arrow, safetensors, torch.
 _SAID = tuple(
     os.strerror(number)
     for number in (
         errno.EIO, errno.ESTALE, errno.EACCES, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOMEM,
-        errno.EINTR, *_NO_ROOM,
+        errno.EINTR, errno.EAGAIN, *_NO_ROOM,
     )
 )  # fmt: skip
 _PACKAGE = Path(__file__).parents[2]
@@ -150,8 +142,10 @@ def system_error(error: BaseException) -> UserError | None:
     """Return what to say of an error that the operating system reported; None of any other."""
     if isinstance(error, BrokenPipeError):
         return None  # whoever reads the output has read enough: no error
+    if isinstance(error, RuntimeError) and _is_loop(error.__context__):
+        error = error.__context__
     if isinstance(error, OSError) and error.errno is not None:
-        return _of_system(error) if error.errno in _OF_SYSTEM and not _lacks_own_file(error) else None
+        return None if error.errno in _OURS or _lacks_own_file(error) else _of_system(error)
     if not _may_be_in_words(error):
         return None
     phrase = next((words for words in _SAID if words in str(error)), None)
@@ -160,6 +154,11 @@ def system_error(error: BaseException) -> UserError | None:
     # The last line: an error of a loader process begins with its traceback.
     line = in_one_line([line for line in str(error).splitlines() if phrase in line][-1].strip())
     return UserError(f"Reading or writing a file failed: {line[:_LONGEST].rstrip('.')}.")
+
+
+def _is_loop(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether a link leads to itself, of which ``Path.resolve`` up to Python 3.12 makes a RuntimeError."""
+    return isinstance(error, OSError) and error.errno == errno.ELOOP
 
 
 def _lacks_own_file(error: OSError) -> bool:

@@ -13,7 +13,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.results.numbers import interval
 from moeprobe.results.palette import expert_color
-from moeprobe.runtime.files import is_there, read_bytes
+from moeprobe.runtime.files import is_there, read_bytes, resolved
 
 # The largest figure or table to embed: no browser opens a larger page.
 _LIMIT = 2**30
@@ -54,7 +54,7 @@ class Frame:
 
 def file_of(folder: Path, path: Path) -> bytes:
     """Read a file of a run; a file outside its folder is refused."""
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not resolved(path).is_relative_to(resolved(folder)):
         raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
     return read_bytes(path, limit=_LIMIT)
 
@@ -74,8 +74,10 @@ def read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Pict
 
 def _natural(path: Path) -> list[Any]:
     """Sort blocks.10 after blocks.3."""
+    # Not ``isdigit``, which is true of ² too.
     return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"(\d+)", path.name)
     ]
 
 

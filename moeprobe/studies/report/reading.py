@@ -35,7 +35,7 @@ from moeprobe.results.sidecars import (
     renamed,
 )
 from moeprobe.runtime.characters import restored
-from moeprobe.runtime.files import is_file, is_folder, is_there
+from moeprobe.runtime.files import is_file, is_folder, is_there, resolved
 from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
 from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -129,11 +129,11 @@ def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = No
     if not folders:
         raise UserError("Name at least one output folder of a finished run.")
     paths = [Path(folder) for folder in folders]
-    resolved = [path.resolve() for path in paths]
-    for number, path in enumerate(resolved):
-        if path in resolved[:number]:
+    real = [resolved(path) for path in paths]
+    for number, path in enumerate(real):
+        if path in real[:number]:
             raise UserError(f"{paths[number]} is given twice; name each run once.")
-    labels = shortest_ends(resolved, each=True)
+    labels = shortest_ends(real, each=True)
     runs = [_read(path, label) for path, label in zip(paths, labels, strict=True)]
     if names is None:
         return [_with_other_names(run, names_in(run.sidecar)) for run in runs]

@@ -121,6 +121,22 @@ def test_nothing_outside_of_a_run_is_read(tmp_path: Path, file: str) -> None:
     assert ("lacks 1 of its 1 frames, such as" if "none" in file else "leads out of its run") in said
 
 
+def test_a_link_to_itself(tmp_path: Path) -> None:
+    loop, run = tmp_path / "loop", write_run(tmp_path / "run")
+    loop.symlink_to(loop)
+    said = "Cannot read .*loop.*: Too many levels of symbolic links"
+    assert "There is no folder" in refused("report", loop, "--out", tmp_path / "out")
+    (run / "figures" / "loop.png").symlink_to("loop.png")
+    assert re.search(said, refused("report", run, "--out", tmp_path / "out"))
+    with pytest.raises(UserError, match=said):
+        read_runs([run])
+
+
+def test_a_figure_whose_name_has_a_digit_that_is_no_number(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", pictures=("1²10.png", "1²2.png"))
+    assert [picture.name for picture in read_runs([run])[0].pictures] == ["1²2.png", "1²10.png"]
+
+
 @pytest.mark.parametrize(
     "frames", [[], {"a": 3}, {"a": [{"severity": 0}]}, {"a": [{"severity": "x", "file": "figures/a.png"}]}]
 )
