@@ -238,6 +238,15 @@ def launched() -> bool:
     return _placed() and _number("WORLD_SIZE") > 1
 
 
+def check_alone(command: str) -> None:
+    """Raise ``UserError`` where a command that does all its work itself was started as one of several processes."""
+    if launched():
+        raise UserError(
+            f"moeprobe {command} takes one process, and {_number('WORLD_SIZE')} were started (WORLD_SIZE); give the "
+            "command without torchrun. Probes and trainings share their work among processes."
+        )
+
+
 def _placed() -> bool:
     return all(os.environ.get(name) for name in _VARIABLES)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_configuration
+from moeprobe.runtime import distributed
 from moeprobe.runtime.device import check_device
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def demo(
 
     Example: `moeprobe demo`
     """
+    distributed.check_alone("demo")
     check_device(device)
     from moeprobe.models.config import load
 

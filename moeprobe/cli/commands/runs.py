@@ -11,6 +11,7 @@ from moeprobe.cli.front.finished import result_of
 from moeprobe.cli.front.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.cli.front.options import names as split_names
 from moeprobe.declarations.options import Options
+from moeprobe.runtime import distributed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +54,7 @@ def curves(
 
     Example: `moeprobe curves reports/routers/digits --by model.top_k --out reports/curves`
     """
+    distributed.check_alone("curves")
     from moeprobe.cli.front.screen import console
     from moeprobe.results.tables import records
     from moeprobe.studies.curves import curves as make
@@ -121,6 +123,7 @@ def report(
 
     Example: `moeprobe report reports/demo/match-ratio reports/demo/eval --out reports/my-report`
     """
+    distributed.check_alone("report")
     from moeprobe.cli.front.screen import console
     from moeprobe.results.tables import records
     from moeprobe.studies.report import report as make
@@ -194,6 +197,7 @@ def merge(
 
     Example: `moeprobe merge reports/sweep-1-of-2 reports/sweep-2-of-2 --out reports/sweep`
     """
+    distributed.check_alone("merge")
     from moeprobe.cli.front.screen import Bar
     from moeprobe.cli.front.show import show
     from moeprobe.probes.engine import merging

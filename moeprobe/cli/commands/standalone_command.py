@@ -23,6 +23,7 @@ from moeprobe.cli.front.options import (
 from moeprobe.declarations import Layout
 from moeprobe.declarations.options import Options
 from moeprobe.declarations.question import StandaloneQuestion, check_fields
+from moeprobe.runtime import distributed
 from moeprobe.runtime.arguments import several
 
 
@@ -37,6 +38,7 @@ def _with_options(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
     common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help, only=kind.common)
 
     def command(*, full: bool = False, **typed: Any) -> None:
+        distributed.check_alone(kind.name)
         common = common_options.read(typed)
         options = common.options()
         question = kind(**{field.name: field.read(typed[field.name]) for field in fields})

@@ -22,7 +22,7 @@ from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
 from moeprobe.declarations.options import Options
 from moeprobe.declarations.recording_probe import MatchedTraces
 from moeprobe.errors import UserError
-from moeprobe.runtime import hub
+from moeprobe.runtime import distributed, hub
 
 Checkpoints = Annotated[
     list[str],
@@ -146,7 +146,7 @@ class CommonOptions:
 def with_common_options(
     options: CommonOptions,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``."""
+    """Give a study's command the shared options, which reach it as one ``Common``; it runs in one process alone."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
@@ -158,6 +158,7 @@ def with_common_options(
 
         @functools.wraps(command)
         def wrapper(**typed: Any) -> None:
+            distributed.check_alone(command.__name__)
             common = options.read(typed)
             check_arguments(typed, split=common.options().split)
             command(**typed, common=common)
