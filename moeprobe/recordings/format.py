@@ -50,6 +50,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moeprobe import __version__
 from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.parquet_writer import open_parquet_writer
 
 FORMAT, VERSION = "moeprobe-trace", 3
 # Versions that are read.
@@ -236,7 +237,7 @@ def writing(path: Path, *, threaded: bool = False) -> Iterator[TraceWriter]:
     numbers = [f"{name}.list.element" for name in _FLOATS]
     with (
         atomic_file(path) as temporary,
-        pq.ParquetWriter(
+        open_parquet_writer(
             temporary,
             SCHEMA,
             compression="zstd",

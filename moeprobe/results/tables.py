@@ -6,6 +6,7 @@ per image that every value follows from, so that runs can be compared, merged an
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from moeprobe.metrics.registry import agreement, set_match
 from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.runtime.parquet_writer import open_parquet_writer
 
 # The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
@@ -94,7 +96,7 @@ def rows_of_cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int6
         yield first["checkpoint"], cell, rows
 
 
-def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def open_writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetWriter]:
     """Return a writer of sums per image, with the compression that suits them."""
     # Doubles that come of float32 hold many zeros, byte by byte: a quarter less to keep.
     packing: dict[str, Any] = {
@@ -103,7 +105,7 @@ def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         "use_byte_stream_split": _leaves(schema, pa.types.is_floating),
         "use_dictionary": _leaves(schema, lambda kind: not pa.types.is_floating(kind)),
     }
-    return pq.ParquetWriter(path, schema, **packing)
+    return open_parquet_writer(path, schema, **packing)
 
 
 def _leaves(schema: pa.Schema, predicate: Callable[[pa.DataType], bool]) -> list[str]:
