@@ -51,7 +51,7 @@ def running(model: str, *, doing: str = "in its forward pass") -> Iterator[None]
             raise
         location = f" ({name})" if (name := _location(frames)) else ""
         raise UserError(
-            f"{model} raised {_description(error)} {doing}{location}. Correct the code or the "
+            f"{model} raised {error_text(error)} {doing}{location}. Correct the code or the "
             "configuration of the model."
         ) from error
 
@@ -90,7 +90,7 @@ def _origin(file: str) -> str:
     return "python" if is_python else "model"
 
 
-def _description(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the class of an error and the first line of its text."""
     try:
         lines = str(error).strip().splitlines()

@@ -10,10 +10,10 @@ from moeprobe.runtime.extras import missing_package
 
 if TYPE_CHECKING:
     from moeprobe.integrations.huggingface import HuggingfaceMonitor
+    from moeprobe.integrations.json_lines import JsonLines
     from moeprobe.integrations.lightning import LightningMonitor
     from moeprobe.integrations.monitor import RoutingMonitor
     from moeprobe.integrations.sinks import (
-        JsonLines,
         Mlflow,
         RoutingRecord,
         Sink,
@@ -25,9 +25,8 @@ _MODULES = {
     "RoutingMonitor": "monitor",
     "HuggingfaceMonitor": "huggingface",
     "LightningMonitor": "lightning",
-} | dict.fromkeys(
-    ("JsonLines", "Mlflow", "RoutingRecord", "Sink", "TensorBoard", "WeightsAndBiases"), "sinks"
-)
+    "JsonLines": "json_lines",
+} | dict.fromkeys(("Mlflow", "RoutingRecord", "Sink", "TensorBoard", "WeightsAndBiases"), "sinks")
 # What a missing package is called as an extra of moeprobe.
 _EXTRAS = {"transformers": "hf", "pytorch_lightning": "lightning"}
 __all__ = [

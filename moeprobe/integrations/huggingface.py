@@ -1,14 +1,14 @@
 """A callback for the ``Trainer`` of ``transformers`` (extra ``hf``)."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from moeprobe.errors import RunWarning, UserError
+from moeprobe.errors import UserError
 from moeprobe.integrations.arguments import check_settings, checked
+from moeprobe.integrations.guard import NOT_RESUMED, TrainingGuard
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
@@ -30,6 +30,7 @@ class HuggingfaceMonitor(TrainerCallback):
         check_settings(HuggingfaceMonitor, settings, monitor=RoutingMonitor)
         self._data, self._tokenizer, self._settings = data, tokenizer, settings
         self.monitor: RoutingMonitor | None = None
+        self._guard = TrainingGuard()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Make the monitor, and measure the model as it is; raises ``UserError`` where it cannot be measured."""
@@ -40,7 +41,8 @@ class HuggingfaceMonitor(TrainerCallback):
             raise UserError("The trainer has no processing_class; name the model's tokenizer=….")
         self.monitor = RoutingMonitor(more["model"], self._data, tokenizer=tokenizer, **self._settings)
         if state.global_step > 0:
-            self._resume(_state_file(args, state))
+            with self._guard.errors_warned(NOT_RESUMED, "Look at the checkpoint."):
+                self._resume(_state_file(args, state))
         self._record(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -50,8 +52,10 @@ class HuggingfaceMonitor(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Write the state of the monitor into the checkpoint, for a training that resumes."""
-        if self.monitor is not None and (tensors := self.monitor.state_dict()):
-            write_tensors(_state_file(args, state), tensors, {})
+        failure, at = "The state of the monitor was not saved", f" at step {state.global_step}"
+        with self._guard.errors_warned(failure, "Check the disk.", at=at):
+            if self.monitor is not None and (tensors := self.monitor.state_dict()):
+                write_tensors(_state_file(args, state), tensors, {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Measure the last step, and close the sinks."""
@@ -61,13 +65,9 @@ class HuggingfaceMonitor(TrainerCallback):
 
     def _resume(self, file: Path) -> None:
         assert self.monitor is not None
-        if file.is_file():
-            self.monitor.load_state_dict(read_tensors(file)[0])
-        else:
-            warnings.warn(
-                RunWarning(f"There is no {file}: the drift of the routing is measured from here on."),
-                stacklevel=3,
-            )
+        if not file.is_file():
+            raise UserError(f"There is no {file}.")
+        self.monitor.load_state_dict(read_tensors(file)[0])
 
     def _record(self, state: Any) -> None:
         assert self.monitor is not None

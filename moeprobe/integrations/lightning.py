@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moeprobe.integrations.arguments import check_settings, checked
+from moeprobe.integrations.guard import NOT_RESUMED, TrainingGuard
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
@@ -36,10 +37,14 @@ class LightningMonitor(Callback):
         self._sinks = sinks_of(sinks)
         self._state: dict[str, Any] = {}
         self.monitor: RoutingMonitor | None = None
+        self._guard = TrainingGuard()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the monitor, which checkpoints of the trainer hold."""
-        return self._state if self.monitor is None else self.monitor.state_dict()
+        if self.monitor is not None:
+            with self._guard.errors_warned("The state of the monitor was not saved", "Check the memory."):
+                self._state = self.monitor.state_dict()
+        return self._state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of a checkpoint until the monitor is made."""
@@ -50,7 +55,8 @@ class LightningMonitor(Callback):
         if trainer.is_global_zero:
             sinks = [_Loggers(trainer), *self._sinks]
             self.monitor = RoutingMonitor(self._model(pl_module), self._data, sinks=sinks, **self._settings)
-            self.monitor.load_state_dict(self._state)
+            with self._guard.errors_warned(NOT_RESUMED, "Look at the checkpoint."):
+                self.monitor.load_state_dict(self._state)
             self.monitor.record(trainer.global_step)
 
     def on_train_batch_end(

@@ -1,23 +1,19 @@
-"""From the routing of a probe set to what a monitor records, and to the choices that it keeps for later.
+"""From the routing of a probe set to what a monitor records.
 
 Axes: B inputs of a batch, n inputs of the probe set, T tokens, E experts.
 """
 
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import ORDINARY
-from moeprobe.inputs.texts import TokenBatch
 from moeprobe.integrations.probe_set import ProbeSet
 from moeprobe.metrics import registry
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS, LOAD_ENTROPY, LoadAnalysis
@@ -33,7 +29,6 @@ from moeprobe.metrics.stats.statistic import standard_error
 from moeprobe.probes.engine.batch_sums import layer_sums, to_host
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.values import estimators
-from moeprobe.routing.finite import gates_are_not
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 # Whichever applies to a layer first says how much two routings of it agree.
@@ -195,77 +190,3 @@ def _agreement(of_layer: Sequence[Estimator]) -> LayerAgreement | None:
 def _value(estimator: Estimator) -> float:
     trials = estimator.used_trials
     return float(estimator.statistic.evaluate(np.ones((len(trials), 1)))[0]) if trials.any() else np.nan
-
-
-# What a comparison reads of a layer; what else it needs is the same at every step.
-_FIELDS = ("selected", "processed", "valid", "slot")
-# In names of tensors.
-_SEPARATOR = "/"
-
-
-@dataclass(frozen=True)
-class RecordedChoices:
-    """The choices of a probe set at one step.
-
-    Attributes:
-        step: of the training.
-        batches: of each batch by layer the fields of its routing, on the CPU.
-    """
-
-    step: int
-    batches: Sequence[Mapping[str, Mapping[str, Tensor]]]
-
-    @classmethod
-    def of(cls, step: int, traces: Iterable[RoutingTrace]) -> "RecordedChoices":
-        """Return the choices of some routing."""
-        return cls(step, [{name: _fields(layer) for name, layer in trace.layers.items()} for trace in traces])
-
-    def traces(self, like: Sequence[RoutingTrace]) -> list[RoutingTrace]:
-        """Return them as routing without gates; ``like`` is routing of the same batches at another step."""
-        return [
-            RoutingTrace({name: _with(layer, batch[name]) for name, layer in trace.layers.items()})
-            for batch, trace in zip(self.batches, like, strict=True)
-        ]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return them by name: ``step``, and ``BATCH/LAYER/FIELD``."""
-        return {"step": torch.tensor(self.step)} | {
-            _SEPARATOR.join((str(number), layer, field)): value
-            for number, batch in enumerate(self.batches)
-            for layer, fields in batch.items()
-            for field, value in fields.items()
-        }
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "RecordedChoices":
-        """Return what ``tensors`` made."""
-        batches: dict[int, dict[str, dict[str, Tensor]]] = {}
-        for name, value in tensors.items():
-            if name != "step":
-                number, *path, field = name.split(_SEPARATOR)
-                layer = _SEPARATOR.join(path)
-                batches.setdefault(int(number), {}).setdefault(layer, {})[field] = value
-        return cls(int(tensors["step"]), [batches[number] for number in sorted(batches)])
-
-
-def digest(batches: Iterable[Batch | TextBatch]) -> Tensor:
-    """Return a hash of the inputs of some batches, ``(32,)`` uint8: pixels or token ids."""
-    hashed = hashlib.sha256()
-    for batch in batches:
-        inputs = batch.views[0]
-        tensor = inputs.ids if isinstance(inputs, TokenBatch) else inputs
-        hashed.update(repr(tuple(tensor.shape)).encode())
-        hashed.update(tensor.cpu().contiguous().numpy().tobytes())
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
-
-
-def _fields(layer: LayerRouting) -> dict[str, Tensor]:
-    fields = {name: value.cpu() for name in _FIELDS if (value := getattr(layer, name)) is not None}
-    # An input without finite gates has chosen nothing that could be compared.
-    fields["valid"] = fields["valid"] & ~gates_are_not(layer).cpu()[:, None]
-    return fields
-
-
-def _with(layer: LayerRouting, fields: Mapping[str, Any]) -> LayerRouting:
-    no_gates = torch.zeros(()).expand(layer.gates.shape)
-    return dataclasses.replace(layer, gates=no_gates, scores=None, places=None, **fields)

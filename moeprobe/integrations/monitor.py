@@ -7,15 +7,15 @@
         monitor.step(step)
 
 The training is not disturbed: weights, gradients, random numbers and modes are as they would be without a monitor.
+Nor is it ended or held up: from the first record on, errors of the model in evaluation and of sinks are warnings.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Checkpoint
@@ -27,6 +27,9 @@ from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.integrations import measure
 from moeprobe.integrations.arguments import checked
+from moeprobe.integrations.choices import RecordedChoices, choices_of, state_of
+from moeprobe.integrations.delivery import Deliveries
+from moeprobe.integrations.guard import TrainingGuard
 from moeprobe.integrations.probe_set import Data, make_probe_set
 from moeprobe.integrations.sinks import RoutingRecord, Sink, sinks_of
 from moeprobe.integrations.undisturbed import ProbedModel
@@ -34,15 +37,17 @@ from moeprobe.metrics.analyses.load import DEAD_EXPERTS, LOAD_ENTROPY
 from moeprobe.metrics.analyses.selection import SELECTION_MARGIN
 from moeprobe.metrics.stats.bootstrap import Estimate
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.runtime.arguments import read
 from moeprobe.runtime.distributed import process_rank
 from moeprobe.runtime.seeds import random_state_kept
 
 # Of the time of a training that a monitor takes at the most, and measurements after which it is judged.
 MOST_OF_TIME, JUDGED_AFTER = 0.02, 3
 PREFIX = "routing/"
+REMEDY = (
+    "Run the model in evaluation mode to find out why; if memory ran out, give a smaller limit or batch_size."
+)
 SINCE_FIRST, SINCE_LAST = "since_first", "since_last"
-# How names of a state begin.
-_INPUTS, _FIRST, _LAST = "inputs", "first/", "last/"
 
 # Mean and standard deviation of each channel.
 Normalization = tuple[Sequence[float], Sequence[float]]
@@ -97,12 +102,14 @@ class RoutingMonitor:
         for name, value in {"every": every, "limit": limit, "batch_size": batch_size}.items():
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{option(name)} takes a positive whole number; got {value!r}.")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise UserError(f"{option('seed')} takes a whole number from 0 to 2**63 - 1; got {seed!r}.")
         self.every = every
         self.sinks = sinks_of(sinks)
         self._writes = process_rank() == 0
-        self._first: measure.RecordedChoices | None = None
-        self._last: measure.RecordedChoices | None = None
-        self._clock, self._are_open = _Clock(), False
+        self._first: RecordedChoices | None = None
+        self._last: RecordedChoices | None = None
+        self._clock, self._guard, self._deliveries = _Clock(), TrainingGuard(), Deliveries(self.sinks)
         if not self._writes:
             return
         self._probed = _probed_model(model, tokenizer, normalization, seed=seed)
@@ -125,23 +132,22 @@ class RoutingMonitor:
         A step that is recorded is not measured again.
         """
         self._clock.start()
-        return self.record(step) if step % self.every == 0 else None
+        return self.record(step) if read("step", int, step) % self.every == 0 else None
 
     def record(self, step: int) -> RoutingRecord | None:
-        """Measure now, whatever the step; None where it is recorded already, or on another process."""
+        """Measure now, whatever the step; None where it is recorded already, on another process, or after an error."""
         self._clock.start()
+        step = read("step", int, step)
         if not self._writes or (self._last is not None and self._last.step >= step):
             return None
-        started = time.perf_counter()
-        self._open_sinks()
-        # A training is not ended by its monitor.
-        try:
-            with self._probed.probing() as checkpoint:
-                record = self._measure(checkpoint, step, started)
-        except (UserError, torch.OutOfMemoryError) as error:
-            warnings.warn(RunWarning(f"The routing was not measured at step {step}: {error!s}"), stacklevel=2)
-            return None
-        self._tell_sinks(lambda sink: sink.write(record), f"did not take the record of step {step}")
+        started, record = time.perf_counter(), None
+        with (
+            self._guard.errors_warned("The routing was not measured", REMEDY, at=f" at step {step}"),
+            self._probed.probing() as checkpoint,
+        ):
+            record = self._measure(checkpoint, step, started)
+        if record is not None:
+            self._deliveries.send(record)
         self._clock.add(time.perf_counter() - started)
         self._clock.judge(self.every)
         return record
@@ -154,62 +160,27 @@ class RoutingMonitor:
         """
         if self._first is None or self._last is None:
             return {}
-        both_steps = {_FIRST: self._first, _LAST: self._last}
-        return {_INPUTS: measure.digest(self._probe_set.batches[CLEAN])} | {
-            f"{prefix}{name}": value
-            for prefix, choices in both_steps.items()
-            for name, value in choices.tensors().items()
-        }
+        return state_of(self._first, self._last, self._probe_set.batches[CLEAN])
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Measure the drift on from the records of an earlier process; an empty state changes nothing.
 
+        The model runs once, since its choices must have the shapes of those in the state.
+
         Raises:
-            UserError: the state is of another probe set or model.
+            UserError: the state is of another probe set or model, or something else.
         """
-        if not state or not self._writes:
+        if not self._writes or state == {}:
             return
-        if _INPUTS not in state:
-            raise UserError("This is no state of a monitor; give what its state_dict returned.")
-        if not torch.equal(state[_INPUTS].cpu(), measure.digest(self._probe_set.batches[CLEAN])):
-            raise UserError(
-                "The state of the monitor is of another probe set; give the same data, split, limit, seed and "
-                "batch_size as before, or leave the state out."
-            )
-        first, last = (
-            measure.RecordedChoices.from_tensors(
-                {name[len(prefix) :]: state[name].cpu() for name in state if name.startswith(prefix)}
-            )
-            for prefix in (_FIRST, _LAST)
-        )
         with self._probed.probing() as checkpoint:
-            layers = checkpoint.model.layer_names
-        if set(last.batches[0]) != set(layers):
-            raise UserError(
-                f"The state of the monitor is of another model, with MoE layers {', '.join(last.batches[0])}; leave "
-                "the state out."
-            )
-        self._first, self._last = first, last
+            clean = measure.trace_all(checkpoint, self._probe_set, CLEAN)
+        present = RecordedChoices.of(0, clean)
+        self._first, self._last = choices_of(state, self._probe_set.batches[CLEAN], present)
 
     def close(self) -> None:
-        """Close the sinks."""
+        """Close the sinks; those that are late are waited for a few seconds."""
         if self._writes:
-            self._tell_sinks(lambda sink: sink.close(), "could not be closed")
-
-    def _open_sinks(self) -> None:
-        if not self._are_open:
-            for sink in self.sinks:
-                sink.open()
-            self._are_open = True
-
-    def _tell_sinks(self, action: Callable[[Sink], None], failure: str) -> None:
-        """Do something with each sink; one that fails, as where a disk is full or a server down, is warned of."""
-        for sink in self.sinks:
-            try:
-                action(sink)
-            except Exception as error:  # whatever another program raises
-                message = f"{type(sink).__name__} {failure}: {type(error).__name__}: {error!s}"
-                warnings.warn(RunWarning(message), stacklevel=3)
+            self._deliveries.close()
 
     def _measure(self, checkpoint: Checkpoint, step: int, started: float) -> RoutingRecord:
         probe_set = self._probe_set
@@ -219,7 +190,7 @@ class RoutingMonitor:
             reference = measure.trace_all(checkpoint, probe_set, name) if spec.is_pair else clean
             view = measure.trace_all(checkpoint, probe_set, name, view_index=1)
             of_views[name] = measure.agreements(checkpoint, spec, probe_set.batches[name], (reference, view))
-        choices = measure.RecordedChoices.of(step, clean)
+        choices = RecordedChoices.of(step, clean)
         for name, earlier in ((SINCE_FIRST, self._first), (SINCE_LAST, self._last)):
             if earlier is not None:
                 sides = earlier.traces(clean), choices.traces(clean)
@@ -227,7 +198,6 @@ class RoutingMonitor:
                     checkpoint, probe_set.clean, probe_set.batches[CLEAN], sides
                 )
         of_layers = measure.of_one_pass(checkpoint, probe_set.clean, probe_set.batches[CLEAN], clean)
-        self._first, self._last = self._first or choices, choices
         values, intervals = _summary(of_views, of_layers)
         layers = {
             name: {
@@ -239,6 +209,7 @@ class RoutingMonitor:
         seconds = time.perf_counter() - started
         share = self._clock.share(seconds)
         values = {f"{PREFIX}{name}": value for name, value in values.items() if np.isfinite(value)}
+        self._first, self._last = self._first or choices, choices
         return RoutingRecord(
             step,
             values if share is None else {**values, f"{PREFIX}time_share": share},

@@ -1,10 +1,9 @@
-"""Where a monitor writes: JSON lines, TensorBoard, Weights & Biases, MLflow, or a class of your own.
+"""Where a monitor writes: TensorBoard, Weights & Biases, MLflow, or a class of your own; ``json_lines`` has the file.
 
 A program of its own is imported when its sink is made; each is an extra of moeprobe.
 """
 
-import json
-import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,15 @@ class RoutingRecord:
 
 
 class Sink(ABC):
-    """Where records go."""
+    """Where records go.
+
+    ``open``, ``write`` and ``close`` are called in other threads than the training's, one call after the other. What
+    they raise is a warning, and the record is lost; after an error of ``attach`` or ``open`` they are called again
+    with the next record.
+    """
+
+    def attach(self) -> None:  # noqa: B027  (a sink may have nothing to look up)
+        """Look up, before ``open``, what the training's own thread knows; be quick, since the training waits."""
 
     def open(self) -> None:  # noqa: B027  (a sink may have nothing to begin)
         """Begin, right before the first record; raises ``UserError`` where nothing can be written."""
@@ -54,39 +61,6 @@ class Sink(ABC):
 
 
 @checked
-class JsonLines(Sink):
-    """A file with a line per record: all that was measured, with intervals and layer by layer.
-
-    Args:
-        path: a file, made with its folder; lines of an earlier run stay.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = expanded(path)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise UserError(f"Cannot write {self.path}: {error.strerror}.") from error
-
-    def write(self, record: RoutingRecord) -> None:
-        """Add a line, which is complete when this returns."""
-        line = {
-            "step": record.step,
-            **record.values,
-            "intervals": record.intervals,
-            "layers": record.layers,
-            "inputs": record.inputs,
-            "seconds": record.seconds,
-        }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
-
-
-@checked
 class TensorBoard(Sink):
     """Event files of TensorBoard (extra ``tensorboard``).
 
@@ -94,14 +68,17 @@ class TensorBoard(Sink):
         folder: where event files go.
 
     Raises:
-        UserError: TensorBoard is not installed.
+        UserError: TensorBoard is not installed, or the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path) -> None:
         _require("tensorboard", "TensorBoard", sink=self)
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(expanded(folder))
+        try:
+            self._writer = SummaryWriter(expanded(folder))
+        except (OSError, ValueError) as error:
+            raise cannot_write(folder, error) from error
 
     def write(self, record: RoutingRecord) -> None:
         """Add a point to the chart of each key."""
@@ -129,15 +106,18 @@ class WeightsAndBiases(Sink):
 
     def __init__(self, run: Any = None) -> None:
         self._wandb = _require("wandb", "Weights & Biases", sink=self)
-        self._run = run
+        self._given_run = run
 
-    def open(self) -> None:
+    def attach(self) -> None:
         """Find the active run, which trainers start late; raises ``UserError`` where there is none."""
-        self._run = self._wandb.run if self._run is None else self._run
+        self._run = self._wandb.run if self._given_run is None else self._given_run
         if self._run is None:
             raise UserError(
                 "There is no active run of Weights & Biases; call wandb.init first, or hand a run in."
             )
+
+    def open(self) -> None:
+        """Give the charts their axis."""
         self._run.define_metric("routing/step")
         self._run.define_metric("routing/*", step_metric="routing/step")
 
@@ -160,22 +140,31 @@ class Mlflow(Sink):
 
     def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
         self._mlflow = _require("mlflow", "MLflow", sink=self)
-        self._run_id, self._tracking_uri = run_id, tracking_uri
+        self._given_run_id, self._tracking_uri = run_id, tracking_uri
+
+    def attach(self) -> None:
+        """Find the active run, which trainers start late; raises ``UserError`` where there is none."""
+        self._run_id = self._given_run_id
+        if self._run_id is None:
+            # Each thread has its own.
+            run = self._mlflow.active_run()
+            if run is None:
+                raise UserError(
+                    "There is no active run of MLflow; call mlflow.start_run first, or name a run_id."
+                )
+            self._run_id = run.info.run_id
 
     def open(self) -> None:
-        """Find the active run, which trainers start late; raises ``UserError`` where there is none."""
-        run = self._mlflow.active_run()
-        if self._run_id is None and run is None:
-            raise UserError(
-                "There is no active run of MLflow; call mlflow.start_run first, or name a run_id."
-            )
-        self._run_id = self._run_id or run.info.run_id
+        """Make the client."""
         self._client = self._mlflow.MlflowClient(self._tracking_uri)
 
     def write(self, record: RoutingRecord) -> None:
-        """Log the keys as metrics of the step."""
-        for key, value in record.values.items():
-            self._client.log_metric(self._run_id, key, value, step=record.step)
+        """Log the keys as metrics of the step, in one request: where a server is away, each takes minutes."""
+        metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
+        self._client.log_batch(
+            self._run_id,
+            metrics=[metric(key, value, now, record.step) for key, value in record.values.items()],
+        )
 
 
 def sinks_of(sinks: Sink | Sequence[Sink]) -> list[Sink]:
@@ -194,10 +183,6 @@ def _require(package: str, title: str, *, sink: Sink) -> Any:
         raise missing_package(type(sink).__name__, title, package) from None
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; there is no NaN in JSON."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def cannot_write(path: str | Path, error: OSError | ValueError) -> UserError:
+    """Return that a path cannot be written, and why."""
+    return UserError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.")

@@ -1,8 +1,8 @@
 """A monitor measures what the probes measure, and a training does not notice it."""
 
+import inspect
 import io
 import json
-import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from moeprobe.integrations import (
     WeightsAndBiases,
 )
 from moeprobe.integrations.undisturbed import ProbedModel, undisturbed
-from tests.integrations.trainings import STEPS, equal, train, vmoe
+from tests.integrations.trainings import STEPS, equal, random_states, train, vmoe
 
 
 class Kept(Sink):
@@ -180,8 +180,61 @@ def test_drift_goes_on_in_another_process() -> None:
     ):
         with pytest.raises(UserError, match=words):
             other.load_state_dict(before.state_dict())
-    with pytest.raises(UserError, match="no state of a monitor"):
-        after.load_state_dict(net.state_dict())
+
+
+@pytest.fixture(scope="module")
+def recorded() -> RoutingMonitor:
+    """A monitor with one record."""
+    monitor = RoutingMonitor(vmoe(), "digits", limit=2, views={})
+    monitor.record(1)
+    return monitor
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (list, "no state of a monitor"),
+        (lambda state: {"inputs": state["inputs"]}, "no state of a monitor"),
+        (lambda state: {"weight": torch.zeros(1)}, "no state of a monitor"),
+        (lambda state: state | {"first/step": torch.zeros(2)}, "no state of a monitor"),
+        (lambda state: state | {"last/more": torch.zeros(2)}, "no state of a monitor"),
+        (lambda state: state | {"last/x/gate/valid": torch.zeros(2)}, "no state of a monitor"),
+        (lambda state: state | {3: torch.zeros(2)}, "no state of a monitor"),
+        (lambda state: state | {"inputs": 3}, "no state of a monitor"),
+        (lambda state: state | {"first/0/blocks.0/valid": None}, "no state of a monitor"),
+        (lambda state: state | {"first/0/blocks.0/valid": torch.zeros(1, device="meta")}, "no state"),
+        (lambda state: state | {"inputs": torch.zeros(32)}, "another probe set"),
+        (lambda state: {name: value.float() for name, value in state.items()}, "other tokens or choices"),
+        (lambda state: state | {"first/0/blocks.0/valid": torch.zeros(1)}, "other tokens or choices"),
+        (lambda state: {name: value[..., :1] if name.endswith("selected") else value
+                        for name, value in state.items()}, "other tokens or choices"),
+        (lambda state: state | {"last/0/blocks.0/selected": state["last/0/blocks.0/selected"].float()},
+         "other tokens or choices"),
+        (lambda state: state | {"last/7/blocks.0/selected": state["last/0/blocks.0/selected"]},
+         "other tokens or choices"),
+        (lambda state: state | {"last/0/blocks.9/valid": torch.zeros(1)}, r"MoE layers .*blocks\.9"),
+    ],
+)  # fmt: skip
+def test_another_state_is_one_sentence(recorded: RoutingMonitor, change: Any, words: str) -> None:
+    before = recorded.state_dict()
+    with pytest.raises(UserError, match=words):
+        recorded.load_state_dict(change(before))
+    assert all(torch.equal(value, before[name]) for name, value in recorded.state_dict().items())
+    recorded.load_state_dict(before)
+
+
+@pytest.mark.parametrize("step", ["one", 1.5, None])
+def test_a_step_is_a_whole_number(step: Any) -> None:
+    monitor = RoutingMonitor(vmoe(), "digits", limit=2, views={}, every=1)
+    with pytest.raises(UserError, match="step takes a whole number; got"):
+        monitor.step(step)
+
+
+def test_a_step_may_be_an_array_of_one_number(tmp_path: Path) -> None:
+    monitor = RoutingMonitor(vmoe(), "digits", limit=2, views={}, every=1, sinks=JsonLines(tmp_path / "r"))
+    for step in (np.int64(1), torch.tensor(2)):
+        monitor.step(step)  # type: ignore[arg-type]
+    assert [json.loads(line)["step"] for line in (tmp_path / "r").read_text().splitlines()] == [1, 2]
 
 
 def test_a_module_of_ones_own_is_monitored_through_hooks() -> None:
@@ -225,22 +278,6 @@ def test_a_collapsed_router_has_no_kappa(tmp_path: Path) -> None:
     assert layer["chance"] == pytest.approx(1)
 
 
-def test_a_sink_that_fails_ends_no_training() -> None:
-    class Full(Sink):
-        def write(self, record: RoutingRecord) -> None:
-            raise OSError("no space left")
-
-        close = write  # type: ignore[assignment]
-
-    kept = Kept()
-    monitor = RoutingMonitor(vmoe(), "digits", limit=2, views={}, sinks=[Full(), kept])
-    with pytest.warns(RunWarning, match="Full did not take the record of step 0: OSError: no space left"):
-        assert monitor.record(0) is not None
-    with pytest.warns(RunWarning, match="Full could not be closed: TypeError"):
-        monitor.close()
-    assert [record.step for record in kept.records] == [0] and kept.closed
-
-
 def test_a_diverged_model_ends_no_training() -> None:
     net, kept = vmoe(), Kept()
     monitor = RoutingMonitor(net, "digits", limit=24, sinks=kept)
@@ -259,12 +296,6 @@ def test_a_diverged_model_ends_no_training() -> None:
     with pytest.warns(RunWarning, match="was not measured at step 2: The gates are not finite"):
         assert monitor.record(2) is None
     assert [record.step for record in kept.records] == [0, 1]
-
-
-def random_states() -> list[Any]:
-    """Of Python, NumPy and torch."""
-    numpy: Any = np.random.get_state()
-    return [random.getstate(), numpy[1].tolist(), numpy[2], torch.get_rng_state().tolist()]
 
 
 class Restless(nn.Module):
@@ -345,6 +376,8 @@ def test_a_monitor_that_takes_too_long_says_so_once() -> None:
     [
         ({"evry": 9}, r"integrations\.RoutingMonitor has no argument 'evry'\. Did you mean 'every'\?"),
         ({"every": 0}, "every takes a positive whole number; got 0"),
+        ({"seed": -1}, r"seed takes a whole number from 0 to 2\*\*63 - 1; got -1"),
+        ({"seed": 10**30}, "seed takes a whole number from 0 to"),
         ({"limit": 2.5}, "limit takes a positive whole number; got 2.5"),
         (
             {"sinks": "routing.jsonl"},
@@ -375,6 +408,9 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
 def test_a_sink_refuses_what_it_does_not_take(sink: Any) -> None:
     with pytest.raises(UserError, match=rf"integrations\.{sink.__name__} has no argument 'nothing'"):
         sink(nothing=1)
+    [name, *_] = inspect.signature(sink).parameters
+    with pytest.raises(UserError, match=rf"has no argument '{name}s'\. Did you mean '{name}'\?"):
+        sink(**{f"{name}s": 1})
 
 
 def test_a_callback_refuses_settings_before_the_training() -> None:
@@ -383,6 +419,8 @@ def test_a_callback_refuses_settings_before_the_training() -> None:
 
     with pytest.raises(UserError, match=r"integrations\.HuggingfaceMonitor has no argument 'sink'"):
         HuggingfaceMonitor(["a text"], sink=())
+    with pytest.raises(UserError, match="has no argument 'model'"):
+        HuggingfaceMonitor(["a text"], model=nn.Linear(1, 1))
 
 
 def test_divided_parameters_are_refused() -> None:

@@ -15,27 +15,90 @@ RECORDS = [RoutingRecord(step, {KEY: 0.5 + step / 100}, {KEY: (0.4, 0.9)}, {}, 2
 
 
 def write(sink: Sink) -> None:
+    sink.attach()
     sink.open()
     for record in RECORDS:
         sink.write(record)
     sink.close()
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_json_lines_are_whole_and_stay(tmp_path: Path) -> None:
     path = tmp_path / "a" / "routing.jsonl"
-    for _ in range(2):
+    for _ in range(3):
         write(JsonLines(path))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines_of(path)
     assert [(line["step"], line[KEY], line["intervals"][KEY]) for line in lines[:2]] == [
         (0, 0.5, [0.4, 0.9]),
         (20, 0.7, [0.4, 0.9]),
     ]
-    assert lines[2:] == lines[:2]
+    assert [line.pop("run") for line in lines] == [1, 1, 2, 2, 3, 3]
+    assert lines[4:] == lines[2:4] == lines[:2]
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "runs"),
+    [
+        (b"", [1, 1]),
+        (b'{"step": 0}\n', [None, 2, 2]),
+        (b'{"step": 0, "run": 7}', [7, 8, 8]),
+        (b'{"step": 0, "run": 7}\n{"step": 20, "ru', [7, 8, 8]),
+        (b'{"step": 0, "run": "x"}\n', ["x", 2, 2]),
+        (b'{"step": 0, "ru', [1, 1]),
+        (b'{"step": 0, "run": 7}\n{"text": "' + 200_000 * b"x", [7, 8, 8]),
+    ],
+)
+def test_half_a_line_of_a_killed_process_is_cut_off(before: bytes, runs: Any, tmp_path: Path) -> None:
+    path = tmp_path / "routing.jsonl"
+    path.write_bytes(before)
+    write(JsonLines(path))
+    assert [line.get("run") for line in lines_of(path)] == runs
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "routing.jsonl"
+    sink, limits = JsonLines(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    sink.open()
+    sink.write(RECORDS[0])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            sink.write(RECORDS[1])
+        assert [line["step"] for line in lines_of(path)] == [0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    sink.write(RECORDS[1])
+    assert [line["step"] for line in lines_of(path)] == [0, 20]
+
+
+def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "routing.jsonl")
+    sink.path.unlink()
+    write(sink)
+    assert [line["run"] for line in lines_of(sink.path)] == [1, 1]
+
+
+def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("to do:\nbuy bread")
+    with pytest.raises(UserError, match=r"notes\.txt holds no records of a monitor; name another file"):
+        JsonLines(path)
+    assert path.read_text() == "to do:\nbuy bread"
+
+
+@pytest.mark.parametrize("path", [".", "file/routing", "null\0byte"])
+@pytest.mark.parametrize("sink", [JsonLines, TensorBoard])
+def test_a_path_that_cannot_be_written_is_named(sink: Any, path: str, tmp_path: Path) -> None:
+    if sink is TensorBoard:
+        pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    (tmp_path / "file").touch()
+    path = "file" if sink is TensorBoard and path == "." else path
     with pytest.raises(UserError, match="Cannot write"):
-        JsonLines(tmp_path)
+        sink(tmp_path / path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -56,7 +119,7 @@ def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pyte
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     with pytest.raises(UserError, match=r"call wandb\.init first"):
-        WeightsAndBiases().open()
+        WeightsAndBiases().attach()
     run = wandb.init(project="moeprobe", dir=tmp_path, mode="offline")
     write(WeightsAndBiases())
     assert run.summary[KEY] == pytest.approx(0.7)
@@ -75,7 +138,7 @@ def test_mlflow_keeps_them_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = mlflow.MlflowClient(uri)
     experiment = client.create_experiment("moeprobe")
     with pytest.raises(UserError, match=r"call mlflow\.start_run first"):
-        Mlflow().open()
+        Mlflow().attach()
     run = client.create_run(experiment)
     write(Mlflow(run.info.run_id, uri))
     history: list[Any] = client.get_metric_history(run.info.run_id, KEY)

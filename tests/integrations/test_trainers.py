@@ -99,8 +99,14 @@ def test_a_resumed_training_goes_on_with_the_drift(folder: Path, tmp_path: Path)
     ended = state(3)
     after.on_train_end(args, ended, None, **more)
     assert ended.log_history[0]["routing/kappa/since_first"] == 1
-    with pytest.warns(RunWarning, match=r"There is no .*checkpoint-5.*: the drift .* from here on"):
+    with pytest.warns(RunWarning, match=r"The drift .* from here on.*: There is no .*checkpoint-5"):
         after.on_train_begin(args, state(5), None, **more)
+    damaged = tmp_path / "checkpoint-2" / "routing_monitor.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    again = HuggingfaceMonitor(TEXTS, every=2, views={})
+    with pytest.warns(RunWarning, match=rf"The drift .* from here on.*: .*{damaged.name}"):
+        again.on_train_begin(args, state(2), None, **more)
+    assert again.monitor is not None and again.monitor.state_dict()
 
 
 def test_other_processes_of_the_trainer_measure_nothing() -> None:

@@ -120,3 +120,9 @@ def equal(first: nn.Module, second: nn.Module) -> bool:
     return states[0].keys() == states[1].keys() and all(
         torch.equal(value, states[1][name]) for name, value in states[0].items()
     )
+
+
+def random_states() -> list[Any]:
+    """The random states of Python, NumPy and torch."""
+    numpy: Any = np.random.get_state()
+    return [random.getstate(), numpy[1].tolist(), numpy[2], torch.get_rng_state().tolist()]
