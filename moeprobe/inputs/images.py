@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -98,11 +98,8 @@ class Framing:
     crop_fraction: float | None = None
 
     modality: ClassVar[Modality] = IMAGE
-
     # The last image with its clean view: a view asks for it once per draw, and resizing takes longer than the noise.
-    _last: list[tuple[Image.Image, Sample]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
+    _last: ClassVar[tuple[Image.Image, Sample] | None] = None
 
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""
@@ -124,12 +121,11 @@ class Framing:
 
     def clean(self, image: Image.Image) -> Sample:
         """Return the clean view of ``image``, whose pixels are not to be changed."""
-        for last, view in self._last:
-            if last is image:
-                return view
-        view = sample(image, self.to_source(image), self.size)
-        self._last[:] = [(image, view)]
-        return view
+        if self._last is None or self._last[0] is not image:
+            last = image, sample(image, self.to_source(image), self.size)
+            object.__setattr__(self, "_last", last)
+            return last[1]
+        return self._last[1]
 
     def blank(self) -> torch.Tensor:
         """Return a black image as a batch, to learn of what kind a model's routing is."""

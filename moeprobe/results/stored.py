@@ -28,8 +28,8 @@ from moeprobe.runtime.processes import usable
 _TEXTS = ("checkpoint", "layer", "router", "view", "tokens", "image_id")
 # Images of a row group, and values of the columns of cells that share one: of about 2 MiB.
 GROUP, _SHARED_VALUES = 4096, 2**18
-# Rows whose statistics one process computes: of fewer, starting others would take as long.
-ROWS_OF_ONE_PROCESS = 20_000
+# Rows and cells whose statistics one process computes: of fewer, starting others would take as long.
+ROWS_OF_ONE_PROCESS, CELLS_OF_ONE_PROCESS = 20_000, 200
 
 
 class SumsStore:
@@ -66,7 +66,8 @@ class SumsStore:
     @property
     def processes(self) -> int:
         """How many processes their statistics are worth, where there are as many."""
-        return usable() if self.num_rows > ROWS_OF_ONE_PROCESS else 1
+        is_much = self.num_rows > ROWS_OF_ONE_PROCESS or len(self._cells) > CELLS_OF_ONE_PROCESS
+        return usable() if is_much else 1
 
     def table(self) -> pa.Table:
         """Return all sums as one table: cell by cell, images in the order of their names."""

@@ -19,7 +19,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.cli.front.screen import _over_trainings
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.metrics.stats.alignment import JointCounts, joint_counts, permuted_orders
+from moeprobe.metrics.stats.alignment import JointCounts, ReorderedInputs, joint_counts, permuted_orders
 from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
 from moeprobe.probes.align.figure import draw
 from moeprobe.probes.align.fit import Halves, with_numbers
@@ -125,6 +125,27 @@ def test_the_alignment_is_the_best_of_all(shape: tuple[int, int]) -> None:
     match = np.mean([both[pair] for pair in kept]) * len(kept) / counts.tokens
     chance = sum(both.sum(1)[new] * both.sum(0)[old] for new, old in kept) / counts.tokens**2
     assert counts.kappa(numbers) == pytest.approx((match - chance) / (1 - chance))
+
+
+@pytest.mark.parametrize(("num_experts", "most"), [((4, 4), 1), ((5, 3), 3), ((16, 12), 12)])
+def test_counts_in_another_order_are_those_of_reordered_rows(num_experts: tuple[int, int], most: int) -> None:
+    """Tokens that a model lacks, or that no expert takes; sets of one size, and ragged ones."""
+    rng, inputs, places = np.random.default_rng(most), 6, 5
+    sides = []
+    for size in num_experts:
+        held = rng.integers(0, min(most, size) + 1, size=inputs * places) if most > 3 else most
+        ranks = rng.random((inputs * places, size)).argsort(1).argsort(1)
+        member = (ranks < np.reshape(held, (-1, 1))).astype(np.int32)
+        is_token = (rng.random((inputs * places, 1)) < 0.8).astype(np.int32)
+        member[rng.random(inputs * places) < 0.2] = 0
+        sides.append(np.hstack([member * is_token, is_token]))
+    first, second = map(sparse.csr_array, sides)
+    reordered = ReorderedInputs(first, second, inputs=inputs)
+    for order in (np.arange(inputs), rng.permutation(inputs)):
+        rows = np.arange(inputs * places).reshape(inputs, places)[order].ravel()
+        expected, got = sides[0].T @ sides[1][rows], reordered.joint_counts(order)
+        assert (got.common == expected[:-1, :-1]).all() and got.tokens == expected[-1, -1]
+        assert (got.first == expected[:-1, -1]).all() and (got.second == expected[-1, :-1]).all()
 
 
 def test_chance_of_one_has_no_kappa() -> None:

@@ -77,6 +77,68 @@ def joint_counts(first: Any, second: Any) -> JointCounts:
     return JointCounts(counts[:-1, :-1], counts[:-1, -1], counts[-1, :-1], int(counts[-1, -1]))
 
 
+class ReorderedInputs:
+    """Counts of two models' sets, the second's inputs in any order.
+
+    A null takes hundreds of orders. Where tokens have about as many experts, each expert of theirs is a column of
+    numbers, and pairs of columns are counted: several times as fast as a product of sparse rows.
+
+    Args:
+        first: sparse rows of 0 and 1, as ``joint_counts`` takes them, input by input.
+        second: the same of the second model.
+        inputs: n, each of as many rows.
+    """
+
+    def __init__(self, first: Any, second: Any, *, inputs: int) -> None:
+        self._sparse = first, second
+        self._shape = first.shape[1] - 1, second.shape[1] - 1
+        self._inputs = inputs
+        # Where few tokens have many experts, most numbers of the columns would stand for none.
+        self._columns = (
+            None if _is_ragged(first) or _is_ragged(second) else tuple(map(self._as_columns, (first, second)))
+        )
+
+    def joint_counts(self, order: Numbers) -> JointCounts:
+        """Return the counts with the second model's inputs in an order ``(n,)``."""
+        if self._columns is None:
+            first, second = self._sparse
+            places = first.shape[0] // self._inputs
+            rows = (order[:, None] * places + np.arange(places)).ravel()
+            return joint_counts(first, second[rows])
+        (num_first, num_second), (of_first, of_second) = self._shape, self._columns
+        common = np.zeros(self._shape, np.int64)
+        alone_first, alone_second, tokens = np.zeros(num_first, np.int64), np.zeros(num_second, np.int64), 0
+        for column, experts in enumerate(of_second):
+            permuted = experts[order]
+            for beside, rows_of in enumerate(of_first):
+                codes = rows_of * (num_second + 2) + permuted
+                counts = np.bincount(codes.ravel(), minlength=(num_first + 2) * (num_second + 2))
+                counts = counts.reshape(num_first + 2, num_second + 2)[:-1, :-1]
+                common += counts[:-1, :-1]
+                # A token counts once: by the first of the other's columns.
+                alone_first += counts[:-1].sum(1) if not column else 0
+                alone_second += counts[:, :-1].sum(0) if not beside else 0
+                tokens += 0 if column or beside else int(counts.sum())
+        return JointCounts(common, alone_first, alone_second, tokens)
+
+    def _as_columns(self, rows: Any) -> list[Numbers]:
+        """Return the experts of the tokens ``(n, P)``, one by one; E = no more, E + 1 = the model lacks the token."""
+        num_experts, held = rows.shape[1] - 1, np.diff(rows.indptr)
+        columns = []
+        for column in range(max(int(held.max(initial=1)) - 1, 1)):
+            experts = np.where(held > 0, num_experts, num_experts + 1)
+            has = held > column + 1
+            experts[has] = rows.indices[rows.indptr[:-1][has] + column]
+            columns.append(experts.reshape(self._inputs, -1))
+        return columns
+
+
+def _is_ragged(rows: Any) -> bool:
+    """Whether tokens have fewer than half as many experts as the one with most, on average."""
+    held = np.diff(rows.indptr) - 1
+    return bool(held.max(initial=0) > 1 and held[held >= 0].mean() < held.max() / 2)
+
+
 def permuted_orders(clusters: Numbers, rng: np.random.Generator, count: int) -> Iterator[Numbers]:
     """Yield ``count`` random orders ``(n,)`` of inputs; inputs of one cluster stay together."""
     starts = np.flatnonzero(np.diff(clusters, prepend=-1))

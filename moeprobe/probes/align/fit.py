@@ -16,7 +16,13 @@ from scipy import sparse
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.metrics.stats.alignment import JointCounts, Numbers, joint_counts, permuted_orders
+from moeprobe.metrics.stats.alignment import (
+    JointCounts,
+    Numbers,
+    ReorderedInputs,
+    joint_counts,
+    permuted_orders,
+)
 from moeprobe.metrics.token_kinds import Paired, patches
 from moeprobe.recorded.engine.describe import most_tokens
 from moeprobe.recorded.engine.input_sums import INPUTS_AT_ONCE
@@ -105,10 +111,9 @@ def fit_layer(
     in_second = np.repeat(halves.second, num_places)
     of_halves = [joint_counts(first[which], second[which]) for which in (~in_second, in_second)]
     joint = of_halves[0] + of_halves[1]
-    unrelated = []
+    reordered, unrelated = ReorderedInputs(first, second, inputs=len(halves.ids)), []
     for order in permuted_orders(halves.clusters, generator(seed, "align orders"), orders):
-        rows = (order[:, None] * num_places + np.arange(num_places)).ravel()
-        counts = joint_counts(first, second[rows])
+        counts = reordered.joint_counts(order)
         unrelated.append(counts.kappa(counts.align()))
     num_first, num_second = joint.common.shape
     return Fit(
