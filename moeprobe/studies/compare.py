@@ -138,7 +138,6 @@ def compare(
     models = several(given)
     from_runs = are_runs(models)
     options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
-    # NaN would make every comparison false, and so judge nothing.
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"{option('margin')} takes a number from 0 up; got {margin}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
@@ -187,7 +186,6 @@ def are_runs(models: Sequence[Model]) -> bool:
     Raises:
         UserError: some are and some are not.
     """
-    # A list of mixed things is a mistake that would otherwise fail later and less clearly.
     runs = [isinstance(item, str | Path) and finished.is_run(Path(item)) for item in models]
     if any(runs) and not all(runs):
         run, checkpoint = models[runs.index(True)], models[runs.index(False)]
@@ -236,7 +234,6 @@ class Sources:
         work = self.work
         if work is None:
             return self.measured
-        # A run of its own inside, so that another margin needs no new passes.
         out = None if work.options.out is None else work.options.out / "probe"
         result = run_once(
             lambda options: run(work.probe, work.models, data=work.data, options=options, watcher=progress),
@@ -253,11 +250,7 @@ class Sources:
 def _checkpoints_to_compare(
     models: Sequence[Model], options: Options, settings: Mapping[str, Any], gate: "Gate"
 ) -> Sources:
-    """Return checkpoints with the work that measures them, checked.
-
-    Raises:
-        UserError: something named does not exist or does not fit.
-    """
+    """Return checkpoints with the work that measures them; raises ``UserError`` where something does not fit."""
     _check_two(models)  # before anything is loaded
     probe = to_compare(settings["probe"], view=settings["view"], severities=settings["severities"])
     gate.check_kind(probe)
@@ -279,7 +272,6 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
         UserError: a run cannot be read or fits no other, or something is named that they fix.
     """
     _check_outside(models, options.out)
-    # Options that change numbers are fixed by runs: silently ignoring them would mislead.
     changed = [option(name) for name, value in settings.items() if value is not None]
     changed += [
         option(name, flag=flag_of(Options, name))
@@ -303,7 +295,6 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
 
 
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
-    """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
     for item in models:
         # --overwrite would delete what is to be compared.
         if isinstance(item, str | Path) and out and Path(item).resolve().is_relative_to(out.resolve()):
@@ -461,7 +452,6 @@ class Gate:
         with_direction = sorted(name for name in names if registry.find(name).direction)
         if self.metric not in with_direction:
             raise _no_metric(self.metric, with_direction)
-        # Shared means: in the same cell of at least two checkpoints.
         times = Counter((name, site) for name, site, _ in measured_metrics)
         shared = {name for (name, _), number in times.items() if number > 1}
         if len(measured.checkpoints) > 1 and self.metric not in shared:
@@ -483,7 +473,6 @@ class Gate:
         unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
         failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
         if self.metric is not None and self.allowed is not None:
-            # The worse end of the interval, whichever direction is good.
             lowest = rows["sim_low"] if registry.find(self.metric).direction > 0 else -rows["sim_high"]
             # What is the same by construction: how far the clean input agrees with itself.
             itself = rows["severity"].eq(0) & (not registry.find(self.metric).metric.of_labels)

@@ -54,7 +54,7 @@ def test_a_folder_that_is_mostly_something_else(tmp_path: Path, monkeypatch: pyt
     assert len(Folder(split="all", location=str(tmp_path))) == 1
     for number in range(40, 50):
         write(tmp_path / f"deep/{number:02d}.txt", b"")
-    with pytest.raises(UserError, match=r"first 51 files .* 1 are images"):
+    with pytest.raises(UserError, match=r"Only 1 of the first 51 files .* are images"):
         Folder(split="test", location=str(tmp_path))
 
 
