@@ -25,7 +25,7 @@ class Keywords(TypedDict, total=False):
     limit: int | None
     seed: int
     batch_size: int
-    workers: int
+    workers: int | None
     retry: bool
     device: str
     dtype: str
@@ -88,15 +88,15 @@ class Options:
         ),
     ] = 64
     workers: Annotated[
-        int,
+        int | None,
         Arg(
-            "Loader processes; changes only the speed.",
+            "Loader processes; changes only the speed. Default: up to three for many image files, else none.",
             in_request=False,
             low=0,
             high=MOST_WORKERS,
             what="a number of processes",
         ),
-    ] = 0
+    ] = None
     retry: Annotated[
         bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
     ] = False

@@ -8,6 +8,7 @@ several threads of Python must not do such work at the same time.
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,9 @@ T = TypeVar("T")
 _MOST = 4
 # Loader processes: more than any machine feeds, and fewer than would bring one down.
 MOST_WORKERS = 256
+# From so many encoded images on, loader processes are worth their start; and the memory that they may want to share.
+_MANY_IMAGES, _SHARED_BYTES = 512, 2**30
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def usable() -> int:
@@ -31,6 +35,14 @@ def usable() -> int:
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return 1
     return min(len(os.sched_getaffinity(0)), _MOST)
+
+
+def usual_workers(encoded_images: int) -> int:
+    """Return how many loader processes a run takes where nobody says: without any, a device waits for the decoding."""
+    if encoded_images < _MANY_IMAGES or not _SHARED_MEMORY.exists():
+        return 0
+    # Containers often have too little for a batch of images.
+    return usable() - 1 if shutil.disk_usage(_SHARED_MEMORY).free >= _SHARED_BYTES else 0
 
 
 def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator[T]:

@@ -2,15 +2,17 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.processes import spread
+from moeprobe.runtime.processes import spread, usual_workers
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be copied here"
@@ -79,3 +81,23 @@ def test_processes_end_when_nobody_wants_more() -> None:
     results = spread(lambda piece: bytes(10**6), 50, processes=2)
     assert len(next(results)) == 10**6
     results.close()  # type: ignore[attr-defined]  # a generator
+
+
+@pytest.mark.parametrize(
+    ("images", "free", "cores", "expected"),
+    [
+        (0, 2**34, 8, 0),
+        (100, 2**34, 8, 0),
+        (5000, 2**34, 8, 3),
+        (5000, 2**34, 2, 1),
+        (5000, 2**34, 1, 0),
+        (5000, 2**26, 8, 0),
+    ],
+)
+def test_many_encoded_images_are_loaded_in_processes(
+    images: int, free: int, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a few, and not where memory to share is as little as Docker gives by default."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    assert usual_workers(images) == expected

@@ -57,6 +57,7 @@ class Dataset(ABC):
             are none.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
         streamed: whether an image is reached past those before it alone, so that random ones take long.
+        is_encoded: whether an image is decoded each time it is read, which takes about as long as a pass.
     """
 
     modality: ClassVar[Modality]
@@ -65,6 +66,7 @@ class Dataset(ABC):
     superclasses: Sequence[int] | None = None
     flippable: ClassVar[bool] = True
     streamed: ClassVar[bool] = False
+    is_encoded: ClassVar[bool] = False
     split_note: str = ""
     splits: ClassVar[tuple[str, ...]] = SPLITS
     # A label per image, None or -1 = none; unset where a label is only known once its image is read.

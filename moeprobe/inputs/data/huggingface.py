@@ -25,6 +25,8 @@ class Huggingface(ImageDataset):
     ``valid``. A single ``Dataset`` is the split it says it is, or else ``test``. Image ids are ``split/index``.
     """
 
+    is_encoded = True
+
     def __init__(self, *, split: str, location: str | None = None) -> None:
         datasets = hub_rows.library()
         if not location:

@@ -205,6 +205,8 @@ class Webdataset(ImageDataset):
     split; class names are the numbers from 0 to the highest label of the split.
     """
 
+    is_encoded = True
+
     def __init__(self, *, split: str, location: str | None = None) -> None:
         shards = find_shards(location)
         split_by_shard = {shard: split_of(shard) for shard in shards}

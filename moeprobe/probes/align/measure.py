@@ -116,7 +116,7 @@ class Alignment(TableWork[Result], ProbeWork[Result]):
             skipped_images=sorted(set(skipped)),
             notes=[],
             batch_size=options.batch_size,
-            workers=options.workers,
+            workers=self.spec.workers,
             device=str(choose_device(options.device)),
         )
 

@@ -32,6 +32,7 @@ from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
 from moeprobe.runtime.device import FLOAT32
+from moeprobe.runtime.processes import usual_workers
 from moeprobe.runtime.short_paths import shortest_ends
 
 
@@ -329,9 +330,10 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         raise UserError(
             f"{data} {options.split} has no labels, so there is no class for {option('class_null')}."
         )
+    indices = choose_images(dataset, limit=options.limit, seed=options.seed)
     return RunSpec(
         dataset=dataset,
-        indices=choose_images(dataset, limit=options.limit, seed=options.seed),
+        indices=indices,
         view_name=view_name,
         view=view,
         severities=steps,
@@ -339,7 +341,9 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         seed=options.seed,
         layers=options.layers,
         batch_size=options.batch_size,
-        workers=options.workers,
+        workers=usual_workers(len(indices) if dataset.is_encoded else 0)
+        if options.workers is None
+        else options.workers,
         skip_bad_images=options.skip_bad_images,
         labeled=labeled,
         replayed_gates=getattr(probe, "gates", "recomputed"),

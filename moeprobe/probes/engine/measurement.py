@@ -198,7 +198,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             skipped_images=skipped[0],
             wall_seconds=self.seconds,
             batch_size=options.batch_size,
-            workers=options.workers,
+            workers=self.spec.workers,
             device=str(choose_device(options.device)),
             **({"emulated": options.precision} if is_emulated_run(options) else {}),
             **({"images_per_second": rates} | self._measured | self._names),

@@ -168,7 +168,7 @@ def measure_shard(
             },
             **work.measure(folder.parts, progress_of(watcher)),
             "batch_size": options.batch_size,
-            "workers": options.workers,
+            "workers": work.spec.workers,
             "command": options.command,
         } | provenance()
         folder.finish_shard(sidecar)
@@ -434,7 +434,7 @@ def _measure(work: ProbeWork[Any], out: Path, options: Options, ranks: Ranks, wa
         with OutputFolder(shard_folder, request, overwrite=options.overwrite) as folder:
             sidecar = work.measure(folder.parts, watcher)
             folder.finish_shard(
-                {"shard": str(shard), "request": request} | sidecar | {"workers": options.workers}
+                {"shard": str(shard), "request": request} | sidecar | {"workers": work.spec.workers}
             )
     except FinishedError:
         pass

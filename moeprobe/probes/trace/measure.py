@@ -88,7 +88,7 @@ class Recording(ProbeWork[Recorded]):
             skipped_images=skipped[0],
             wall_seconds=self.seconds,
             batch_size=options.batch_size,
-            workers=options.workers,
+            workers=self.spec.workers,
             device=str(choose_device(options.device)),
         )
         layers = {

@@ -185,6 +185,8 @@ def _identity(folder: Path) -> tuple[int, int]:
 class ImageFiles(ImageDataset):
     """Images in files of their own, named by their paths below a folder, each with its label or None."""
 
+    is_encoded = True
+
     _root: Path
     _labels: Sequence[int | None]
 
