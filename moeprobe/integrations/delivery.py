@@ -60,6 +60,7 @@ class Delivery:
 
     def send(self, record: RoutingRecord) -> "Future[None] | None":
         """Hand a record on; returns what the training is to wait for, None if it is late already or left out."""
+        self._judge_ended()
         self._sent += 1
         if self._errors >= MOST_ERRORS or len(self._calls) > MOST_WAITING:
             return None
@@ -82,25 +83,32 @@ class Delivery:
         return None
 
     def report(self) -> None:
-        """Warn of errors, and of a sink that is late; raises what asks for the end of the program."""
+        """Warn of errors, and of a sink that is late."""
+        self._judge_ended()
+        if self._calls:
+            step, _ = self._calls[0]
+            self._guard.warn(
+                "late",
+                f"{self._name} did not take the record of step {step} within {DEADLINE:g} s. The training goes on, and "
+                f"{MOST_WAITING} records wait for it at the most. {REMEDY}",
+            )
+
+    def report_end(self) -> None:
+        """Warn of errors, of a sink that could not be closed in time, and of records that are lost."""
+        self._judge_ended()
+        if self._calls:
+            self._guard.warn("open", f"{self._name} was not closed within {LAST_DEADLINE:g} s. {REMEDY}")
+        if self._written < self._sent:
+            self._guard.warn("lost", f"{self._name} took {self._written} of {self._sent} records. {REMEDY}")
+
+    def _judge_ended(self) -> None:
+        """Judge the calls that have ended; raises what asks for the end of the program."""
         while self._calls and self._calls[0][1].done():
             step, call = self._calls.popleft()
             error = call.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
             self._judge(step, error)
-        if self._calls:
-            self._guard.warn(
-                "late",
-                f"{self._name} did not take the record of step {self._calls[0][0]} within {DEADLINE:g} s. The training "
-                f"goes on, and {MOST_WAITING} records wait for it at the most. {REMEDY}",
-            )
-
-    def report_end(self) -> None:
-        """Say how many records are lost."""
-        self.report()
-        if self._written < self._sent:
-            self._guard.warn("end", f"{self._name} took {self._written} of {self._sent} records. {REMEDY}")
 
     def _start(self, step: int | None, action: Callable[[], None]) -> "Future[None]":
         before = self._calls[-1][1] if self._calls else None

@@ -197,6 +197,21 @@ def test_lightning_resumes_the_drift(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+def test_lightning_goes_on_without_a_damaged_state(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    monitor = integrations.LightningMonitor(lambda module: module.net, "digits", every=1, limit=2, views={})
+    monitor.load_state_dict({"inputs": 3})
+    trainer = lightning.Trainer(
+        max_steps=1, accelerator="cpu", callbacks=[monitor], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.warns(RunWarning, match=r"The drift .* from here on.*: This is no state of a monitor"):
+        trainer.fit(lightning_module(vmoe()), lightning_loader())
+    assert trainer.global_step == 1
+    assert "inputs" in monitor.state_dict()
+
+
+@pytest.mark.filterwarnings("default")
 def test_lightning_ends_with_the_same_bits(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     from lightning.pytorch.loggers import CSVLogger
