@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Trials, single_stratum, within_image
+from moeprobe.metrics.stats.chance.strata import single_stratum
+from moeprobe.metrics.stats.chance.trials import Trials, within_image
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.load import Entropy

@@ -24,10 +24,11 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from moeprobe.errors import UnreadableError, UserError
-from moeprobe.inputs import geometry
+from moeprobe.inputs import regions
 from moeprobe.inputs.data.base import Dataset, Example, TextExample
 from moeprobe.inputs.images import Sample
-from moeprobe.inputs.texts import Spans, TextSample, TokenBatch, align, stack
+from moeprobe.inputs.spans import Spans, align
+from moeprobe.inputs.texts import TextSample, TokenBatch, stack
 from moeprobe.inputs.views.base import Recipe
 from moeprobe.runtime import signals
 from moeprobe.runtime.processes import lost_workers, without_workers
@@ -63,7 +64,7 @@ class TextBatch:
     def partners(self, view_index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the pairs of tokens ``(B, J)`` of view 0 and a view, numbered after the prefix, -1 = none.
 
-        Pair j is about token j of view 0; ``texts.align`` finds its partner.
+        Pair j is about token j of view 0; ``spans.align`` finds its partner.
         """
         # -1 everywhere: texts are shorter than J.
         reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
@@ -243,7 +244,7 @@ class _Items(TorchDataset[_Item | _Failure]):
         foreground = None
         if self._masks and example.mask is not None:
             foreground = [
-                geometry.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
+                regions.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
                 for sample in samples
             ]
         return _Pictured(position, example.image_id, label, samples, example.image.size, foreground)

@@ -1,9 +1,9 @@
-"""What views of texts share: words, versions of a text that know where they come from, and tokens.
+"""What views of texts share: words, versions of a text that know where they come from, tokens, and batches of them.
 
 A view acts on the *source*, the text as the data set gives it, or on its tokens. Its random numbers come from the
 generator it is handed.
 
-Axes: T tokens, C characters, D width of the embeddings.
+Axes: B texts, T tokens (prefix tokens first, padding last), C characters, D width of the embeddings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TEXT, Modality
+from moeprobe.inputs.spans import Spans, in_source
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-# A batch of texts as a language model reads them.
-#
-# Axes: B texts, T tokens (prefix tokens first, padding last), D width of the embeddings.
 
 
 @dataclass(frozen=True)
@@ -70,67 +66,6 @@ class TokenBatch:
     def _each(self, change: Any) -> TokenBatch:
         tensors = {name: value for name, value in vars(self).items() if not isinstance(value, int | None)}
         return replace(self, **{name: change(value) for name, value in tensors.items()})
-
-
-# Which tokens of two versions of a text represent the same piece of it.
-#
-# Coordinates are continuous, as those of images are: character i of the source covers [i, i + 1), and a span
-# ``(start, end)`` is half-open. Tokens of a perturbed version are placed in the source too, by the characters that they
-# were made of; an empty span has no place there.
-#
-# Axes: T tokens, C characters.
-
-Spans = NDArray[np.float64]
-
-
-def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
-    """Return the positions of tokens in the source.
-
-    Args:
-        tokens: ``(T, 2)`` the characters of the version that each token covers.
-        characters: ``(C, 2)`` where each character of the version comes from; empty for one that was put in.
-
-    Returns:
-        ``(T, 2)`` from the first to the last of what a token's characters come from. Neighbors that cover the same
-        characters (pieces of one character's bytes) divide them evenly, in their order.
-    """
-    spans = np.zeros((len(tokens), 2))
-    for token, (first, last) in enumerate(tokens):
-        token_characters = characters[first:last]
-        # Inserted characters come from nowhere, and take no part in the span.
-        token_characters = token_characters[token_characters[:, 1] > token_characters[:, 0]]
-        if len(token_characters):
-            spans[token] = token_characters[:, 0].min(), token_characters[:, 1].max()
-    return _divide_spans(spans)
-
-
-def _divide_spans(spans: Spans) -> Spans:
-    """Return spans in which neighbors no longer cover the same."""
-    divided = spans.copy()
-    new = np.ones(len(spans), dtype=bool)
-    # A group is a run of neighbors with the same span.
-    new[1:] = (spans[1:] != spans[:-1]).any(1)
-    for group in np.split(np.arange(len(spans)), np.flatnonzero(new)[1:]):
-        if len(group) > 1:
-            start, end = spans[group[0]]
-            edges = np.linspace(start, end, len(group) + 1)
-            divided[group] = np.stack([edges[:-1], edges[1:]], axis=1)
-    return divided
-
-
-def align(reference: Spans, view: Spans) -> NDArray[np.int64]:
-    """Return the partner in ``view`` ``(U, 2)`` of each token of ``reference`` ``(T, 2)``, -1 = none.
-
-    The partner is the token that covers the center; of several the one whose own center is nearest, then the first.
-    Several tokens may have one partner: a word in two pieces that comes back in one.
-    """
-    if len(reference) == 0 or len(view) == 0:
-        return np.full(len(reference), -1, dtype=np.int64)
-    center = reference.mean(1)[:, None]
-    # Half-open spans: a center on a border belongs to one token alone.
-    covers = (view[:, 0] <= center) & (center < view[:, 1]) & (reference[:, 1] > reference[:, 0])[:, None]
-    distance = np.where(covers, np.abs(view.mean(1) - center), np.inf)
-    return np.where(covers.any(1), distance.argmin(1), -1)
 
 
 MAX_LENGTH = 128

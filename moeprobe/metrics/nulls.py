@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from moeprobe.metrics.base import Columns, compute_once, image_cache
 from moeprobe.metrics.declaration import Estimator, Metric
 from moeprobe.metrics.stats.alike import same
-from moeprobe.metrics.stats.chance.levels import Chance, Matched
+from moeprobe.metrics.stats.chance.levels import Chance
+from moeprobe.metrics.stats.chance.matched import Matched
 from moeprobe.metrics.stats.chance.sampled import Sets, of_choices
-from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Tokens, Trials, single_stratum, within_image
+from moeprobe.metrics.stats.chance.strata import STRATA, Strata, single_stratum
+from moeprobe.metrics.stats.chance.trials import Tokens, Trials, within_image
 from moeprobe.metrics.stats.statistic import Integers, Share, Statistic
 from moeprobe.metrics.token_kinds import EXPERTS, TOKEN_ID, num_experts
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moeprobe.inputs.geometry import REGIONS
+from moeprobe.inputs.regions import REGIONS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
+from moeprobe.recordings.count_rows import counts_of, rows_of_counts
 from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.field_search import Keys
@@ -28,7 +29,7 @@ from moeprobe.recordings.readers.base import Capture, Reader, Stated, find_reade
 from moeprobe.recordings.readers.generic import Generic
 from moeprobe.recordings.responses import GatheredResponse, group_rows, identity
 from moeprobe.recordings.router_logits import FUNCTIONS
-from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
+from moeprobe.recordings.rows import order_by_weight
 from moeprobe.recordings.unknown_file import not_recognized
 from moeprobe.recordings.validate_capture import Routed, decode_choices
 from moeprobe.runtime.arguments import checked, several

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.inputs import geometry
+from moeprobe.inputs import geometry, regions
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.geometry import Correspondence
 from moeprobe.routing import finite
@@ -86,7 +86,7 @@ def _images(
     shows = (
         None
         if batch.foreground is None
-        else [geometry.regions(batch.foreground[v], view.grid) for v in (0, view_index)]
+        else [regions.regions(batch.foreground[v], view.grid) for v in (0, view_index)]
     )
     if aligned:
         region = None if shows is None else torch.from_numpy(shows[0]).to(device)

@@ -238,7 +238,7 @@ class LayerPair:
     no partner. ``aligned``: pair j is patch j on both sides, for every image. ``view_first`` ``(B,)`` bool: the view
     is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
     is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
-    ``geometry.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
+    ``regions.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
     that statements on views hold for either. ``pixels`` ``(B, 3, S, S)`` are the view's, in [0, 1]; None where it
     is no image, or only its routing is known. ``generated`` ``(B, P)``: 1 where the token of pair j was generated, 0
     where it is one of the prompt, -1 where that is not known; None = of no token.

@@ -15,7 +15,8 @@ from moeprobe.adapters import open
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.errors import UserError
-from moeprobe.inputs.texts import TextFraming, TokenBatch, align, stack
+from moeprobe.inputs.spans import align
+from moeprobe.inputs.texts import TextFraming, TokenBatch, stack
 from moeprobe.inputs.views.embedding_noise import EmbeddingNoise
 from moeprobe.runtime import hub
 from tests.adapters import families

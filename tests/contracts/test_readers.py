@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeprobe.recordings.count_rows import counts_of
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import Reader, find_reader
 from moeprobe.recordings.responses import responses
-from moeprobe.recordings.rows import counts_of
 from moeprobe.recordings.validate_capture import decode_choices
 from moeprobe.runtime.catalog import READERS
 from tests.recordings import counting, dumps, serving

@@ -8,8 +8,8 @@ import torch
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig, MoeConfig
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.moe import run_experts
 from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision, Router
 from moeprobe.models.nn.sparse import make_router

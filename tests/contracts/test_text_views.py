@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TEXT
-from moeprobe.inputs.texts import TextFraming, TextSample, align
+from moeprobe.inputs.spans import align
+from moeprobe.inputs.texts import TextFraming, TextSample
 from moeprobe.inputs.views.text import TextView
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.seeds import generator

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeprobe.inputs.texts import align, in_source, write
+from moeprobe.inputs.spans import align, in_source
+from moeprobe.inputs.texts import write
 
 Pairs = list[tuple[float, float]]
 spans = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5)), max_size=12)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from moeprobe.inputs import geometry
+from moeprobe.inputs import geometry, regions
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.results.tables import FLOORS
 from tests.commands import Trained, refused, run
@@ -25,7 +25,7 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_pixels_by_a_loop(name: str) -> None:
     mask = np.random.default_rng(0).random((30, 40)) < 0.4
-    found = geometry.foreground(mask, MAPS[name], 16)
+    found = regions.foreground(mask, MAPS[name], 16)
     for row in range(16):
         for column in range(16):
             x, y, w = MAPS[name] @ [column + 0.5, row + 0.5, 1.0]
@@ -45,7 +45,7 @@ def test_the_mask_moves_with_the_picture() -> None:
     picture = Image.fromarray((example.mask[..., None] * 255).astype(np.uint8).repeat(3, axis=-1))
     to_source = geometry.crop(0, 0, 64, 64, 64) @ geometry.around(geometry.rotation(20), 32, 32)
     shown = np.asarray(render(picture, to_source, 64))[..., 0] > 127
-    found = geometry.foreground(example.mask, to_source, 64)
+    found = regions.foreground(example.mask, to_source, 64)
     inside = geometry.apply(to_source, PatchGrid(64, 64, 1).centers()).reshape(64, 64, 2)
     content = ((inside > 1) & (inside < 63)).all(-1)
     assert (found != shown)[content].mean() < 0.02
@@ -59,8 +59,8 @@ def test_regions_of_patches() -> None:
     pixels[0, 10, :6] = False  # less 6 %
     pixels[0, :5, 10] = True  # 5 % of nothing else
     pixels[0, 10:16, 10] = True  # 6 %
-    codes = geometry.regions(pixels, PatchGrid(2, 2, 10))[0]
-    assert [geometry.REGIONS[code] for code in codes] == ["foreground", "background", "boundary", "boundary"]
+    codes = regions.regions(pixels, PatchGrid(2, 2, 10))[0]
+    assert [regions.REGIONS[code] for code in codes] == ["foreground", "background", "boundary", "boundary"]
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_the_regions_add_up_to_the_patches(trained: Trained, command: tuple[str,
     table = pd.DataFrame(json.loads(result.stdout)["table"])
     table = table[~table["view"].isin(FLOORS)]
     match = table[(table["metric"] == "top1_match") & (table["layer"] == "blocks.3")].set_index("tokens")
-    assert set(match.index) == {"patch", "prefix", *geometry.REGIONS}
-    parts = match.loc[list(geometry.REGIONS)]
+    assert set(match.index) == {"patch", "prefix", *regions.REGIONS}
+    parts = match.loc[list(regions.REGIONS)]
     assert parts["trials"].sum() == match.loc["patch", "trials"] and (parts["trials"] > 0).all()
     hits = (parts["value"] * parts["trials"]).sum()
     assert hits == pytest.approx(match.loc["patch", "value"] * match.loc["patch", "trials"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.inputs.geometry import REGIONS
+from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
 from moeprobe.metrics.analyses.selection import SelectionAnalysis, logit_margins, selection_margins
 from moeprobe.metrics.stats.bootstrap import Bootstrap

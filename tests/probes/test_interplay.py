@@ -12,7 +12,7 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs import geometry
+from moeprobe.inputs import geometry, regions
 from moeprobe.inputs.images import Framing
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report import report
@@ -246,7 +246,7 @@ def test_the_region_is_that_of_the_view_that_covers_less() -> None:
             views=[torch.zeros(1, 3, 32, 32)] * 2,
             to_source=[to_source[None] for to_source in maps],
             source_size=np.array([[32.0, 32.0]]),
-            foreground=[geometry.foreground(mask, to_source, 32)[None] for to_source in maps],
+            foreground=[regions.foreground(mask, to_source, 32)[None] for to_source in maps],
             skipped=[],
         )
         pair = correspondence.pair_up(batch, layer, layer, 1, aligned=False, symmetric=False)

@@ -16,7 +16,8 @@ from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Trials, single_stratum
+from moeprobe.metrics.stats.chance.strata import single_stratum
+from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:

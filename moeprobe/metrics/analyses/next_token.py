@@ -23,7 +23,8 @@ from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis, image_cache
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import Nulls, against_chance, levels
 from moeprobe.metrics.stats.alike import overlap
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, single_stratum
+from moeprobe.metrics.stats.chance.strata import Strata, single_stratum
+from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import Array, Integers, Ratio, Share
 from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
 

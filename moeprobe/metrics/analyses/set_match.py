@@ -40,7 +40,8 @@ from moeprobe.metrics.stats.alike import jaccard, jaccard_of_choices
 from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, set_chance_within_image
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, per_image
+from moeprobe.metrics.stats.chance.strata import Strata
+from moeprobe.metrics.stats.chance.trials import Trials, per_image
 from moeprobe.metrics.stats.statistic import Array, ImageCache, Share
 from moeprobe.metrics.token_kinds import (
     NO_PAIR,

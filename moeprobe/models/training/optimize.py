@@ -1,4 +1,7 @@
-"""Optimizer and learning-rate schedule: timm's, with V-MoE's rule for weight decay."""
+"""The parts of a training step: losses, clipped gradients, and timm's optimizers and learning-rate schedules.
+
+Weight decay follows V-MoE's rule.
+"""
 
 import inspect
 import math
@@ -104,11 +107,6 @@ def total_steps(*, steps: int | None, epochs: float | None, num_images: int, bat
     assert epochs is not None
     # 0.29 epochs of 100 steps are 28.999999999999996 in floating point, and 29 steps.
     return max(1, math.floor(epochs * (num_images // batch_size) + 1e-6))
-
-
-# The parts of a training step: losses put together, and from gradients to clipped ones.
-#
-# Axes: B rows of a batch.
 
 
 def supervised_loss(logits: Tensor, targets: Tensor, kind: str) -> Tensor:

@@ -5,7 +5,7 @@ Axes: B rows of a batch, V visible patches.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -23,13 +23,13 @@ from moeprobe.inputs.views.base import PairView
 from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn import mae
 from moeprobe.models.nn.capture import capture, moe_layers
-from moeprobe.models.nn.plans import DispatchPlan
-from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.guided import ByClass, Teacher
+from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import BatchViews, Objective, Term
 from moeprobe.models.training.optimize import supervised_loss, total_loss
 from moeprobe.models.training.parallel.layouts import ProcessLayout
+from moeprobe.models.training.room import room
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import generator
 
@@ -267,106 +267,6 @@ class Reconstruction(Task):
     def _reconstruct(self, images: Tensor, visible: Tensor) -> Tensor:
         pixels: Tensor = self.model.decoder(mae.encode(self.model, images, visible), visible)
         return pixels
-
-
-# V-MoE's mixup: one weight for the whole batch, the partner is the next image.
-#
-# Axes: B rows, V views of each image (rows are image 0 view 1, image 0 view 2, image 1 view 1, ...).
-#
-# Source: V-MoE's released program (weights from a Dirichlet distribution, the larger one first; one weight per device).
-
-
-def mixup(
-    images: Tensor,
-    targets: Tensor,
-    *,
-    concentration: float,
-    rng: np.random.Generator,
-    num_views: int = 1,
-    following: Callable[[Tensor], Tensor] = lambda first: first,
-) -> tuple[Tensor, Tensor]:
-    """Mix rows ``(B, ...)`` and their soft targets ``(B, classes)`` with the next image's; the larger weight stays.
-
-    With several views of an image the partner is the same view of the next image, never another view of the same.
-    ``following`` returns, for the first rows of this part of a batch, the first rows of the next part; of a whole
-    batch its own.
-    """
-    weight = float(rng.dirichlet([concentration, concentration]).max())
-
-    def mix(rows: Tensor) -> Tensor:
-        partners = torch.cat([rows[num_views:], following(rows[:num_views])])
-        return weight * rows + (1 - weight) * partners
-
-    return mix(images), mix(targets)
-
-
-# How much room experts have in training, and how good transport plans are: beside the losses in ``metrics.csv``.
-#
-# Axes: G groups, S tokens per group, E experts, C places of an expert in a group.
-
-
-@torch.no_grad()
-def room(decisions: Mapping[str, Decision]) -> dict[str, Tensor]:
-    """Return the statistics of the MoE layers of a step, each the mean over the layers that have it.
-
-    ``dropped``: share of the choices that find no room, and ``buffer_fill``: share of the experts' places that are
-    taken, where tokens choose and room is limited. ``plan_nonzeros``: entries of a sparse plan that are not zero, as a
-    share of those allowed (C per expert where experts choose, k per token where tokens do); ``plan_error``: mean
-    distance from 1 of the sums, in even shares, of the other side, which the plan's steps only approach.
-    """
-    metrics = {}
-    for name, measure in _MEASURES.items():
-        values = [value for decision in decisions.values() if (value := measure(decision)) is not None]
-        if values:
-            metrics[name] = torch.stack(values).mean()
-    return metrics
-
-
-def _plan_with_capacity(decision: Decision) -> DispatchPlan | None:
-    plan = decision.plan
-    if isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None:
-        return plan
-    return None
-
-
-def _dropped_share(decision: Decision) -> Tensor | None:
-    if _plan_with_capacity(decision) is None:
-        return None
-    selected = decision.selected >= 0
-    return (selected & ~decision.processed).sum() / selected.sum().clamp_min(1)
-
-
-def _fill(decision: Decision) -> Tensor | None:
-    plan = _plan_with_capacity(decision)
-    if plan is None or plan.capacity is None:
-        return None
-    return plan.kept.sum() / (plan.num_groups * plan.num_experts * plan.capacity)
-
-
-def _nonzeros(decision: Decision) -> Tensor | None:
-    if decision.transport is None:
-        return None
-    number = (decision.transport > 0).sum()
-    num_groups, group_size, num_experts = decision.transport.shape
-    if decision.top_k is not None:
-        return number / (num_groups * group_size * decision.top_k)
-    assert isinstance(decision.plan, DispatchPlan) and decision.plan.capacity is not None
-    return number / (num_groups * num_experts * decision.plan.capacity)
-
-
-def _error(decision: Decision) -> Tensor | None:
-    if decision.transport is None:
-        return None
-    sums = decision.transport.sum(-1 if decision.top_k is None else 1)
-    return (sums / sums.mean() - 1).abs().mean()
-
-
-_MEASURES: dict[str, Callable[[Decision], Tensor | None]] = {
-    "dropped": _dropped_share,
-    "buffer_fill": _fill,
-    "plan_nonzeros": _nonzeros,
-    "plan_error": _error,
-}
 
 
 def _empty(model: VisionTransformer, device: torch.device) -> tuple[Tensor, Tensor, list[str]]:

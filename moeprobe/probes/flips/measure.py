@@ -13,8 +13,8 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
-from moeprobe.inputs.geometry import REGIONS, regions
 from moeprobe.inputs.modality import TEXT
+from moeprobe.inputs.regions import REGIONS, regions
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis

@@ -1,6 +1,8 @@
 """Run a checkpoint over the images and write the decisions of its routers, one trace file per view.
 
-Axes: B images of a batch, V views of each.
+A text is recorded without the padding of its batch, with the ids of its tokens.
+
+Axes: B images or texts of a batch, V views of each, T tokens.
 """
 
 import contextlib
@@ -230,11 +232,6 @@ def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "seed": checkpoint.train_seed,
         "group": checkpoint.group,
     }
-
-
-# Rows of a trace for texts: each without the padding of its batch, with the ids of its tokens.
-#
-# Axes: B texts, T tokens.
 
 
 def rows_of_texts(

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
-from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
 from moeprobe.results.figures import STYLE
 from moeprobe.results.numbers import no_intervals

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality
+from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import find, tokens_choose

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS as DEAD
 from moeprobe.metrics.analyses.load import DEAD_EXPERTS_FIRST, EXPERT_SHARE, EXPERT_SHARE_FIRST, dead_limit
 from moeprobe.results.folder import Result

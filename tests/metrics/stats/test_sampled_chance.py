@@ -11,7 +11,8 @@ from moeprobe.metrics.stats.chance import sampled
 from moeprobe.metrics.stats.chance.levels import Chance
 from moeprobe.metrics.stats.chance.sampled import SampledChance, Sets, of_choices, set_chance_within_image
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, single_stratum
+from moeprobe.metrics.stats.chance.strata import Strata, single_stratum
+from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.statistic import standard_error
 
 IMAGES, ONCE = 23, np.ones((23, 1))

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance.levels import Chance, Matched
+from moeprobe.metrics.stats.chance.levels import Chance
+from moeprobe.metrics.stats.chance.matched import Matched
 from moeprobe.metrics.stats.chance.sets import SetChance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, are_thin
+from moeprobe.metrics.stats.chance.strata import Strata, are_thin
+from moeprobe.metrics.stats.chance.trials import Trials
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.linearized import linearize_all
 

@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance
-from moeprobe.metrics.stats.chance.trials import Strata, Trials, within_image
+from moeprobe.metrics.stats.chance.strata import Strata
+from moeprobe.metrics.stats.chance.trials import Trials, within_image
 from moeprobe.metrics.stats.statistic import Share
 
 Whole = NDArray[np.int64]

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 
 from moeprobe.errors import UserError
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts, StackedExperts
-from moeprobe.models.nn.moe import run_experts
 from moeprobe.models.nn.plans import (
     CapacityRule,
     DispatchPlan,

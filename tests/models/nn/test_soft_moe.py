@@ -15,8 +15,8 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.moe import run_experts
 from moeprobe.models.nn.plans import SoftPlan
 from moeprobe.models.nn.routers.soft_moe import SoftMoe
 from moeprobe.models.nn.sparse import make_router

@@ -6,8 +6,9 @@ import torch
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.moe import MoeLayer, run_experts
+from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.dense import Dense

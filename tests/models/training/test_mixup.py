@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from moeprobe.models.training.tasks import mixup
+from moeprobe.models.training.mixup import mixup
 from moeprobe.runtime.seeds import generator
 
 

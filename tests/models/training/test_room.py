@@ -14,7 +14,7 @@ from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.models.nn.routers.sparse_expert_choice import SparseExpertChoice
 from moeprobe.models.nn.routers.sparse_token_choice import SparseTokenChoice
-from moeprobe.models.training.tasks import room
+from moeprobe.models.training.room import room
 
 GROUPS, SIZE, WIDTH, EXPERTS = 3, 10, 6, 4
 

@@ -5,7 +5,7 @@ import re
 from rich.table import Table as Rich
 
 from moeprobe.cli.front import tables
-from moeprobe.inputs.geometry import REGIONS
+from moeprobe.inputs.regions import REGIONS
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.cells import Table
 from moeprobe.studies.report.reading import Run

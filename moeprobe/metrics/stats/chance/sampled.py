@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import SCATTER, WORD_BITS, same, set_words
-from moeprobe.metrics.stats.chance.trials import Strata, Tokens, Trials, apart, per_image, per_trial
+from moeprobe.metrics.stats.chance.strata import Strata
+from moeprobe.metrics.stats.chance.trials import Tokens, Trials, apart, per_image, per_trial
 from moeprobe.metrics.stats.statistic import Array, Integers, Share, divide, expand_linearly
 from moeprobe.runtime.seeds import generator
 

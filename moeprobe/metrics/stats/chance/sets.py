@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from moeprobe.metrics.stats.chance.trials import are_thin
+from moeprobe.metrics.stats.chance.strata import are_thin
 from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide, expand_linearly
 
 # Sets as ones and zeros, in any precision.
