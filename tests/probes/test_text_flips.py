@@ -16,7 +16,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.flips import FORCED
 from moeprobe.metrics.analyses.text_flips import ForcedTextFlips, TextFlipsAnalysis
-from moeprobe.probes.flips.texts import CleanTexts, price_text_flips, resumable_layers, text_sets
+from moeprobe.probes.flips.price import forced_sets
+from moeprobe.probes.flips.texts import CleanTexts, price_text_flips, resumable_layers
 from tests.adapters import tiny_texts
 from tests.commands import refused
 
@@ -108,7 +109,9 @@ def test_a_flip_costs_what_a_whole_pass_with_the_forced_set_says(
     perturbed = clean.routing.layers
     checked = 0
     for number, name in enumerate(LAYERS):
-        sets = text_sets(clean, perturbed[name], ["a", "b", "c"], name=name, patches=3, seed=0)["random"]
+        sets = forced_sets(
+            clean.flippable(name), perturbed[name], ["a", "b", "c"], name=name, patches=3, seed=0
+        )["random"]
         flips = price_text_flips(
             model.model, clean, name, sets, batch_size=4, is_later_fixed=later == "fixed"
         )
@@ -134,7 +137,9 @@ def test_sets_are_forced_where_something_follows(model: Checkpoint) -> None:
     tokens = batch(model)
     clean = clean_texts(model, tokens)
     layer = clean.routing.layers["layers.0"]
-    sets = text_sets(clean, layer, ["a", "b", "c"], name="layers.0", patches=100, seed=0)
+    sets = forced_sets(
+        clean.flippable("layers.0"), layer, ["a", "b", "c"], name="layers.0", patches=100, seed=0
+    )
     follows = torch.zeros_like(tokens.present)
     follows[:, :-1] = tokens.present[:, 1:]
     assert ((sets["runner_up"].weight > 0) == follows).all() and not (sets["view"].weight > 0).any()

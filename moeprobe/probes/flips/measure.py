@@ -1,9 +1,10 @@
 """The work of ``flips``: each batch as it is and perturbed, then single tokens with another set."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,17 +36,32 @@ from moeprobe.probes.flips.held_out import (
     predicted_costs,
 )
 from moeprobe.probes.flips.price import CleanPass, forced_sets, price_flips
-from moeprobe.probes.flips.texts import price_text_flips, resumable_layers, run_clean, text_sets
+from moeprobe.probes.flips.texts import price_text_flips, resumable_layers, run_texts
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, check_replayable
-from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 # Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
 _DECILE_IMAGES = 256
 
 # The nine margins between the deciles of each layer.
 _Bounds = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class _Pricing:
+    """How flips of images, or of texts, get their prices.
+
+    Attributes:
+        run: returns the clean pass of a batch, and the routing of the perturbed one.
+        price: forces sets on tokens of a layer (``price_flips``, ``price_text_flips``).
+        analysis: sums up what it returns.
+    """
+
+    run: Callable[[Any], tuple[Any, RoutingTrace]]
+    price: Callable[..., Any]
+    analysis: FlipsAnalysis | TextFlipsAnalysis
 
 
 class FlipsMeasurement(VariantsMeasurement):
@@ -106,8 +122,11 @@ class FlipsMeasurement(VariantsMeasurement):
         bounds = _decile_bounds(spec, model)
         if isinstance(model.model, Rerouted):
             resumable = resumable_layers(model, list(bounds))
-            return partial(_text_sums, spec, model, self.probe, resumable, bounds)
-        return partial(_batch_sums, spec, model, self.probe, self._held_out, bounds)
+            run = partial(run_texts, model, resumable=resumable)
+            pricing = _Pricing(run, price_text_flips, TextFlipsAnalysis())
+        else:
+            pricing = _Pricing(partial(_run_images, spec, model), price_flips, FlipsAnalysis())
+        return partial(self._batch_sums, spec, model, pricing, bounds)
 
     @property
     def passes(self) -> int:
@@ -119,17 +138,54 @@ class FlipsMeasurement(VariantsMeasurement):
         held_out = 3 * sum(len(each.severities) for each in self._held_out)
         return 2 + layers * kinds * self.probe.patches + held_out
 
+    def _batch_sums(
+        self,
+        spec: RunSpec,
+        checkpoint: Checkpoint,
+        pricing: _Pricing,
+        bounds: _Bounds,
+        batch: Batch | TextBatch,
+    ) -> dict[str, Sums]:
+        """Return the sums of a batch, of each layer and kind of tokens."""
+        clean, perturbed = pricing.run(batch)
+        sums: Sums = {}
+        price_list = PriceList()
+        for name in _layers(spec, checkpoint, clean.routing.layers):
+            layer = clean.routing.layers[name]
+            sets = forced_sets(
+                clean.flippable(name),
+                perturbed.layers[name],
+                batch.image_ids,
+                name=name,
+                patches=self.probe.patches,
+                seed=spec.seed,
+            )
+            priced = {
+                forced: pricing.price(
+                    checkpoint.model,
+                    clean,
+                    name,
+                    other_sets,
+                    batch_size=spec.batch_size,
+                    is_later_fixed=self.probe.later == FIXED,
+                )
+                for forced, other_sets in sets.items()
+            }
+            decile = _decile(layer, bounds[name])
+            if self._held_out:
+                price_list.add(name, layer, decile, priced["view"])
+            for cell, mask in _cells(spec, checkpoint, batch, name, layer, decile):
+                sums[cell] = pricing.analysis.sums(
+                    {forced: flips.among(mask) for forced, flips in priced.items()}
+                )
+        by_view = {spec.view_name: sums}
+        if self._held_out:
+            by_view |= _cost_sums(spec, checkpoint, self._held_out, clean, price_list, batch)
+        return by_view
 
-def _batch_sums(
-    spec: RunSpec,
-    checkpoint: Checkpoint,
-    probe: Flips,
-    held_out: Sequence[HeldOut],
-    bounds: _Bounds,
-    batch: Batch | TextBatch,
-) -> dict[str, Sums]:
-    """Return the sums of a batch, of each layer and kind of tokens."""
-    assert isinstance(batch, Batch)
+
+def _run_images(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> tuple[CleanPass, RoutingTrace]:
+    """Return the passes of a batch as it is, and the routing of the perturbed images."""
     model = checkpoint.model
     assert isinstance(model, Replayable)
     scores, routing = model.trace(batch.views[0])
@@ -141,74 +197,7 @@ def _batch_sums(
     # Trunks save the layers before a flip, where the model can resume.
     trunks = model.trunks(batch.views[0], layers=layers) if isinstance(model, Resumable) else {}
     labels = labels_of(spec, batch).to(scores.device)
-    clean = CleanPass(batch.views[0], scores, routing, labels, trunks)
-    analysis = FlipsAnalysis()
-    sums: Sums = {}
-    price_list = PriceList()
-    for name in layers:
-        layer = routing.layers[name]
-        sets = forced_sets(
-            layer,
-            perturbed.layers[name],
-            batch.image_ids,
-            name=name,
-            patches=probe.patches,
-            seed=spec.seed,
-        )
-        priced = {
-            forced: price_flips(
-                model,
-                clean,
-                name,
-                other_sets,
-                batch_size=spec.batch_size,
-                is_later_fixed=probe.later == FIXED,
-            )
-            for forced, other_sets in sets.items()
-        }
-        decile = _decile(layer, bounds[name])
-        if held_out:
-            price_list.add(name, layer, decile, priced["view"])
-        for cell, mask in _cells(spec, checkpoint, batch, name, layer, decile):
-            sums[cell] = analysis.sums({forced: flips.among(mask) for forced, flips in priced.items()})
-    by_view = {spec.view_name: sums}
-    if held_out:
-        by_view |= _cost_sums(spec, checkpoint, held_out, clean, price_list, batch)
-    return by_view
-
-
-def _text_sums(
-    spec: RunSpec,
-    checkpoint: Checkpoint,
-    probe: Flips,
-    resumable: Sequence[str],
-    bounds: _Bounds,
-    batch: Batch | TextBatch,
-) -> dict[str, Sums]:
-    """Return the sums of a batch of texts, of each layer and kind of tokens."""
-    assert isinstance(batch, TextBatch)
-    clean, perturbed = run_clean(checkpoint, batch, resumable)
-    analysis = TextFlipsAnalysis()
-    sums: Sums = {}
-    for name in _layers(spec, checkpoint, clean.routing.layers):
-        layer = clean.routing.layers[name]
-        sets = text_sets(
-            clean, perturbed.layers[name], batch.image_ids, name=name, patches=probe.patches, seed=spec.seed
-        )
-        priced = {
-            forced: price_text_flips(
-                checkpoint.model,
-                clean,
-                name,
-                other_sets,
-                batch_size=spec.batch_size,
-                is_later_fixed=probe.later == FIXED,
-            )
-            for forced, other_sets in sets.items()
-        }
-        for cell, mask in _cells(spec, checkpoint, batch, name, layer, _decile(layer, bounds[name])):
-            sums[cell] = analysis.sums({forced: flips.among(mask) for forced, flips in priced.items()})
-    return {spec.view_name: sums}
+    return CleanPass(batch.views[0], scores, routing, labels, trunks), perturbed
 
 
 def _cost_sums(
@@ -217,7 +206,7 @@ def _cost_sums(
     held_out: Sequence[HeldOut],
     clean: CleanPass,
     price_list: PriceList,
-    batch: Batch,
+    batch: Batch | TextBatch,
 ) -> dict[str, Sums]:
     """Return the sums about each held-out perturbation, and about all of them."""
     model = checkpoint.model

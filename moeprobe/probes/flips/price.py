@@ -122,6 +122,10 @@ class CleanPass:
     labels: Tensor
     trunks: dict[str, Trunk]
 
+    def flippable(self, layer: str) -> LayerRouting:
+        """Return the routing of a layer, valid where a token can be flipped."""
+        return self.routing.layers[layer]
+
     @property
     def predicted(self) -> Tensor:
         """The predicted class ``(B,)``."""

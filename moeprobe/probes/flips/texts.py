@@ -17,7 +17,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.batches import TextBatch
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.text_flips import ForcedTextFlips
-from moeprobe.probes.flips.price import ForcedSets, flipped_routing, forced_sets
+from moeprobe.probes.flips.price import ForcedSets, flipped_routing
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Rerouted, ResumableText
 from moeprobe.routing.record import LayerRouting, RoutingTrace
@@ -42,10 +42,11 @@ class CleanTexts:
     routing: RoutingTrace
     hidden: dict[str, Tensor]
 
-    @property
-    def has_next(self) -> Tensor:
-        """Which tokens ``(B, T)`` have a next one with a log-probability."""
-        return torch.cat([self.log_probs[:, 1:].isfinite(), self.log_probs.isnan()[:, :1] & False], 1)
+    def flippable(self, layer: str) -> LayerRouting:
+        """Return the routing of a layer, valid where a token has a next one with a log-probability."""
+        routing = self.routing.layers[layer]
+        has_next = torch.cat([self.log_probs[:, 1:].isfinite(), self.log_probs.isnan()[:, :1] & False], 1)
+        return dataclasses.replace(routing, valid=routing.valid & has_next)
 
 
 def resumable_layers(checkpoint: Checkpoint, layers: Sequence[str]) -> list[str]:
@@ -69,7 +70,7 @@ def resumable_layers(checkpoint: Checkpoint, layers: Sequence[str]) -> list[str]
     return resumable
 
 
-def run_clean(
+def run_texts(
     checkpoint: Checkpoint, batch: TextBatch, resumable: Sequence[str]
 ) -> tuple[CleanTexts, RoutingTrace]:
     """Return the passes of a batch as it is, and the routing of the perturbed texts."""
@@ -85,21 +86,6 @@ def run_clean(
         hidden = model.text_trunks(batch.views[0], layers=resumable)
     log_probs = model.log_probabilities(batch.views[0])
     return CleanTexts(batch.views[0].to(log_probs.device), log_probs, routing, hidden), perturbed
-
-
-def text_sets(
-    clean: CleanTexts,
-    perturbed: LayerRouting,
-    image_ids: Sequence[str],
-    *,
-    name: str,
-    patches: int,
-    seed: int,
-) -> dict[str, ForcedSets]:
-    """Return the sets that are forced on tokens that have a next one, by kind of set; see ``forced_sets``."""
-    layer = clean.routing.layers[name]
-    flippable = dataclasses.replace(layer, valid=layer.valid & clean.has_next)
-    return forced_sets(flippable, perturbed, image_ids, name=name, patches=patches, seed=seed)
 
 
 def price_text_flips(
