@@ -74,7 +74,7 @@ class Options:
         Arg(
             "Number of images: a seeded random subset, the same for all checkpoints.",
             low=1,
-            what="a number of images",
+            what="a number of inputs",
         ),
     ] = None
     seed: Annotated[int, Arg("Seed of the subset, the views and the intervals.")] = 0
@@ -84,7 +84,7 @@ class Options:
             "Images per forward pass; changes only the speed.",
             in_request=False,
             low=1,
-            what="a number of images",
+            what="a number of inputs",
         ),
     ] = 64
     workers: Annotated[

@@ -21,6 +21,10 @@ R = TypeVar("R")
 Files = Sequence[str | Path]
 # How inputs of two files belong together.
 NAMES, TOKENS = "names", "tokens"
+SEED_OF_INTERVALS = "Seed of the intervals."
+# Common options of what is written into a folder, and of recordings that can be called by names.
+WRITING = ("seed", "out", "overwrite", "figures", "svg", "command")
+NAMED = ("layers", "names", *WRITING)
 TRACES = Arg(
     "Files of moeprobe trace record or trace import; the first is the reference.", metavar="TRACE..."
 )
@@ -41,17 +45,9 @@ class RecordingProbe(StandaloneQuestion[R], ABC, Generic[R]):
     panel: ClassVar[Panel] = Panel.TRACES
     option_help: ClassVar[Mapping[str, str]] = {
         "layers": "MoE layers, comma-separated, e.g. layers.3; default all.",
-        "seed": "Seed of the intervals.",
+        "seed": SEED_OF_INTERVALS,
     }
-    common: ClassVar[tuple[str, ...] | None] = (
-        "layers",
-        "seed",
-        "out",
-        "overwrite",
-        "figures",
-        "svg",
-        "command",
-    )
+    common: ClassVar[tuple[str, ...] | None] = ("layers", *WRITING)
     recordings: ClassVar[tuple[str, ...]] = ("traces",)
 
     def __post_init__(self) -> None:

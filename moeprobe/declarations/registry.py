@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from moeprobe.declarations.headlines import Agreement
 from moeprobe.declarations.kinds import Kind, audit_entry, resolve
 from moeprobe.declarations.probe import Probe
-from moeprobe.declarations.question import StandaloneQuestion
+from moeprobe.declarations.question import Question, StandaloneQuestion
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED, unknown
 
@@ -15,32 +15,31 @@ if TYPE_CHECKING:
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"
-# Studies of several runs; their folders are declared as those of probes are.
-STUDIES = (
-    "moeprobe.studies.server:CheckServer",
-    "moeprobe.studies.kinds:Audit",
-    "moeprobe.studies.kinds:Compare",
-    "moeprobe.studies.kinds:Paper",
-    "moeprobe.studies.kinds:Tradeoff",
-)
+# Studies of several runs that are declared as questions are, and those whose folders alone are declared.
+STUDIES = ("moeprobe.studies.server:CheckServer",)
+FOLDERS = tuple(f"moeprobe.studies.kinds:{name}" for name in ("Audit", "Compare", "Paper", "Tradeoff"))
 
 
 def kinds() -> list[type[Kind]]:
     """Return what the folder of a single run can hold, by command.
 
     Raises:
-        UserError: a plug-in has the command of another probe.
+        UserError: a plug-in has the command or the function of another probe.
     """
     by_command: dict[str, type[Kind]] = {}
+    by_function: dict[str, type[Kind]] = {}
     for kind in [*map(PROBES.get, PROBES.names()), *map(RECORDED.get, RECORDED.names())]:
-        first_kind = by_command.setdefault(kind.name, kind)
-        if first_kind is not kind:
-            outside = first_kind if kind.__module__.startswith("moeprobe.") else kind
-            raise UserError(
-                f"The probe {outside.__name__} of a plug-in is called {kind.name!r}, which another probe is called "
-                "already; give it another name."
-            )
+        _claim(by_command, kind, kind.name, clash=f"is called {kind.name!r}, which another probe is called")
+        function = kind.function_name() if issubclass(kind, Question) else kind.name
+        _claim(by_function, kind, function, clash=f"has the function {function}, which another probe has")
     return list(by_command.values())
+
+
+def _claim(claimed: dict[str, type[Kind]], kind: type[Kind], name: str, *, clash: str) -> None:
+    first_kind = claimed.setdefault(name, kind)
+    if first_kind is not kind:
+        outside = first_kind if kind.__module__.startswith("moeprobe.") else kind
+        raise UserError(f"The probe {outside.__name__} of a plug-in {clash} already; give it another name.")
 
 
 def probes() -> list[type[Probe[Any]]]:
@@ -50,16 +49,13 @@ def probes() -> list[type[Probe[Any]]]:
 
 def standalone() -> list[type[StandaloneQuestion[Any]]]:
     """Return the questions that name what they are about, by command."""
-    return [kind for kind in [*kinds(), *_studies()] if issubclass(kind, StandaloneQuestion)]
-
-
-def _studies() -> list[type[Kind]]:
-    return [resolve(reference) for reference in STUDIES]
+    studies: list[type[Any]] = [resolve(reference) for reference in STUDIES]
+    return [kind for kind in [*kinds(), *studies] if issubclass(kind, StandaloneQuestion)]
 
 
 def of_kind(kind: str) -> type[Kind] | None:
     """Return the declaration of what a run calls its kind; None where nothing here declares it."""
-    declared = [*_studies(), *kinds()]
+    declared = [*map(resolve, (*STUDIES, *FOLDERS)), *kinds()]
     by_kind = {kind.kind: kind for kind in declared if kind.name != kind.kind}
     by_kind |= {kind.name: kind for kind in declared if kind.name == kind.kind}
     return by_kind.get(kind)

@@ -12,7 +12,7 @@ from moeprobe.declarations.headlines import Which
 from moeprobe.inputs.modality import IMAGE, modality_of
 from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
 from moeprobe.judging.scales import SCALES, Scale
-from moeprobe.judging.words import COLLAPSED, FamilyWord, is_side, word_of
+from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side, word_of
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
@@ -390,7 +390,7 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
     first = table[table["view"] == shown_row["view"]].iloc[0]
     several_views = table["view"].nunique() > 1
     who = set(table["collapsed"]) - {""}
-    text = _of_collapse(who) if who else word.text("comparisons" if several_views else "layers")
+    text = collapse(who) if who else word.text("comparisons" if several_views else "layers")
     keys = [
         "metric",
         "null",
@@ -428,12 +428,6 @@ def _largest(table: pd.DataFrame) -> pd.Series:
     rows = deciding if len(deciding) else table
     sizes = rows["value"].astype(float).abs()
     return rows.iloc[0] if sizes.isna().all() else rows.loc[sizes.idxmax()]
-
-
-def _of_collapse(who: set[str]) -> str:
-    if who == {"checkpoint"}:
-        return f"worse ({COLLAPSED})"
-    return f"better (the other {COLLAPSED})" if who == {"reference"} else "both collapsed"
 
 
 def judge_run(

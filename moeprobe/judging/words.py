@@ -52,6 +52,13 @@ def judgement(metric: str, verdict: str) -> str:
     return {1: "better", -1: "worse"}.get(sign, "")
 
 
+def collapse(sides: set[str]) -> str:
+    """Return how a comparison reads where sides, "checkpoint" or "reference", are collapsed."""
+    if sides == {"checkpoint"}:
+        return f"worse ({COLLAPSED})"
+    return f"better (the other {COLLAPSED})" if sides == {"reference"} else "both collapsed"
+
+
 def word_of(row: Mapping[Any, Any]) -> str:
     """Return how the row of a judged difference reads: its judgement or, without one, its verdict."""
     # The column speaks of images, whatever was sampled.

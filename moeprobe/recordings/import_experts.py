@@ -363,10 +363,8 @@ class _Reading:
             raise Fault(f"counts of choices have no order; leave {option('ordered_by')} out")
         if self.load_only is False:
             raise Fault("it holds counts, and what came before choices; import these files separately")
-        self.load_only, self.findings.counted_choices = (
-            True,
-            self.findings.counted_choices + int(layer_counts.sum()),
-        )
+        self.load_only = True
+        self.findings.counted_choices += int(layer_counts.sum())
         for row in rows_of_counts(name, layer_counts, self._shape, self._base):
             yield row, 0
 

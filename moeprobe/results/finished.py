@@ -163,8 +163,8 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def written_files(folder: Path, *names: str) -> list[str]:
     """Return the figures of a finished run, then those of the named files that it wrote."""
-    others = (folder / name for name in names if files.is_file(folder / name))
-    return [str(path) for path in (*sorted((folder / "figures").iterdir()), *others)]
+    extra_files = (folder / name for name in names if files.is_file(folder / name))
+    return [str(path) for path in (*sorted((folder / "figures").iterdir()), *extra_files)]
 
 
 def read_all(paths: Sequence[Path]) -> Measured:

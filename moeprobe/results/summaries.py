@@ -56,22 +56,22 @@ def with_unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         number = line[REPLICATES]
         if np.isfinite(number.effect):
             weight = number.trials * min(number.point, 1 - number.point)
-            effects.setdefault(_lender(line, line["metric"]), []).append((number.effect, weight))
+            effects.setdefault(_design_effect_key(line, line["metric"]), []).append((number.effect, weight))
     means = {
         lender: float(np.average([effect for effect, _ in cells], weights=[weight for _, weight in cells]))
         for lender, cells in effects.items()
         if len(cells) >= _FEWEST_CELLS
     }
     for line in lines:
-        number, lender = line[REPLICATES], _lender(line, line["metric"].removesuffix(KAPPA))
+        number, lender = line[REPLICATES], _design_effect_key(line, line["metric"].removesuffix(KAPPA))
         if line["interval"] == SCORE and number.bounds is not None and lender in means:
             interval = with_observations(number, means[lender]).interval()
             line |= {"ci_low": interval.low, "ci_high": interval.high}
     return lines
 
 
-def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
-    """Return what cells share that have one design effect."""
+def _design_effect_key(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
+    """Return what tells the design effects of a run apart."""
     return metric, line["tokens"], line["draw"] is None, line["expert"] is None
 
 

@@ -43,7 +43,7 @@ REFUSALS = {
     "match-ratio runs/demo-prc --view randomcrop": "There is no view 'randomcrop'. Did you mean 'random_crop'?",
     "correspond --view nosuch --out x": "There is no view 'nosuch'",
     "sweep runs/demo-prc --view gausian_noise": "Did you mean 'gaussian_noise'?",
-    "confidence runs/demo-prc --limit 0": "--limit takes a number of images from 1 up; got 0.",
+    "confidence runs/demo-prc --limit 0": "--limit takes a number of inputs from 1 up; got 0.",
     "confidence runs/demo-prc --layers ,": "--layers takes a name, or a list of names; got ','.",
     "confidence runs/demo-prc --capacity none": "--capacity is unlimited or trained; got 'none'.",
     "train --config digits-pcr": "Did you mean 'digits-prc'?",

@@ -304,6 +304,21 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, content: str | None, said
     assert not os.environ[plugins.VARIABLE]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("margins", "is called 'margins', which another probe is called already"),
+        ("trace-balance", "has the function trace_balance, which another probe has already"),
+    ],
+)
+def test_a_probe_takes_no_name_of_another(tmp_path: Path, name: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PROBE.replace('"mine"', f'"{name}"'))
+    catalog.use_plugins([path])
+    with pytest.raises(UserError, match=f"^The probe Mine of a plug-in {said}; give it another name"):
+        registry.kinds()
+
+
 def test_a_process_of_its_own_says_the_same(tmp_path: Path) -> None:
     result = shell("--plugins=none.py", "list", "views", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")

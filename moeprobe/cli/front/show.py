@@ -153,7 +153,8 @@ def print_pairs(result: "CorrespondResult", *, out: Path | None, as_json: bool) 
     if as_json:
         print_json({"pairs": records(result.table), "files": [str(path) for path in result.files]})
         return
-    table = Table(title=result.title.replace(":", ",").replace(" at severity", " at"), title_justify="left")
+    strength = "" if result.severity is None else f" at {result.severity:g}"
+    table = Table(title=f"Corresponding patches, {result.view}{strength}", title_justify="left")
     for column in ("image", "view 1", "with a partner", "of", "met in view 2"):
         table.add_column(column)
     for item in result.pairs:

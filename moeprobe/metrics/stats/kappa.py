@@ -13,7 +13,7 @@ from moeprobe.metrics.stats.statistic import (
     Array,
     Statistic,
     Totals,
-    cache_last,
+    counted_trials,
     divide,
     is_additive,
     is_bounded,
@@ -67,8 +67,7 @@ class Kappa:
 
     def counted_trials(self, totals: Totals | None = None) -> Any:
         """Return the trials of each image ``(n,)``; None = use the estimator's."""
-        trials_of = getattr(self.match, "counted_trials", None)
-        return None if trials_of is None else trials_of(None if totals is None else totals[0])
+        return counted_trials(self.match, None if totals is None else totals[0])
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return κ at the ends of a score interval of m, with the standard error of κ: chance varies too."""

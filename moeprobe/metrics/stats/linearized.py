@@ -27,6 +27,7 @@ from moeprobe.metrics.stats.statistic import (
     Statistic,
     Totals,
     add,
+    counted_trials,
     error_of,
     flag_of,
     is_additive,
@@ -244,8 +245,7 @@ def _value(number_sum: _Sum) -> float:
 
 def _trials_of(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
     """Return the trials of a block's images ``(n,)``, which may follow from the totals."""
-    trials_of = getattr(estimator.statistic, "counted_trials", None)
-    of_totals = None if trials_of is None else trials_of(totals)
+    of_totals = counted_trials(estimator.statistic, totals)
     return estimator.trials if of_totals is None else of_totals
 
 

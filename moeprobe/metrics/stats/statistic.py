@@ -134,6 +134,12 @@ def flag_of(statistic: Statistic) -> str:
     return getattr(statistic, "undefined", "collapsed")
 
 
+def counted_trials(statistic: Statistic, totals: Totals | None) -> Any:
+    """Return the trials of each image ``(n,)`` where they follow from the totals; None = the estimator's own."""
+    trials_of = getattr(statistic, "counted_trials", None)
+    return None if trials_of is None else trials_of(totals)
+
+
 def is_additive(statistic: object) -> TypeGuard[Additive]:
     """Whether a statistic, and all that it is computed from, can be added up block by block."""
     parts = getattr(statistic, "parts", ())

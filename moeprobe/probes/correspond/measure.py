@@ -45,14 +45,21 @@ IMAGE_SIZE, PATCH_SIZE = 224, 32
 
 @dataclass(frozen=True)
 class CorrespondResult:
-    """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, files, and the data."""
+    """What a picture shows: the pairs by image, a row per patch of view 1, files, the data, the view, and its lines."""
 
     pairs: list[PairedPatches]
     table: pd.DataFrame
     files: list[Path]
     data: str
-    title: str
+    view: str
+    severity: float | None
     lines: int
+
+    @property
+    def title(self) -> str:
+        """The title of the figure."""
+        strength = "" if self.severity is None else f" at severity {self.severity:g}"
+        return f"Corresponding patches: {self.view}{strength}"
 
     def plot(self) -> Figures:
         """Return the figure; nothing is written."""
@@ -122,10 +129,9 @@ class Matching(Work[CorrespondResult]):
         for index in self.spec.indices:
             pairs.append(_pairs(self.spec, self.model_input, index))
             progress.advance(1)
-        severity = self.question.severity
-        strength = f" at severity {severity:g}" if severity is not None else ""
-        title = f"Corresponding patches: {self.question.view}{strength}"
-        return CorrespondResult(pairs, pair_table(pairs), [], self.data, title, self.question.lines)
+        question = self.question
+        table = pair_table(pairs)
+        return CorrespondResult(pairs, table, [], self.data, question.view, question.severity, question.lines)
 
     def write(self, result: CorrespondResult, folder: OutputFolder) -> CorrespondResult:
         """Write a row per patch."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import Arg, Layout, Panel
-from moeprobe.declarations.recording_probe import Files, MatchedTraces
+from moeprobe.declarations.recording_probe import NAMED, Files, MatchedTraces
 from moeprobe.probes.align import Align
 from moeprobe.runtime.arguments import check_two
 
@@ -36,7 +36,7 @@ class AlignTraces(MatchedTraces["Result"]):
     layout = Layout.ALIGNED
     panel = Panel.COMPARE
     joinable = False
-    common = ("layers", "names", "seed", "out", "overwrite", "figures", "svg", "command")
+    common = NAMED
     renames = False
 
     traces: Annotated[

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from moeprobe.declarations import AGREEMENT, Agreement, Arg, AuditEntry, Headline, Layout, Property
-from moeprobe.declarations.recording_probe import TRACES, Files, MatchedTraces
+from moeprobe.declarations.recording_probe import NAMED, TRACES, Files, MatchedTraces
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -26,7 +26,7 @@ class AnalyzeTrace(MatchedTraces["Result"]):
     title = "Recorded routing"
     work = "moeprobe.recorded.analyze_trace.measure:TraceAnalysis"
     drawn_by = "moeprobe.recorded.analyze_trace.figure:figures_of"
-    common = ("layers", "names", "seed", "out", "overwrite", "figures", "svg", "command")
+    common = NAMED
     concluded_by = "moeprobe.recorded.analyze_trace.sentences:sentences"
     analyses = (
         *AGREEMENT,

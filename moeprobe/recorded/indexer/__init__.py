@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.declarations import Arg, Layout
-from moeprobe.declarations.recording_probe import RecordingProbe
+from moeprobe.declarations.recording_probe import SEED_OF_INTERVALS, RecordingProbe
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -40,7 +40,7 @@ class Indexer(RecordingProbe["Result"]):
     unit = "requests"
     option_help: ClassVar[Mapping[str, str]] = {
         "layers": "Layers with sparse attention, comma-separated, e.g. layers.3; default all.",
-        "seed": "Seed of the intervals.",
+        "seed": SEED_OF_INTERVALS,
     }
 
     first: Annotated[

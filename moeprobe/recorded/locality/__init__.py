@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from moeprobe.declarations import Headline, Layout
-from moeprobe.declarations.recording_probe import TRACES, Files, MatchedTraces
+from moeprobe.declarations.recording_probe import NAMED, TRACES, Files, MatchedTraces
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -41,7 +41,7 @@ class Locality(MatchedTraces["Result"]):
     )
     layout = Layout.REUSE
     joinable = False
-    common = ("layers", "names", "seed", "out", "overwrite", "figures", "svg", "command")
+    common = NAMED
     unit = "requests"
 
     traces: Annotated[Files, TRACES]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import Arg, Layout
-from moeprobe.declarations.recording_probe import MatchedTraces
+from moeprobe.declarations.recording_probe import SEED_OF_INTERVALS, WRITING, MatchedTraces
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,15 +41,13 @@ class Mismatch(MatchedTraces["Result"]):
     recordings = ("routing",)
     models = ("model",)
     unit = "requests"
-    common = (
-        "layers", "limit", "batch_size", "device", "dtype", "seed", "out", "overwrite", "figures", "svg", "command"
-    )  # fmt: skip
+    common = ("layers", "limit", "batch_size", "device", "dtype", *WRITING)
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 8}
     option_help: ClassVar[Mapping[str, str]] = {
         "layers": "MoE layers that replay the server's routing, comma-separated; default all.",
         "limit": "Largest number of requests, from the first one on.",
         "batch_size": "Requests per batch.",
-        "seed": "Seed of the intervals.",
+        "seed": SEED_OF_INTERVALS,
     }
 
     model: Annotated[Any, Arg("The language model that was served.", metavar="hf:MODEL")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.declarations import Arg, Layout, Panel
 from moeprobe.declarations.question import StandaloneQuestion
+from moeprobe.declarations.recording_probe import SEED_OF_INTERVALS, WRITING
 from moeprobe.errors import UserError, option
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ class CheckServer(StandaloneQuestion["ServerResult"]):
     writes = ("server.html", "tables.md", "responses/*.jsonl", "traces/*.parquet")
     needs_folder = "every answer of the server"
     defaults: ClassVar[Mapping[str, int]] = {"batch_size": 8}
-    common = ("batch_size", "device", "dtype", "seed", "out", "overwrite", "figures", "svg", "command")
+    common = ("batch_size", "device", "dtype", *WRITING)
     option_help: ClassVar[Mapping[str, str]] = {
         "batch_size": "Requests per batch of the model here.",
         "device": "auto, cpu, cuda or mps, for the model here.",
-        "seed": "Seed of the intervals.",
+        "seed": SEED_OF_INTERVALS,
         "out": "Folder for answers, traces, tables and the page; required.",
     }
 
