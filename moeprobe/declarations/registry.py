@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 USUAL = "match-ratio"
 # Studies of several runs that are declared as questions are, and those whose folders alone are declared.
 STUDIES = ("moeprobe.studies.server:CheckServer",)
-FOLDERS = tuple(f"moeprobe.studies.kinds:{name}" for name in ("Audit", "Compare", "Paper", "Tradeoff"))
+FOLDERS = tuple(
+    f"moeprobe.studies.kinds:{name}" for name in ("Audit", "Bench", "Compare", "Paper", "Tradeoff")
+)
 
 
 def kinds() -> list[type[Kind]]:

@@ -18,6 +18,13 @@ class Audit(Kind):
     writes = ("plan.json", "verdicts.csv", "audit.html", "audit.md")
 
 
+class Bench(Kind):
+    """Speeds, as ``python -m benchmarks.speed`` measures them."""
+
+    name = "bench"
+    title = "How fast moeprobe is"
+
+
 class Compare(Kind):
     """Differences of checkpoints, and the run that they are computed from."""
 
