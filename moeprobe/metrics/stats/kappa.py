@@ -13,6 +13,7 @@ from moeprobe.metrics.stats.statistic import (
     Array,
     Statistic,
     Totals,
+    cache_last,
     counted_trials,
     divide,
     is_additive,
