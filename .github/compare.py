@@ -1,7 +1,7 @@
 """Run ``moeprobe compare`` for the action of action.yml: its verdicts go to the step's summary.
 
 The exit code is the one of ``moeprobe compare``: 3 where ``--fail-if-worse`` fails, 2 for a user's mistake.
-Usage: ``python .github/compare.py REFERENCE CANDIDATE [option …]``, with ``GITHUB_STEP_SUMMARY`` naming a file.
+Usage: ``python .github/compare.py [option …] -- REFERENCE CANDIDATE``, with ``GITHUB_STEP_SUMMARY`` naming a file.
 """
 
 import json
@@ -13,11 +13,12 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.judging.tables import overview
+from moeprobe.studies.report.render import markdown
 
 
 def main() -> int:
     """Compare, append the summary, and return the exit code."""
-    command = [sys.executable, "-m", "moeprobe", "compare", *sys.argv[1:], "--json"]
+    command = [sys.executable, "-m", "moeprobe", "compare", "--json", *sys.argv[1:]]
     run = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     text = (
         summary(json.loads(run.stdout)) if run.stdout else f"moeprobe compare exited with {run.returncode}.\n"
@@ -32,17 +33,17 @@ def main() -> int:
 def summary(result: dict[str, list[dict[str, object]]]) -> str:
     """Return the verdicts as a table in Markdown, and what fails the step."""
     table = overview(pd.DataFrame(result["comparison"]))
-    lines = [f"### {table.caption}", "", row(table.columns), row("---" for _ in table.columns)]
+    lines = [f"### {markdown(table.caption)}", "", row(table.columns), row("---" for _ in table.columns)]
     lines += [row(cell.text for cell in cells) for cells in table.rows]
     if failures := result["failures"]:
         lines += ["", f"**Worse in {len(failures)} comparisons:**", ""]
-        lines += [f"- {failure['metric']}, {failure['layer']}" for failure in failures]
+        lines += ["- " + markdown(f"{failure['metric']}, {failure['layer']}") for failure in failures]
     return "\n".join(lines) + "\n"
 
 
 def row(cells: object) -> str:
-    """Return a row of a table in Markdown."""
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"  # type: ignore[attr-defined]
+    """Return a row of a table in Markdown; names are shown as they are."""
+    return "| " + " | ".join(markdown(str(cell)) for cell in cells) + " |"  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,38 @@ def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
         r"^\| .+ \| (better|worse|same|no significant difference).* \| .+ \|$", text, re.MULTILINE
     )
     assert ("Worse in" in text) == (run.returncode == 3)
+
+
+def test_a_reference_is_never_an_option(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("open('marker', 'w').close()")
+    script = str(_steps()[-1]["run"]).replace("python ", f"{sys.executable} ")
+    given = {
+        "REFERENCE": f"--plugins={tmp_path / 'code.py'}",
+        "CANDIDATE": "b",
+        "FAIL_IF_WORSE": "",
+        "OPTIONS": "",
+    }
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | given | {"GITHUB_ACTION_PATH": str(PROJECT), "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "There is no checkpoint '--plugins=" in run.stderr
+    assert not (tmp_path / "marker").exists()
+
+
+def test_names_in_the_summary_are_shown_as_they_are() -> None:
+    module = runpy.run_path(str(PROJECT / ".github" / "compare.py"))
+    row: str = module["row"](
+        ["![a](http://b)", "<img src=x>", "[c](d)", "e|f", "g\x1b[31mh", "i\n::error::j"]
+    )
+    assert row.count("\n") == 0 and "\x1b" not in row
+    assert "<img" not in row and r"\|" in row
+    assert "](" not in row.replace(r"\](", "")
 
 
 def test_a_mistake_fails_the_action(tmp_path: Path) -> None:

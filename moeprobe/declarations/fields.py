@@ -79,7 +79,7 @@ class Arg:
 
 
 def _number(bound: float) -> str:
-    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 from moeprobe.declarations.fields import NONE, Arg, fields_of, read_field
 from moeprobe.errors import UserError
-from moeprobe.runtime.arguments import F, checked, checked_class
+from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, checked, checked_class
 from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
 from moeprobe.runtime.processes import MOST_WORKERS
 
@@ -77,7 +77,9 @@ class Options:
             what="a number of inputs",
         ),
     ] = None
-    seed: Annotated[int, Arg("Seed of the subset, the views and the intervals.")] = 0
+    seed: Annotated[
+        int, Arg("Seed of the subset, the views and the intervals.", low=LOWEST_SEED, high=HIGHEST_SEED)
+    ] = 0
     batch_size: Annotated[
         int,
         Arg(

@@ -23,6 +23,8 @@ from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.hooks.detection import unwrap
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.declarations import CLEAN
+from moeprobe.declarations.fields import read_field
+from moeprobe.declarations.options import Options
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.integrations import measure
@@ -102,8 +104,7 @@ class RoutingMonitor:
         for name, value in {"every": every, "limit": limit, "batch_size": batch_size}.items():
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{option(name)} takes a positive whole number; got {value!r}.")
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise UserError(f"{option('seed')} takes a whole number from 0 to 2**63 - 1; got {seed!r}.")
+        seed = read_field(Options, "seed", seed)
         self.every = every
         self.sinks = sinks_of(sinks)
         self._writes = process_rank() == 0

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from moeprobe.errors import UserError
 from moeprobe.models.config_files import pair, path_of, put, read, written_out
+from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.processes import MOST_WORKERS
 from moeprobe.runtime.schema import ConfigSection, Plugin, section_of, sentence
@@ -227,7 +228,7 @@ class TrainConfig(ConfigSection):
         description="name of the run and its folder; default: the file's name",
     )
     group: str = Field("", description="shared by runs that differ in their seed alone")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    seed: int = Field(0, ge=LOWEST_SEED, le=HIGHEST_SEED, description="seed of everything random")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")

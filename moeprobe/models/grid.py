@@ -31,6 +31,7 @@ from moeprobe.models import config_files, pipeline
 from moeprobe.models.config import LENGTHS, NAME, TrainConfig, load_with
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
+from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED
 from moeprobe.runtime.files import is_folder
 from moeprobe.runtime.schema import ConfigSection, sentence
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -52,7 +53,7 @@ class MeasureConfig(ConfigSection):
 
     split: str = "test"
     limit: int | None = Field(None, gt=0)  # images; None = all
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=LOWEST_SEED, le=HIGHEST_SEED)
     group_images: int = Field(1, gt=0)  # images of a group, where experts choose or room is limited
     views: list[str] = Field(["random_crop"])  # pairs of views: match of corresponding patches
     sigmas: list[float] = Field([0.1, 0.2])  # Gaussian noise: match with the clean image, accuracy

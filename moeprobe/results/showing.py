@@ -11,6 +11,7 @@ import pandas as pd
 from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.results.layouts.cells import Table
 from moeprobe.results.numbers import no_intervals
+from moeprobe.runtime.characters import in_one_line
 from moeprobe.runtime.progress import in_notebook
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Figures(dict[str, "Figure"]):
             _let_notebook_show_figures()
 
     def __repr__(self) -> str:
-        return f"Figures({', '.join(self)})"
+        return in_one_line(f"Figures({', '.join(self)})")
 
     def _repr_html_(self) -> str:
         return "".join(
@@ -52,9 +53,12 @@ def _png(figure: "Figure") -> bytes:
     """Return a figure as a file of pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    from moeprobe.results.figures.lettering import lettered
+
     FigureCanvasAgg(figure)
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
+    with lettered(figure):
+        figure.savefig(file, format="png", dpi=100)
     return file.getvalue()
 
 
@@ -85,5 +89,5 @@ def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
 
 
 def one_line(name: str, parts: Mapping[str, Any]) -> str:
-    """Return a short ``repr``."""
-    return f"{name}({', '.join(f'{key}={value}' for key, value in parts.items())})"
+    """Return a short ``repr``; names in it do not steer a terminal."""
+    return in_one_line(f"{name}({', '.join(f'{key}={value}' for key, value in parts.items())})")

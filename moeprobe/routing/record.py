@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
+from moeprobe.runtime.characters import in_one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,7 +171,8 @@ class RoutingTrace:
     layers: dict[str, LayerRouting]
 
     def __repr__(self) -> str:
-        return f"RoutingTrace({'; '.join(f'{name}: {layer.describe_shape()}' for name, layer in self.layers.items())})"
+        layers = "; ".join(f"{name}: {layer.describe_shape()}" for name, layer in self.layers.items())
+        return in_one_line(f"RoutingTrace({layers})")
 
 
 # What has an entry for each input and token.

@@ -11,7 +11,7 @@ import pytest
 
 from moeprobe.cli.front import environment as _environment
 from moeprobe.runtime.processes import HUGE_PAGES
-from tests.commands import sentence, shell
+from tests.commands import Trained, sentence, shell
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_help_is_printed_in_any_encoding(encoding: str) -> None:
     result = shell("import", "swin-moe", "--help", env=os.environ | {"PYTHONIOENCODING": encoding})
     assert (result.returncode, result.stderr) == (0, "")
     assert "P.rank1, ..." in " ".join(result.stdout.split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks where matplotlib keeps its fonts on Linux")
+def test_a_home_that_takes_no_files_is_no_matter(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    given = {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
+    unset = ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in unset} | given
+    done = shell("confidence", trained["prc"], "--limit", 4, "--out", tmp_path / "out", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list((tmp_path / "out" / "figures").iterdir())
+    assert not list(temporary.iterdir()), "the folder of matplotlib is gone with the command"
 
 
 def test_an_argument_that_is_not_utf_8() -> None:

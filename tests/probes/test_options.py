@@ -18,8 +18,9 @@ from moeprobe.errors import UserError
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
 from moeprobe.runtime import arguments
-from moeprobe.runtime.arguments import several
+from moeprobe.runtime.arguments import HIGHEST_SEED, several
 from moeprobe.runtime.catalog import nearest
+from tests.commands import refused
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
@@ -270,3 +271,13 @@ def test_trace_refuses_what_is_no_image(trained: Trained, images: Any, sentence:
     with pytest.raises(UserError) as found:
         api.trace(trained["prc"], images)
     assert sentence in str(found.value)
+
+
+def test_seeds(trained: Trained) -> None:
+    assert Options(seed=HIGHEST_SEED).seed == HIGHEST_SEED == 9_223_372_036_854_775_807
+    for seed in (-1, 2**63, 10**30):
+        said = f"seed takes a whole number from 0 to 9,223,372,036,854,775,807; got {seed}."
+        with pytest.raises(UserError, match=said):
+            Options(seed=seed)
+        assert f"--{said}" in refused("eval", trained["prc"], "--seed", seed)
+        assert "seed" in refused("train", "--config", "digits-prc", f"seed={seed}")

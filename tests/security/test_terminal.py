@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,7 @@ from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.screen import Screen
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.page import fragment
+from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.characters import harmless
 from moeprobe.studies.report.render import markdown
 from tests.commands import run
@@ -50,6 +52,12 @@ def test_reports(name: str) -> None:
     )
     for text in (page, markdown(name)):
         assert all(one.isprintable() or one == "\n" for one in text), repr(text)
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_a_result_in_a_notebook(name: str) -> None:
+    for shown in (one_line("Result", {"checkpoints": name}), repr(Figures({name: Figure()}))):
+        assert shown.isprintable()
 
 
 def test_letters_of_any_language_and_spaces_of_any_width_stay() -> None:

@@ -6,7 +6,9 @@ import errno
 import gc
 import json
 import os
+import shutil
 import sys
+import tempfile
 import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from typing import TypeGuard
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import harmless, harmless_json, in_one_line, is_unicode
+from moeprobe.runtime.files import expanded
 from moeprobe.runtime.processes import ask_for_huge_pages
 
 # Objects between two looks for garbage; of Python itself 700.
@@ -65,6 +68,7 @@ def prepare(arguments: Sequence[str]) -> str | None:
         What is wrong with the arguments, None where nothing is.
     """
     os.environ["MPLBACKEND"] = "agg"
+    _give_matplotlib_a_folder()
     ask_for_huge_pages()
     warnings.formatwarning = _formatted
     codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
@@ -76,6 +80,25 @@ def prepare(arguments: Sequence[str]) -> str | None:
             reconfigure(errors=errors)
     wrong = next((argument for argument in arguments if not is_unicode(argument)), None)
     return None if wrong is None else f"The argument {wrong!r} is not UTF-8; rename what it names."
+
+
+def _give_matplotlib_a_folder() -> None:
+    """Name a temporary folder for its settings and fonts where the home takes none; it would say so in two lines."""
+    if sys.platform != "linux" or "MPLCONFIGDIR" in os.environ:
+        return
+    folders = (("XDG_CONFIG_HOME", "~/.config"), ("XDG_CACHE_HOME", "~/.cache"))
+    if all(
+        _takes_files(Path(os.environ.get(name) or expanded(usual), "matplotlib")) for name, usual in folders
+    ):
+        return
+    folder = os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="moeprobe-matplotlib-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether a folder can be written to, or made."""
+    nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _formatted(

@@ -21,6 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from moeprobe.results.figures.lettering import lettered
+
 STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -63,7 +65,7 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as the bytes of a PNG or an SVG file."""
     canvas = FigureCanvasAgg(figure)
     file = io.BytesIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), lettered(figure):
         # Letters are a hair wider or narrower at another resolution, and a long name is cut off.
         dpi = figure.dpi
         figure.set_dpi(_DPI)
