@@ -1,5 +1,7 @@
 # moeprobe on a CPU. Build: docker build -t moeprobe .   Demo: docker run --rm -v "$PWD/out:/data/reports" moeprobe demo
-FROM python:3.11-slim
+# A release names the image that it was tried with: --build-arg BASE=python:3.11-slim@sha256:...
+ARG BASE=python:3.11-slim
+FROM $BASE
 
 # Not root: what the container writes into a mounted folder belongs to the user of the container.
 RUN useradd --create-home --uid 1000 moeprobe && mkdir /data && chown moeprobe /data

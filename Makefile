@@ -22,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion train-reports archive fetch-archive docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion train-reports archive fetch-archive sbom docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -90,6 +90,13 @@ check: setup ## Lint, format check, types
 fix: setup ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# In an environment of its own, so that what lists the packages is not among them.
+sbom: setup ## List the packages of .venv with versions and licenses, as CycloneDX, in build/sbom.json
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --disable-pip-version-check --quiet 'cyclonedx-bom>=7,<8'
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.json $(BIN)/python
 
 torture: setup ## Kill commands, fill disks and take folders away, and see what is left; into reports/faults/
 	$(BIN)/python -m benchmarks.torture --out reports/faults
