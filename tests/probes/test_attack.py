@@ -141,7 +141,8 @@ def test_of_several_ascents_the_worst_of_each_image_counts() -> None:
     starts = [None, *(random_start(pixels, names, seed=0, restart=number, **settings) for number in (1, 2))]
     ascents = [ascend(objective.gradient, pixels, steps=2, start=start, **settings) for start in starts]
     losses = torch.stack([objective.values(one) for one in ascents])
-    torch.testing.assert_close(objective.values(found), losses.amax(0))
+    # The worst of all are a batch of their own, whose sums may differ in their last bits.
+    torch.testing.assert_close(objective.values(found), losses.amax(0), rtol=1e-6, atol=1e-6)
     assert len(set(losses.argmax(0).tolist())) > 1
 
 
