@@ -8,7 +8,7 @@ Axes: B images, T tokens, N flips, K choices, D width.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 import numpy as np
@@ -114,6 +114,7 @@ class CleanPass:
         routing: of all layers.
         labels: ``(B,)``, -1 = none.
         trunks: of the measured layers; empty where the model cannot resume a pass.
+        reached: which tokens of a layer the scores depend on, as far as it was asked for.
     """
 
     images: Tensor
@@ -121,6 +122,13 @@ class CleanPass:
     routing: RoutingTrace
     labels: Tensor
     trunks: dict[str, Trunk]
+    reached: dict[str, Tensor] = field(default_factory=dict)
+
+    def reached_at(self, layer: str, model: Resumable) -> Tensor:
+        """Return which tokens ``(T,)`` of a layer the scores depend on; a gradient, for all kinds of sets the same."""
+        if layer not in self.reached:
+            self.reached[layer] = model.reached_from(layer, self.trunks[layer].hidden)
+        return self.reached[layer]
 
     def flippable(self, layer: str) -> LayerRouting:
         """Return the routing of a layer, valid where a token can be flipped."""
@@ -198,7 +206,7 @@ def _flips(
     if layer in clean.trunks:
         assert isinstance(model, Resumable)
         # Where nothing arrives, passes of another batch differ by rounding alone.
-        is_reached = model.reached_from(layer, clean.trunks[layer].hidden)
+        is_reached = clean.reached_at(layer, model)
         scores = scores.where(is_reached[token, None], clean.scores[image])
     else:
         # A whole pass of its own differs by rounding where nothing arrives, too.
