@@ -218,7 +218,7 @@ def check_server(
         requests: Requests in each run.
         batches: Concurrent requests: a run for each; with 1 always two runs.
         max_tokens: Tokens to generate for each request.
-        timeout: Seconds to wait for an answer; each request is tried three times.
+        timeout: Seconds from sending a request to the end of its answer; each is tried three times.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

@@ -94,10 +94,13 @@ def _numbers(values: Any) -> NDArray[np.float32] | None:
         return None
     if hasattr(values, "tolist"):
         values = values.tolist()
-    is_valid = isinstance(values, list) and all(
-        entry is None or (type(entry) in (int, float) and not math.isnan(entry) and entry < 1e-3)
-        for entry in values
-    )
+    try:
+        is_valid = isinstance(values, list) and all(
+            entry is None or (type(entry) in (int, float) and not math.isnan(entry) and entry < 1e-3)
+            for entry in values
+        )
+    except OverflowError:  # JSON's whole numbers have any size
+        is_valid = False
     if not is_valid:
         raise Fault("log-probabilities are a list of numbers up to 0, or null")
     numbers = np.array([math.nan if value is None else value for value in values], np.float32)

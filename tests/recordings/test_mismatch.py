@@ -209,9 +209,10 @@ def test_both_are_split(tmp_path: Path) -> None:
     lines[0]["choices"][0]["logprobs"] = {"token_logprobs": [-1.0]}
     bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "r0 has 8 generated tokens, and 1 log-probabilities" in refused(*command, bare)
-    lines[0]["choices"][0]["logprobs"] = {"token_logprobs": [1.0] * 8}
-    bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert "numbers up to 0, or null" in refused(*command, bare)
+    for number in (1.0, -(10**400)):
+        lines[0]["choices"][0]["logprobs"] = {"token_logprobs": [number] * 8}
+        bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        assert "numbers up to 0, or null" in refused(*command, bare)
     lines[0]["choices"][0]["logprobs"] = {"token_logprobs": [-1.0] * 8}
     lines[0]["prompt_token_ids"][0] += 1
     bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))

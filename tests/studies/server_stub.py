@@ -55,11 +55,12 @@ class Stub:
     now: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     address: str = ""
+    version: str = "0.32.0"
 
     def get(self, path: str) -> Answer | None:
         """What a path of the server answers; None = there is none."""
         paths: dict[str, dict[str, Answer]] = {
-            "vllm": {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "small"}]}},
+            "vllm": {"/version": {"version": self.version}, "/v1/models": {"data": [{"id": "small"}]}},
             "sglang": {"/get_server_info": {"model_path": "small", "version": "0.5.23"}, "/flush_cache": {}},
         }
         return paths.get(self.dialect, {}).get(path)

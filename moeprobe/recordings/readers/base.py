@@ -10,6 +10,7 @@ import base64
 import binascii
 import io
 import math
+import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,16 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault, Tokens
 from moeprobe.recordings.model_config import MoeShape
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.files import DAMAGE
 
 KEY = "routed_experts"
 # More tokens than any sequence has.
 _MOST = 2**31 - 1
 # The first bytes of an .npy file, in base64.
 NPY = "k05VTVBZ"
+# NumPy reads the header as Python: as text, or by its tokens where an old version wrote it.
+_HEADER_DAMAGE = (*DAMAGE, SyntaxError, tokenize.TokenError)
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
@@ -272,7 +277,8 @@ def decode_base64(text: Any, what: str) -> bytes:
 def array(content: bytes, *, dtype: Any, shape: Sequence[int], what: str) -> NDArray[Any]:
     """Return bytes as integers of a shape, which may have one -1; nothing is copied."""
     if dtype not in DTYPES:
-        raise Fault(f"{what}: its type is one of {', '.join(DTYPES)}; got {dtype!r}")
+        text = quoted(dtype) if isinstance(dtype, str) else type(dtype).__name__
+        raise Fault(f"{what}: its type is one of {', '.join(DTYPES)}; got {text}")
     kind = np.dtype(dtype).newbyteorder("<")
     sizes = list(shape)
     row = math.prod(size for size in sizes if size >= 0) * kind.itemsize
@@ -319,7 +325,7 @@ def npy_header(
     }
     try:
         shape, fortran, dtype = headers[np.lib.format.read_magic(stream)](stream)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except _HEADER_DAMAGE:
         raise Fault(f"{what} is not base64 of an .npy file") from None
     if len(shape) != 3 or min(shape) < 0:
         raise Fault(f"{what} is an .npy file of shape {shape}; expected {axes}")

@@ -63,7 +63,12 @@ class CheckServer(StandaloneQuestion["ServerResult"]):
     ] = (1, 8, 32)
     max_tokens: Annotated[int, Arg("Tokens to generate for each request.", low=1)] = 32
     timeout: Annotated[
-        float, Arg("Seconds to wait for an answer; each request is tried three times.", low=0.1)
+        float,
+        Arg(
+            "Seconds from sending a request to the end of its answer; each is tried three times.",
+            low=0.1,
+            high=86_400,
+        ),
     ] = 120.0
 
     def check(self) -> None:

@@ -1,12 +1,9 @@
 """How an inference server is asked: over HTTP, in its own dialect, for many answers that are all kept."""
 
-import http.client
 import json
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +12,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moeprobe.errors import UserError, option
+from moeprobe.recordings.log_probs import tokens_of
+from moeprobe.recordings.log_rows import Fault
+from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import KEY
+from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import atomic_file, is_there, write_text
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.server.bounded_http import NoAnswerError, TooLongError, fetch, shortened
 
 # Seconds before the second try; each later pause is twice as long.
 PAUSE = 0.5
-# Bytes of an answer: as of a response in a file.
-_LARGEST = 2**29
+# Bytes of any answer, and of what a server says about itself. Those of a request grow with its tokens: text, ids and
+# log-probabilities of each, and its experts, as numbers of 64 bits in base64 or in a list.
+_LARGEST, _SMALL = 2**29, 2**20
+_BYTES_PER_TOKEN, _BYTES_PER_EXPERT = 2**12, 16
 # What a server says while it is busy or starting, and a proxy while it cannot reach one.
 _BUSY = (429, 500, 502, 503, 504)
 # How often a request is sent before the run ends.
@@ -37,7 +41,7 @@ class Client:
 
     Attributes:
         address: e.g. ``http://127.0.0.1:8000``.
-        timeout: seconds to wait for an answer.
+        timeout: seconds from the beginning of a request to the end of its answer.
 
     Raises:
         UserError: the address is none of HTTP.
@@ -47,83 +51,107 @@ class Client:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.address)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(f"A server's address is like http://127.0.0.1:8000; got {self.address!r}.")
+        if not _is_address(self.address):
+            raise UserError(
+                f"A server's address is like http://127.0.0.1:8000; got {quoted(self.address)}. Give scheme, host and "
+                "port."
+            )
 
     def probe(self, path: str) -> Any:
         """Return what a path answers; None where the server has no such path, or no JSON there.
 
         Raises:
-            UserError: no server answers.
+            UserError: no server answers, or with more than a server says about itself.
         """
+        url = self._url(path)
         try:
-            return self._send(path, None)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return None
+            answer = fetch(url, None, timeout=self.timeout, most_bytes=_SMALL)
+        except NoAnswerError as error:
+            raise UserError(
+                f"No server answers at {url} ({error}); start it, or give another address."
+            ) from None
+        except TooLongError:
+            raise UserError(
+                f"{url} answers with more than {_SMALL:,} bytes; give the address of vLLM or SGLang."
+            ) from None
+        if answer.is_redirect:
+            raise UserError(_redirected(url, answer.detail))
+        try:
+            return json.loads(answer.content)
         except ValueError:
             return None
-        except (OSError, http.client.HTTPException) as error:
+        except RecursionError:
             raise UserError(
-                f"No server answers at {self.address} ({_reason(error)}); start it, or give another address."
+                f"{url} answers with JSON that is nested too deeply; give the address of vLLM or SGLang."
             ) from None
 
-    def post(self, path: str, body: dict[str, Any] | None, *, what: str) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any], *, what: str, most_bytes: int) -> dict[str, Any]:
         """Return the answer to a request, sent again where none came.
 
         Args:
             path: of the address.
-            body: sent as JSON; None = nothing is sent.
+            body: sent as JSON.
             what: names the request in errors.
+            most_bytes: of the answer.
 
         Raises:
-            UserError: the server refuses it, does not answer, or answers with something else than an object.
+            UserError: the server refuses it, does not answer, or answers with something else than an object, or with
+                more bytes.
         """
         problem = ""
         for number in range(_TRIES):
             if number:
                 time.sleep(PAUSE * 2 ** (number - 1))
             try:
-                answer = self._send(path, body)
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code}: {_detail(error)}"
-                if error.code not in _BUSY:
-                    raise UserError(f"The server refuses {what} ({problem}).") from None
+                answer = fetch(
+                    self._url(path), json.dumps(body).encode(), timeout=self.timeout, most_bytes=most_bytes
+                )
+                if answer.is_redirect:
+                    raise UserError(_redirected(f"The server, asked for {what},", answer.detail))
+                if answer.status >= 400:
+                    problem = f"HTTP {answer.status}: {answer.detail}"
+                    if answer.status not in _BUSY:
+                        raise UserError(f"The server refuses {what} ({problem}).")
+                    continue
+                content = json.loads(answer.content)
+            except NoAnswerError as error:
+                problem = str(error)
+            except TooLongError:
+                raise UserError(
+                    f"The server answers {what} with more than {most_bytes:,} bytes, which no answer of the tokens "
+                    "that were asked for has; mend the server."
+                ) from None
             except ValueError:
                 problem = "it is no JSON, or was cut off"
-            except TimeoutError:
-                problem = f"none came within {self.timeout:g} s"
-            except (OSError, http.client.HTTPException) as error:
-                problem = _reason(error)
+            except RecursionError:
+                problem = "its JSON is nested too deeply"
             else:
-                if isinstance(answer, dict):
-                    return answer
+                if isinstance(content, dict):
+                    return content
                 raise UserError(f"The server answers {what} with something else than a JSON object.")
         raise UserError(
             f"The server gave no answer to {what} in {_TRIES} tries ({problem}). The answers so far are kept: run "
             f"the command again, with a longer {option('timeout')} if the server is slow."
         )
 
-    def _send(self, path: str, body: dict[str, Any] | None) -> Any:
-        request = urllib.request.Request(
-            self.address.rstrip("/") + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return json.loads(answer.read(_LARGEST))
+    def _url(self, path: str) -> str:
+        return self.address.rstrip("/") + path
 
 
-def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    return " ".join(str(getattr(reason, "strerror", None) or reason or type(error).__name__).split())[:160]
+def _is_address(text: str) -> bool:
+    """Whether a text is an address of HTTP; what only a browser would take, such as a password in it, is none."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        # Reading the port checks it; encoding the host, its labels.
+        _, host = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:
+        return False
+    plain = text.isprintable() and " " not in text and not any(mark in text for mark in "@?#")
+    return parts.scheme in ("http", "https") and bool(host) and plain
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the beginning of what a server says about an error."""
-    with error:
-        return " ".join(error.read(2000).decode("utf-8", errors="replace").split())[:200] or error.reason
+def _redirected(who: str, location: str) -> str:
+    return f"{who} redirects to '{location}', which is not followed; give the address of the server itself."
 
 
 # Dialects: what vLLM and SGLang are asked. Each request carries its own name, so that runs can be compared, and shares
@@ -209,15 +237,63 @@ def detect(client: Client) -> Dialect:
             raise UserError(
                 f"{client.address} is vLLM, and names no model at /v1/models; wait until it is loaded."
             )
-        return VllmRequests(f"vLLM {version['version']}", str(entries[0].get("id")))
+        return VllmRequests(_called("vLLM", version), str(entries[0].get("id")))
     for path in ("/get_server_info", "/server_info"):
         info = client.probe(path)
         if isinstance(info, dict) and "model_path" in info:
-            return SglangRequests(f"SGLang {info.get('version', '')}".strip())
+            return SglangRequests(_called("SGLang", info))
     raise UserError(
         f"{client.address} is neither vLLM (/version) nor SGLang (/get_server_info); give the address of the server "
         "itself, without a path."
     )
+
+
+def _called(name: str, info: Mapping[str, Any]) -> str:
+    """Return a server's name and version, which becomes a heading: it may say anything."""
+    version = info.get("version")
+    return f"{name} {shortened(version) if isinstance(version, str) else ''}".strip()
+
+
+@dataclass(frozen=True)
+class AnswerBounds:
+    """What an answer may hold.
+
+    Attributes:
+        max_tokens: to generate.
+        bytes_per_token: some times what servers send for a token of the prompt or a generated one.
+    """
+
+    max_tokens: int
+    bytes_per_token: int
+
+    @classmethod
+    def of(cls, shape: MoeShape, max_tokens: int) -> "AnswerBounds":
+        """Return the bounds for a model."""
+        # Some servers capture a layer of multi-token prediction that the configuration does not count.
+        experts = (shape.num_layers + max(shape.mtp_layers, 1)) * shape.top_k
+        return cls(max_tokens, _BYTES_PER_TOKEN + _BYTES_PER_EXPERT * experts)
+
+    def most_bytes(self, prompt: list[int]) -> int:
+        """Return the bytes that the answer to a prompt may have."""
+        return min(_LARGEST, _SMALL + (len(prompt) + self.max_tokens) * self.bytes_per_token)
+
+    def check(self, answer: Mapping[str, Any], what: str) -> None:
+        """Raise ``UserError`` where an answer has more generated tokens, or token ids that are none.
+
+        Args:
+            answer: with the ids of its prompt.
+            what: names the request.
+        """
+        try:
+            sequences = tokens_of(answer)
+        except Fault as fault:
+            raise UserError(f"The server answers {what} with a fault: {fault}.") from None
+        generated = sum(int(tokens.generated.sum()) for tokens in sequences if tokens is not None)
+        if generated > self.max_tokens:
+            raise UserError(
+                f"The server answers {what} with {generated:,} generated tokens, and {self.max_tokens:,} were asked "
+                "for; it ignores max_tokens, so mend the server."
+            )
 
 
 # Many requests, every answer kept; an interrupted run continues where it ended.
@@ -230,7 +306,7 @@ def ask_all(
     *,
     client: Client,
     dialect: Dialect,
-    max_tokens: int,
+    bounds: AnswerBounds,
     at_once: int,
     progress: Progress,
 ) -> None:
@@ -242,12 +318,12 @@ def ask_all(
         prompts: token ids by name of request.
         client: the server.
         dialect: how it is asked.
-        max_tokens: to generate.
+        bounds: tokens to generate, and bytes of an answer.
         at_once: concurrent requests.
         progress: hears of every answer.
 
     Raises:
-        UserError: the server refuses, does not answer, or answers without routed experts.
+        UserError: the server refuses, does not answer, or answers without routed experts or with too many tokens.
     """
     if is_there(path):
         return
@@ -270,13 +346,20 @@ def ask_all(
                 raise
 
     def ask_one(name: str) -> None:
-        body = dialect.body(name, prompts[name], run=path.stem, max_tokens=max_tokens)
-        answer = client.post(dialect.path, body, what=f"request {name}")
-        if not has_experts(answer):
-            raise UserError(
-                f"The server answers without routed experts; start {dialect.server} with {_FLAG}."
-            )
-        write_text(part_of[name], json.dumps(dialect.saved(answer, name, prompts[name])) + "\n")
+        prompt, what = prompts[name], f"request {name}"
+        body = dialect.body(name, prompt, run=path.stem, max_tokens=bounds.max_tokens)
+        answer = client.post(dialect.path, body, what=what, most_bytes=bounds.most_bytes(prompt))
+        try:
+            if not has_experts(answer):
+                raise UserError(
+                    f"The server answers without routed experts; start {dialect.server} with {_FLAG}."
+                )
+            answer = dialect.saved(answer, name, prompt)
+            bounds.check(answer, what)
+            line = json.dumps(answer)
+        except RecursionError:  # JSON can be read that is too deep for anything else
+            raise UserError(f"The server answers {what} with JSON that is nested too deeply.") from None
+        write_text(part_of[name], line + "\n")
 
     with ThreadPoolExecutor(at_once) as pool:
         try:

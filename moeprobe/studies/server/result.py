@@ -22,7 +22,7 @@ from moeprobe.results.showing import one_line
 from moeprobe.results.sidecars import Sidecar, with_names
 from moeprobe.runtime.device import FLOAT32
 from moeprobe.studies.report.pictures import read_pictures
-from moeprobe.studies.report.render import data_address, policy_hash, template_text
+from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +156,8 @@ _TITLES = {
 
 def page_text(result: ServerResult) -> str:
     """Return the sentences as Markdown."""
-    heading = f"# {result.server}, {result.requests:,} requests"
-    lines = [heading, "", f"**{result.sentences[0]}**", "", *(f"* {sentence}" for sentence in result.details)]
-    return "\n".join([*lines, ""])
+    templates = markdown_environment("moeprobe.studies.server")
+    return templates.get_template("server.md.jinja").render(result=result)
 
 
 def page_html(result: ServerResult) -> str:

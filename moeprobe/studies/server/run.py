@@ -18,6 +18,7 @@ from moeprobe.recorded.analyze_trace import AnalyzeTrace
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.check_trace import check_trace
 from moeprobe.recordings.import_experts import import_routed_experts
+from moeprobe.recordings.model_config import read_moe_shape
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.runtime.device import AUTO, FLOAT32
@@ -25,7 +26,7 @@ from moeprobe.runtime.files import is_file, write_text
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.seeds import generator
 from moeprobe.studies.server import CheckServer
-from moeprobe.studies.server.client import Client, Dialect, ask_all, detect
+from moeprobe.studies.server.client import AnswerBounds, Client, Dialect, ask_all, detect
 from moeprobe.studies.server.result import PAGE, PAGE_TEXT, ServerResult, page_html, page_text, sentences_of
 
 # Tokens of a made-up prompt.
@@ -40,12 +41,13 @@ class ServerCheck(Work[ServerResult]):
         self.client = client = Client(question.address, timeout=question.timeout)
         model, texts = question.model, question.texts
         requests, batches, max_tokens = question.requests, question.batches, question.max_tokens
-        self.options, self.max_tokens = options, max_tokens
+        self.options = options
         self.folder = Path(model.removeprefix("hf:"))
         if not is_file(self.folder / "config.json"):
             raise UserError(
                 f"{option('model')} takes the folder of the served model; {self.folder} has no config.json."
             )
+        self.bounds = AnswerBounds.of(read_moe_shape(self.folder / "config.json"), max_tokens)
         self.dialect: Dialect = detect(client)
         self.checkpoint = self._model(options.dtype)
         self.random = texts is None
@@ -70,7 +72,7 @@ class ServerCheck(Work[ServerResult]):
                 self.prompts,
                 client=self.client,
                 dialect=self.dialect,
-                max_tokens=self.max_tokens,
+                bounds=self.bounds,
                 at_once=at_once,
                 progress=progress,
             )
