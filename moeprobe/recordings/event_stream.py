@@ -48,7 +48,10 @@ def responses_of_events(content: bytes) -> Iterator[dict[str, Any]]:
         if response is not None and _name(event) != _name(response):
             yield response
             response = None
-        response = event if response is None else _join_parts(response, event)
+        if response is None:
+            response = event
+        else:
+            _extend(response, event)
     if response is not None:
         yield response
 
@@ -68,36 +71,45 @@ def _name(event: dict[str, Any]) -> Any:
     return event.get("id") or event.get("request_id")
 
 
-def _join_parts(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return two parts as one: lists of tokens are joined, choices by their index, and else the later value holds."""
-    joined = dict(earlier)
-    for name, value in later.items():
-        before = earlier.get(name)
+class _Choices(list[Any]):
+    """Choices that grow from event to event, each found by its index: to look for it would take longer each time."""
+
+    def __init__(self, choices: list[Any]) -> None:
+        super().__init__()
+        self._places: dict[int, int] = {}
+        self.join(choices)
+
+    def join(self, choices: list[Any]) -> None:
+        """Add the choices of an event, which has those alone that went on."""
+        for position, choice in enumerate(choices):
+            slot = self._places.setdefault(_index(choice, position), len(self))
+            if slot == len(self):
+                self.append(choice)
+            elif isinstance(choice, dict) and isinstance(self[slot], dict):
+                _extend(self[slot], choice)
+            else:
+                self[slot] = choice
+
+
+def _extend(response: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add an event to a response: lists of tokens grow, choices go by their index, and else the later value holds."""
+    for name, value in event.items():
+        before = response.get(name)
         if value is None:
             continue
         if name == "choices" and isinstance(value, list) and isinstance(before, list):
-            joined[name] = _choices(before, value)
+            if not isinstance(before, _Choices):
+                before = response[name] = _Choices(before)
+            before.join(value)
+        # In place, since a copy for each event would take longer each time.
         elif name in _GROWING and isinstance(value, list) and isinstance(before, list):
-            joined[name] = before + value
+            before.extend(value)
         elif isinstance(value, dict) and isinstance(before, dict):
-            joined[name] = _join_parts(before, value)
+            _extend(before, value)
         else:
-            joined[name] = value
-    return joined
+            response[name] = value
 
 
-def _choices(earlier: list[Any], later: list[Any]) -> list[Any]:
-    """Return the choices of two parts; a part has those alone that went on."""
-    by_index = {_index(choice, position): choice for position, choice in enumerate(earlier)}
-    for position, choice in enumerate(later):
-        index = _index(choice, position)
-        if isinstance(choice, dict) and isinstance(by_index.get(index), dict):
-            by_index[index] = _join_parts(by_index[index], choice)
-        else:
-            by_index[index] = choice
-    return list(by_index.values())
-
-
-def _index(choice: Any, default: int) -> Any:
+def _index(choice: Any, default: int) -> int:
     index = choice.get("index") if isinstance(choice, dict) else None
     return default if type(index) is not int else index

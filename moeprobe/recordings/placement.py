@@ -15,7 +15,7 @@ Axes: E experts, N ranks.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from moeprobe.runtime.files import JSON_LIMIT, read_bytes, read_json
 
 Array = NDArray[np.float64]
 _FORMS = "a JSON list of ranks with their experts, the same by layer, an expert map of vllm-ascend, or CSV expert,rank"
+
+# More ranks than any deployment has; each takes a number for every expert of every layer.
+MOST_RANKS = 4096
 
 
 @dataclass(frozen=True)
@@ -96,17 +99,23 @@ def read_placement(path: Path, num_experts: Mapping[str, int], *, every_layer: S
     Raises:
         UserError: it cannot be read, lacks a layer or an expert, or names one that there is not.
     """
-    content = _of_csv(path) if path.suffix.lower() == ".csv" else read_json(path)
+    content = _of_csv(path, num_experts) if path.suffix.lower() == ".csv" else read_json(path)
     if isinstance(content, dict) and "layer_list" in content:
         content = _of_expert_map(path, content, every_layer)
-    shares = {}
+    shares: dict[str, Array] = {}
+    # A list for all layers is read once for each number of experts, not for each layer.
+    read: dict[int, Array] = {}
     for layer, experts in num_experts.items():
         if isinstance(content, dict) and layer not in content:
             raise UserError(
                 f"{path} lacks layer {layer}; choose the layers that it has with {option('layers')}."
             )
-        ranks = content[layer] if isinstance(content, dict) else content
-        shares[layer] = _shares(path, layer, ranks, experts)
+        if isinstance(content, dict):
+            shares[layer] = _shares(path, layer, content[layer], experts)
+        else:
+            if experts not in read:
+                read[experts] = _shares(path, layer, content, experts)
+            shares[layer] = read[experts]
     widths = {layer: share.shape[1] for layer, share in shares.items()}
     unlike = next((layer for layer, width in widths.items() if width != next(iter(widths.values()))), None)
     if unlike is not None:
@@ -120,6 +129,10 @@ def read_placement(path: Path, num_experts: Mapping[str, int], *, every_layer: S
 
 def _shares(path: Path, layer: str, ranks: Any, num_experts: int) -> Array:
     """Return the share of each expert's choices on each rank."""
+    if isinstance(ranks, list) and len(ranks) > MOST_RANKS:
+        raise UserError(
+            f"{path} has {len(ranks):,} ranks in {layer}, and at most {MOST_RANKS:,} are read; give {_FORMS}."
+        )
     if (
         not isinstance(ranks, list)
         or not ranks
@@ -163,8 +176,8 @@ def _of_expert_map(path: Path, content: Mapping[str, Any], every_layer: Sequence
     return dict(zip(every_layer, ranks, strict=True))
 
 
-def _of_csv(path: Path) -> Any:
-    """Return the ranks of all layers, or of each, of a CSV."""
+def _of_csv(path: Path, layers: Collection[str]) -> Any:
+    """Return the ranks of all layers, or of each of some, of a CSV."""
     try:
         rows = list(csv.DictReader(io.StringIO(read_bytes(path, limit=JSON_LIMIT).decode())))
         by_layer: dict[str, dict[int, list[int]]] = {}
@@ -178,7 +191,12 @@ def _of_csv(path: Path) -> Any:
         ) from error
     content = {}
     for layer, ranks in by_layer.items():
-        if min(ranks) < 0 or max(ranks) >= len(rows):
-            raise UserError(f"{path} numbers ranks from {min(ranks)} to {max(ranks)}; number them from 0 on.")
-        content[layer] = [ranks.get(rank, []) for rank in range(max(ranks) + 1)]
+        if min(ranks) < 0 or max(ranks) >= min(len(rows), MOST_RANKS):
+            raise UserError(
+                f"{path} numbers ranks from {min(ranks)} to {max(ranks)}; number them from 0 on, "
+                f"at most {MOST_RANKS:,}."
+            )
+        # A file may name many more layers than there are, each with its last rank alone.
+        if layer == "" or layer in layers:
+            content[layer] = [ranks.get(rank, []) for rank in range(max(ranks) + 1)]
     return content[""] if content.keys() == {""} else content

@@ -28,6 +28,7 @@ from moeprobe.recordings.log_rows import WHOLE_FILE, Fault, Row, as_array
 from moeprobe.recordings.long_text import parse_without, read_line
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import DAMAGE
+from moeprobe.runtime.torch_names import check_names
 
 # Whole numbers and floats, which are all that routing and what lies beside it takes.
 _KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "?")
@@ -68,6 +69,7 @@ def load_unpickled(path: Path) -> Any:
             # A compressed member could not be mapped, and would expand to any size.
             if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
                 raise UserError(f"{path} is compressed, which torch.save never does.")
+        check_names(path)
         # Only these types may be made; everything else in a pickle is refused.
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             return _torch_load(path)

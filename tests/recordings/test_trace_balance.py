@@ -1,6 +1,7 @@
 """Load over windows of requests and over ranks: planted recordings whose numbers are known."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -403,6 +404,7 @@ def test_one_input_has_a_load_and_no_course(tmp_path: Path) -> None:
         ({"layers.0": [list(range(16))]}, "lacks layer layers.1"),
         ({"layers.0": [list(range(16))], "layers.1": [list(range(16)), [0]]}, "1 ranks in layers.0 and 2"),
         ([0, 1, 2], "holds no placement of experts for layers.0"),
+        ([[]] * 4097, "has 4,097 ranks in layers.0, and at most 4,096 are read"),
         ({"layer_list": [{"device_list": [{"device_expert": list(range(16))}]}]}, "1 layers, and the trace has 2"),
         ({"layer_list": [{}, {}]}, "has a layer_list, and not the device_list"),
     ],
@@ -427,6 +429,20 @@ def test_an_expert_map_of_vllm_ascend_is_by_layer(tmp_path: Path) -> None:
     placement = read_placement(path, dict.fromkeys(LAYERS, 4), every_layer=LAYERS)
     assert placement.shares["layers.0"].argmax(1).tolist() == [0, 0, 1, 1]
     assert placement.shares["layers.1"].argmax(1).tolist() == [0, 1, 1, 0]
+
+
+def test_layers_that_a_placement_has_and_the_trace_has_not_cost_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    lines = [f"{layer},{expert},{expert // 8}" for layer in LAYERS for expert in range(EXPERTS)]
+    lines += [f"other.{number},0,4000" for number in range(20_000)]
+    path.write_text("layer,expert,rank\n" + "\n".join(lines))
+    before = time.process_time()
+    placement = read_placement(path, dict.fromkeys(LAYERS, EXPERTS), every_layer=LAYERS)
+    assert time.process_time() - before < 5, "each of them had a list of 4,000 ranks"
+    assert placement.num_ranks == 2
+    path.write_text("expert,rank\n" + "0,0\n" * 5000 + "1,4096")
+    with pytest.raises(UserError, match=r"from 0 to 4096; number them from 0 on, at most 4,096"):
+        read_placement(path, dict.fromkeys(LAYERS, EXPERTS), every_layer=LAYERS)
 
 
 def test_what_cannot_be_measured_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import DAMAGE, is_file, sha256
 from moeprobe.runtime.schema import ConfigSection, sentence
 from moeprobe.runtime.similar_paths import did_you_mean_path
+from moeprobe.runtime.torch_names import check_names
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # What must be known of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file.
@@ -278,6 +279,8 @@ def _check_not_packed(path: Path) -> None:
 def _state_dict(path: Path) -> dict[str, Tensor]:
     _check_not_packed(path)
     try:
+        if path.suffix != ".safetensors":
+            check_names(path)
         with warnings.catch_warnings(action="ignore"):  # of other versions of the format
             content: Any = (
                 load_file(path)

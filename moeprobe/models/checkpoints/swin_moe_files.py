@@ -24,6 +24,7 @@ from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import DAMAGE, check_regular, is_file, is_folder
 from moeprobe.runtime.similar_paths import did_you_mean_path
+from moeprobe.runtime.torch_names import check_names
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")
@@ -148,6 +149,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     allowed: list[Any] = [set, frozenset, (OrderedDict, "yacs.config.CfgNode")]
     check_regular(path)
     try:
+        check_names(path)
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     # torch leaves a file that is called so to safetensors.
