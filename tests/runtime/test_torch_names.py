@@ -4,6 +4,7 @@ import io
 import pickle
 import time
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,13 @@ from moeprobe.runtime.torch_names import check_names
 from tests.commands import refused
 from tests.security.slots import SETTINGS
 
-HONEST = {"weight": torch.ones(3, 4), "text": "x" * 50_000, "numbers": list(range(100))}
+HONEST = {
+    "weight": torch.ones(3, 4),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "nested": OrderedDict(a=[(1, 2.5, None, True), {3}, b"x"], b=torch.Size([2])),
+    "text": "x" * 50_000,
+    "numbers": list(range(100)),
+}
 GLOBAL = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 
@@ -54,6 +61,20 @@ def test_an_absurd_name_costs_no_time(name: bytes, zipped: bool, tmp_path: Path)
             unpickled(tmp_path / "a.pt")
     # Searching the message of one such file took 20 seconds.
     assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("spelled", [b"X\x03\0\0\0(((", b"((X\x01\0\0\0xh\x00tt"], ids=["text", "texts"])
+def test_what_is_no_class_is_not_called(spelled: bytes, zipped: bool, tmp_path: Path) -> None:
+    """torch's message would hold it, as long as it is, or as often as it is repeated."""
+    content = b"\x80\x02Nq\x00" + spelled + b")R."
+    path = tmp_path / "a.pt"
+    path.write_bytes(content)
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/data.pkl", content)
+    with pytest.raises(pickle.UnpicklingError, match="it calls what is no class"):
+        check_names(path)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
