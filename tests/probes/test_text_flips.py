@@ -169,8 +169,10 @@ def test_batches_change_nothing(folder: Path, model: Checkpoint) -> None:
     tables = [run(model, folder, batch_size=size).table for size in (20, 7)]
     # Margins differ in their last bits, by which a token at the edge of a tenth may be in the next one.
     is_tenth = tables[0]["tokens"].str.startswith("margin")
-    np.testing.assert_allclose(*(table.loc[~is_tenth, "value"] for table in tables), atol=2e-6)
-    np.testing.assert_allclose(*(table.loc[is_tenth, "trials"].astype(float) for table in tables), atol=1)
+    values, others = (table.loc[~is_tenth, "value"] for table in tables)
+    np.testing.assert_allclose(values, others, atol=2e-6)
+    trials, others = (table.loc[is_tenth, "trials"].astype(float) for table in tables)
+    np.testing.assert_allclose(trials, others, atol=1)
     assert {"token", "prefix", "margin 1/10"} <= set(tables[0]["tokens"])
     row = tables[0][(tables[0]["metric"] == "flip_next_random") & (tables[0]["tokens"] == "prefix")].iloc[0]
     assert (row["images"], row["trials"]) == (20, 20)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moeprobe.errors import UserError
-from moeprobe.recordings.responses import unpickled
+from moeprobe.recordings.responses import load_unpickled
 from moeprobe.runtime.torch_names import check_names
 from tests.commands import refused
 from tests.security.slots import SETTINGS
@@ -58,7 +58,7 @@ def test_an_absurd_name_costs_no_time(name: bytes, zipped: bool, tmp_path: Path)
     assert "is damaged or no file of torch's" in said
     if zipped:
         with pytest.raises(UserError, match="is damaged, or torch"):
-            unpickled(tmp_path / "a.pt")
+            load_unpickled(tmp_path / "a.pt")
     # Searching the message of one such file took 20 seconds.
     assert time.process_time() - before < 10
 
