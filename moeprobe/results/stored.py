@@ -233,12 +233,12 @@ def _packed(groups: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
     waiting: list[pa.Table] = []
     rows = values = 0
     for group in groups:
-        more = _num_values(group)
-        if waiting and (rows + group.num_rows > GROUP or values + more > _SHARED_VALUES):
+        group_values = _num_values(group)
+        if waiting and (rows + group.num_rows > GROUP or values + group_values > _SHARED_VALUES):
             yield waiting
             waiting, rows, values = [], 0, 0
         waiting.append(group)
-        rows, values = rows + group.num_rows, values + more
+        rows, values = rows + group.num_rows, values + group_values
     if waiting:
         yield waiting
 

@@ -102,8 +102,8 @@ class ReorderedInputs:
         """Return the counts with the second model's inputs in an order ``(n,)``."""
         if self._columns is None:
             first, second = self._sparse
-            places = first.shape[0] // self._inputs
-            rows = (order[:, None] * places + np.arange(places)).ravel()
+            num_places = first.shape[0] // self._inputs
+            rows = (order[:, None] * num_places + np.arange(num_places)).ravel()
             return joint_counts(first, second[rows])
         (num_first, num_second), (of_first, of_second) = self._shape, self._columns
         common = np.zeros(self._shape, np.int64)
@@ -123,11 +123,11 @@ class ReorderedInputs:
 
     def _as_columns(self, rows: Any) -> list[Numbers]:
         """Return the experts of the tokens ``(n, P)``, one by one; E = no more, E + 1 = the model lacks the token."""
-        num_experts, held = rows.shape[1] - 1, np.diff(rows.indptr)
+        num_experts, row_sizes = rows.shape[1] - 1, np.diff(rows.indptr)
         columns = []
-        for column in range(max(int(held.max(initial=1)) - 1, 1)):
-            experts = np.where(held > 0, num_experts, num_experts + 1)
-            has = held > column + 1
+        for column in range(max(int(row_sizes.max(initial=1)) - 1, 1)):
+            experts = np.where(row_sizes > 0, num_experts, num_experts + 1)
+            has = row_sizes > column + 1
             experts[has] = rows.indices[rows.indptr[:-1][has] + column]
             columns.append(experts.reshape(self._inputs, -1))
         return columns
@@ -135,8 +135,8 @@ class ReorderedInputs:
 
 def _is_ragged(rows: Any) -> bool:
     """Whether tokens have fewer than half as many experts as the one with most, on average."""
-    held = np.diff(rows.indptr) - 1
-    return bool(held.max(initial=0) > 1 and held[held >= 0].mean() < held.max() / 2)
+    row_sizes = np.diff(rows.indptr) - 1
+    return bool(row_sizes.max(initial=0) > 1 and row_sizes[row_sizes >= 0].mean() < row_sizes.max() / 2)
 
 
 def permuted_orders(clusters: Numbers, rng: np.random.Generator, count: int) -> Iterator[Numbers]:
