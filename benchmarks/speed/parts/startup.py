@@ -17,10 +17,13 @@ from moeprobe.models.nn.build import build_model
 
 TORCH = "import torch"
 _WRONG = 2
+# The first use of a function: naming moeprobe.api alone imports nothing.
+_LOAD = "from moeprobe import api; api.load_model({!r})"
+_ASK = "from moeprobe import api; api.match_ratio({!r}, data='digits', limit=2)"
 
 
 class Startup(Part):
-    """Help, `inspect`, small files and finished runs, each in a process of its own, against `import torch`."""
+    """Help, `inspect`, first use from Python, small files, finished runs: a process each, against `import torch`."""
 
     rounds = 7
 
@@ -43,7 +46,8 @@ class Startup(Part):
                     _WRONG,
                     0.2,
                 ),
-                "import moeprobe.api": ([sys.executable, "-c", "import moeprobe.api"], 0, 1.2),
+                "api.load_model": ([sys.executable, "-c", _LOAD.format(str(checkpoint))], 0, 1.6),
+                "api.match_ratio, two images": ([sys.executable, "-c", _ASK.format(str(checkpoint))], 0, 2.5),
                 "trace analyze, a small file": ([*moeprobe, "trace", "analyze", str(trace)], 0, 1.0),
                 "compare, a finished run": ([*moeprobe, "compare", str(run)], 0, 0.5),
                 "report, a finished run": (
