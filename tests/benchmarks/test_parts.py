@@ -131,7 +131,7 @@ def test_routers_get_as_many_places() -> None:
 @pytest.mark.slow
 @pytest.mark.promise
 def test_startup() -> None:
-    """Nine processes."""
+    """Ten processes."""
     table = bench(["startup"], settings=Settings(quick=True, rounds=1)).table
     assert set(table.loc[table["target"] != "", "contestant"]) == {
         "moeprobe --help",
