@@ -98,15 +98,15 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
-# Those of the above that hold numbers; whole ones may be empty.
+# Those of the above that hold numbers: whole ones that may be empty, counts, which never are, and seeds of any length.
 WHOLE = ("draw", "expert", "expert_b", "carriers")
-NUMBERS = frozenset(
-    (
-        *WHOLE, "train_seed", "top_k", "severity", "value", "ci_low", "ci_high", "images", "trials", "seed",
-        "checkpoint_value", "reference_value", "se", "sim_low", "sim_high", "family_cells", "p", "p_holm", "detectable",
-        "margin",
-    )
-)  # fmt: skip
+COUNTS = ("images", "trials")
+SEEDS = ("train_seed", "seed")
+INTEGERS = frozenset((*WHOLE, *COUNTS, "top_k", "family_cells"))
+NUMBERS = INTEGERS | {
+    *SEEDS, "severity", "value", "ci_low", "ci_high", "checkpoint_value", "reference_value", "se", "sim_low",
+    "sim_high", "p", "p_holm", "detectable", "margin",
+}  # fmt: skip
 # What the table adds to them, in ``moeprobe tradeoff``.
 TRADEOFF_COLUMNS: dict[str, str] = {
     "capacity_factor": "c, the tokens an expert takes, divided by an even load; empty where tokens choose",

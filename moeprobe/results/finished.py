@@ -1,6 +1,5 @@
 """Finished runs, read from their folders and put together as if they had been one run."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError
 from moeprobe.results import stored
-from moeprobe.results.columns import NUMBERS, WHOLE
+from moeprobe.results.csv_files import read_rows, read_values
 from moeprobe.results.folder import Result
+from moeprobe.results.own_files import not_as_written
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import VIEWS, check_plugins
-from moeprobe.runtime.characters import restored
+from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.short_paths import shortest_ends
 
-# Bytes of a table.
-_LARGEST_CSV = 2**30
 # Columns of texts in tables that hold no values of metrics; a name may look like a number.
 _TEXTS = frozenset(["checkpoint", "image_id", "kind", "layer", "model", "number", "view_1"])
 
@@ -82,18 +79,17 @@ def read(path: Path) -> Measured:
     if packed is not None:
         sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
     elif files.is_file(images):
-        files.check_regular(images)
-        try:
-            sums, digest = of_file(images), files.sha256(images)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{images} cannot be read; run the probe again.") from error
+        sums, digest = of_file(images), files.sha256(images)
     else:
         raise UserError(
             f"{path} holds no {IMAGES}, which differences are computed from: it is a run of "
             f"{request.get('kind')}, or the file is gone; give the folder of a probe that has written one."
         )
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
-        raise UserError(f"{path / FINISHED} lacks {', '.join(sorted(missing))}; run the probe again.")
+        raise not_as_written(path / FINISHED, f"it lacks {', '.join(sorted(missing))}")
+    for name in dict.fromkeys(cell.checkpoint for cell in sums):
+        if name not in checkpoints:
+            raise not_as_written(images, f"it is about {quoted(name)}, which {FINISHED} does not name")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest})
@@ -114,51 +110,20 @@ def read_result(path: Path) -> Result:
 
 def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
     """Return a table of values: texts as they were, and numbers."""
-    text = files.read_bytes(path, limit=_LARGEST_CSV)
-    try:
-        header = list(pd.read_csv(io.BytesIO(text), nrows=0))
-        # A checkpoint may be called "nan" or "007".
-        texts = {name: str for name in header if name not in NUMBERS}
-        whole_numbers = {name: "Int64" for name in WHOLE if name in header}
-        missing_as = {name: [""] for name in NUMBERS}
-        table = pd.read_csv(
-            io.BytesIO(text), dtype=texts | whole_numbers, keep_default_na=False, na_values=missing_as
-        )
-        table = table.assign(**{name: table[name].map(restored) for name in texts})
-    except ValueError as error:
-        raise UserError(
-            f"Cannot read {path} ({error}); run the probe again with {option('overwrite')}."
-        ) from error
+    table = read_values(path)
     if missing := {"checkpoint", "layer", "metric", "value"} - set(table):
-        raise UserError(
-            f"{path} lacks {', '.join(sorted(missing))}; run the probe again with {option('overwrite')}."
-        )
+        raise not_as_written(path, f"it lacks {', '.join(sorted(missing))}")
     check_names(path, table, sidecar)
     return table
 
 
-def read_rows(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
     """Return a table that a run wrote beside its values, such as one row per patch, as it was written.
 
     Raises:
         UserError: it cannot be read.
     """
-    text = files.read_bytes(path, limit=_LARGEST_CSV)
-    try:
-        header = list(pd.read_csv(io.BytesIO(text), nrows=0))
-        numbers = [name for name in header if name not in _TEXTS]
-        table = pd.read_csv(
-            io.BytesIO(text),
-            dtype=dict.fromkeys(_TEXTS.intersection(header), str),
-            dtype_backend="numpy_nullable",
-            keep_default_na=False,
-            na_values={name: [""] for name in numbers},
-        )
-    except ValueError as error:
-        raise UserError(
-            f"Cannot read {path} ({error}); run its command again with {option('overwrite')}."
-        ) from error
-    return table.assign(**{name: table[name].map(restored) for name in header if name in _TEXTS})
+    return read_rows(path, texts=_TEXTS)
 
 
 def written_files(folder: Path, *names: str) -> list[str]:
@@ -175,14 +140,14 @@ def read_all(paths: Sequence[Path]) -> Measured:
     Raises:
         UserError: a run cannot be read or is named twice, or two differ in more than their checkpoints.
     """
-    resolved = [path.resolve() for path in paths]
-    for path, number in Counter(resolved).items():
+    real_paths = [files.resolved(path) for path in paths]
+    for path, number in Counter(real_paths).items():
         if number > 1:
             raise UserError(f"{path} was named twice.")
     runs = [read(path) for path in paths]
     for path, run in zip(paths[1:], runs[1:], strict=True):
         _agree(paths[0], _shared_request(runs[0]), path, _shared_request(run))
-    names = _names(resolved, [list(run.checkpoints) for run in runs])
+    names = _names(real_paths, [list(run.checkpoints) for run in runs])
     checkpoints: dict[str, dict[str, Any]] = {}
     sums = []
     for run, renamed in zip(runs, names, strict=True):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel
 
 from moeprobe.errors import UserError, option
+from moeprobe.results.own_files import STRICT, reading, validate
 from moeprobe.runtime import files
 from moeprobe.runtime.parquet import check_parquet_size
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 CELLS, PACK, PACKED_IMAGES = "cells", "cells.json", "cells.parquet"
 # Some kilobytes per run: enough for tens of thousands of runs.
 _LIMIT = 2**28
+_MEND = f"restore the file, or measure again with {option('overwrite')}"
 
 
 class PackedRun(BaseModel):
     """One run of a probe: its rows and columns in the Parquet file, the hash its own file had, and its sidecar."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = STRICT
 
     rows: int
     columns: list[str]
@@ -38,7 +40,7 @@ class PackedRun(BaseModel):
 class PackedCell(BaseModel):
     """One cell: the content of its ``cell.json`` and ``metrics.csv`` (None without one), and its runs by name."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = STRICT
 
     about: dict[str, Any]
     metrics: str | None = None
@@ -46,6 +48,8 @@ class PackedCell(BaseModel):
 
 
 class _Pack(BaseModel):
+    model_config = STRICT
+
     cells: dict[str, PackedCell]
 
 
@@ -75,14 +79,8 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return {}
     if path not in _PACKS or _PACKS[path][0] != version:
-        try:
-            _PACKS[path] = version, _Pack.model_validate(files.read_json(path, limit=_LIMIT)).cells
-        except ValidationError as error:
-            location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
-            raise UserError(
-                f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with "
-                f"{option('overwrite')}."
-            ) from None
+        content = files.read_json(path, limit=_LIMIT)
+        _PACKS[path] = version, validate(_Pack, content, path, mend=_MEND).cells
     return _PACKS[path][1]
 
 
@@ -110,7 +108,6 @@ def read_packed_images(run: Place) -> "pa.Table":
     Raises:
         UserError: the Parquet file cannot be read, or lacks rows or columns of the run.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -118,16 +115,11 @@ def read_packed_images(run: Place) -> "pa.Table":
     if not files.is_there(path):
         raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
     of_run = (pc.field("run") == run.name) & (pc.field("cell") == run.cell)
-    try:
+    with reading(path, mend=_MEND):
         check_parquet_size(path, pq.read_metadata(path), all_rows=False)
         images = pq.read_table(path, columns=run.run.columns, filters=of_run)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read; restore the file, or measure again with {option('overwrite')}."
-        ) from error
     if images.num_rows != run.run.rows:
         raise UserError(
-            f"{path} holds {images.num_rows:,} rows of {run.cell}/{run.name} instead of {run.run.rows:,}; "
-            f"restore the file, or measure again with {option('overwrite')}."
+            f"{path} holds {images.num_rows:,} rows of {run.cell}/{run.name} instead of {run.run.rows:,}; {_MEND}."
         )
     return images.replace_schema_metadata(None)

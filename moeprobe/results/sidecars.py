@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, Field
 
 from moeprobe import __version__
 from moeprobe.errors import UserError, option
+from moeprobe.results.own_files import STRICT, validate
 from moeprobe.results.packed import Place, find_run
 from moeprobe.results.sums import FORMAT
 from moeprobe.runtime.device import FLOAT32
@@ -178,7 +179,7 @@ class Sidecar(dict[str, Any]):
 class _Part(BaseModel):
     """Check the types of the entries that moeprobe reads; a missing entry fails where it is needed."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = STRICT
 
 
 class _ViewSchema(_Part):
@@ -221,11 +222,15 @@ class _FloorSchema(_Part):
     ci_high: float | None
 
 
+_Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
 class _CheckpointSchema(_Part):
     training: dict[str, Any] = {}
     group_images: int | None = None
     warning: str = ""
     precision_floor: _FloorSchema | None = None
+    router_sizes: dict[str, _Pair] | None = None
 
 
 class _SidecarSchema(_Part):
@@ -274,15 +279,7 @@ def read_sidecar(folder: Path) -> Sidecar:
     if packed is None and is_file(folder / REQUEST) and not is_there(path):
         raise UserError(f"{folder} holds an unfinished run; give its command again to finish it.")
     content = read_json(path) if packed is None else copy.deepcopy(packed.run.sidecar)
-    try:
-        _SidecarSchema.model_validate(content)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        location = ".".join(str(part) for part in problem["loc"]) or "all of it"
-        raise UserError(
-            f"{path} is not as moeprobe wrote it: {location}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; "
-            f"run its command again with {option('overwrite')}."
-        ) from None
+    validate(_SidecarSchema, content, path)
     sidecar = Sidecar(content)
     sidecar.packed = packed
     return sidecar

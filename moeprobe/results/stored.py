@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moeprobe.errors import UserError
+from moeprobe.results.own_files import not_as_written, reading
 from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import Scratch, atomic_file, version_of
+from moeprobe.runtime.files import Scratch, atomic_file, check_regular, version_of
 from moeprobe.runtime.parquet import check_parquet_size, open_parquet
 from moeprobe.runtime.processes import usable
 
@@ -148,27 +148,27 @@ def of_file(path: Path) -> SumsStore:
     """Return the sums of a file; one whose cells do not lie one after the other is read at once.
 
     Raises:
-        OSError: it cannot be read.
-        pa.ArrowException: it is damaged.
-        UserError: it holds more than a run writes.
+        UserError: it cannot be read, is damaged, or holds more than a run writes.
     """
-    version = version_of(path)
-    file = open_parquet(path, version)
-    schema = file.schema_arrow.remove_metadata()
-    check_parquet_size(path, file.metadata, all_rows=False)
-    if problem := _problem_of_columns(schema):
-        raise UserError(f"{path} {problem}; run the probe again.")
-    cells = []
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
-        spans = _spans(file, number, schema)
-        if spans is None:
-            check_parquet_size(path, file.metadata, all_rows=True)
-            return of_table(file.read().replace_schema_metadata(None))
-        for (checkpoint, *cell), rows in spans:
-            chunk = RowGroup(path, version, number, rows, group.num_rows, schema)
-            cells.append(StoredCell(checkpoint, Cell(*cell), (chunk,)))
-    return SumsStore(cells)
+    check_regular(path)
+    with reading(path):
+        version = version_of(path)
+        file = open_parquet(path, version)
+        schema = file.schema_arrow.remove_metadata()
+        check_parquet_size(path, file.metadata, all_rows=False)
+        if problem := _problem_of_columns(schema):
+            raise not_as_written(path, problem)
+        cells = []
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            spans = _spans(file, number, schema)
+            if spans is None:
+                check_parquet_size(path, file.metadata, all_rows=True)
+                return of_table(file.read().replace_schema_metadata(None))
+            for (checkpoint, *cell), rows in spans:
+                chunk = RowGroup(path, version, number, rows, group.num_rows, schema)
+                cells.append(StoredCell(checkpoint, Cell(*cell), (chunk,)))
+        return SumsStore(cells)
 
 
 def _spans(file: Any, number: int, schema: pa.Schema) -> list[tuple[list[Any], range]] | None:
@@ -199,7 +199,7 @@ def _problem_of_columns(schema: pa.Schema) -> str | None:
     lacking = [name for name in (*KEYS, "image_id") if name not in schema.names]
     # A run that measured nothing wrote no columns at all (see ``write``).
     if lacking and schema.names:
-        return f"lacks the column {lacking[0]} of sums per image"
+        return f"it lacks the column {lacking[0]} of sums per image"
     for field in schema:
         kind = field.type.value_type if pa.types.is_list(field.type) else field.type
         is_text = field.name in _TEXTS
@@ -209,7 +209,7 @@ def _problem_of_columns(schema: pa.Schema) -> str | None:
             else pa.types.is_signed_integer(kind) or pa.types.is_float64(kind)
         )
         if not is_allowed:
-            return f"holds {field.name} as {kind}, which no run writes"
+            return f"it holds {field.name} as {kind}, which no run writes"
     return None
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
+from moeprobe.results.own_files import reading
 from moeprobe.results.sums import CONSTANT, Cell
 from moeprobe.results.tables import CELL_COLUMNS
 from moeprobe.runtime.files import Version
@@ -128,13 +129,14 @@ class RowGroup:
         return rows.drop_columns([name for name in rows.column_names if name in left_out])
 
     def _read(self, columns: list[str]) -> pa.Table:
-        file = open_parquet(self.path, self.version)
-        # A few rows at a time use the same memory again, which a whole group would get from the system.
-        batches = file.iter_batches(
-            _BATCH_IMAGES, row_groups=[self.number], columns=columns, use_threads=False
-        )
-        schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
-        return pa.Table.from_batches(batches, schema=schema)
+        with reading(self.path):
+            file = open_parquet(self.path, self.version)
+            # A few rows at a time use the same memory again, which a whole group would get from the system.
+            batches = file.iter_batches(
+                _BATCH_IMAGES, row_groups=[self.number], columns=columns, use_threads=False
+            )
+            schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
+            return pa.Table.from_batches(batches, schema=schema)
 
 
 # Cells are read in their order, those of two checkpoints in turn.
@@ -334,6 +336,13 @@ def _to_numpy(name: str, column: pa.ChunkedArray, top_k: int) -> NDArray[np.gene
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
-    lists = array.flatten().to_numpy().reshape(len(array), -1)
     # Choices of experts are kept flat, K per patch.
-    return lists.reshape(len(array), -1, top_k) if name.endswith("_selected") else lists
+    depth = top_k if name.endswith("_selected") else 1
+    lengths, values = np.diff(array.offsets.to_numpy()), array.flatten()
+    if values.null_count or depth < 1 or (lengths != lengths[:1]).any() or (lengths % depth).any():
+        raise DamagedSumsError(
+            f"The lists of {name} have gaps or other lengths than they should; run the probe again with "
+            f"{option('overwrite')}."
+        )
+    lists = values.to_numpy().reshape(len(array), -1)
+    return lists.reshape(len(array), -1, depth) if name.endswith("_selected") else lists

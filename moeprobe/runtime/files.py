@@ -11,6 +11,7 @@ import shutil
 import stat
 import struct
 import tempfile
+import tokenize
 import weakref
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 DAMAGE = (
     OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
+)  # fmt: skip
+
+# What NumPy may raise when it reads a damaged .npy file, whose header it parses as Python.
+NPY_DAMAGE = (
+    OSError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, SyntaxError, MemoryError, RecursionError,
+    tokenize.TokenError,
 )  # fmt: skip
 
 # Inode, size, and time of the last change.
@@ -176,7 +183,15 @@ def read_json(path: Path, *, limit: int = JSON_LIMIT) -> Any:
     Raises:
         UserError: it cannot be read, is no regular file, is larger, or is no JSON.
     """
-    content = read_bytes(path, limit=limit)
+    return parse_json(path, read_bytes(path, limit=limit))
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Return what JSON holds; ``path`` is for the sentence.
+
+    Raises:
+        UserError: it is no JSON, or nested too deeply for Python.
+    """
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError as error:

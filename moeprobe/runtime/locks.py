@@ -196,7 +196,13 @@ def _holder(path: Path) -> str:
     try:
         info = read_json(path, limit=_LARGEST)
         return f"process {int(info['pid'])} on {info['host']}, since {info['since']}: {info['command']}"
-    except (UserError, ValueError, LookupError, TypeError):
+    except (
+        UserError,
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+    ):  # JSON's 1e999 is an infinite number
         return "another process"
 
 

@@ -39,7 +39,7 @@ from moeprobe.results.summaries import About
 from moeprobe.results.values import estimators
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import unknown
-from moeprobe.runtime.files import display_path, write_csv
+from moeprobe.runtime.files import display_path, resolved, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
     for item in models:
         # --overwrite would delete what is to be compared.
-        if isinstance(item, str | Path) and out and Path(item).resolve().is_relative_to(out.resolve()):
+        if isinstance(item, str | Path) and out and resolved(Path(item)).is_relative_to(resolved(out)):
             raise UserError(f"{item} is in {out}; choose another {option('out')}.")
 
 

@@ -43,10 +43,10 @@ class Paper(Kind):
     @classmethod
     def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
         """Return the tables, as the run itself printed them."""
-        from moeprobe.results.finished import read_rows
+        from moeprobe.results.finished import read_table
         from moeprobe.results.tables import records
 
-        table, load = (records(read_rows(folder / name)) for name in ("seeds.csv", "load.csv"))
+        table, load = (records(read_table(folder / name)) for name in ("seeds.csv", "load.csv"))
         return {"table": table, "load": load, "sidecar": sidecar}
 
 

@@ -64,6 +64,16 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
         end(process)
 
 
+@pytest.mark.parametrize(
+    "content", ['{"pid": 1e999, "host": "", "since": "", "command": ""}', "[]", "", "\xff"]
+)
+def test_a_lock_that_does_not_say_who_holds_it(tmp_path: Path, content: str) -> None:
+    with Lock(tmp_path / LOCK):
+        (tmp_path / LOCK).write_text(content, encoding="latin-1")
+        with pytest.raises(UserError, match="is in use by another process"):
+            Lock(tmp_path / LOCK)
+
+
 @pytest.mark.parametrize("how", [(), ("fork",)])
 def test_a_killed_process_blocks_nobody_and_its_temporary_files_go(
     tmp_path: Path, how: tuple[str, ...]

@@ -326,7 +326,7 @@ def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_
     gone = tmp_path / "gone"
     shutil.copytree(both, gone)
     (gone / "images.parquet").write_bytes(b"PAR1")
-    assert "images.parquet cannot be read" in refused("compare", gone)
+    assert "images.parquet is not as moeprobe wrote it" in refused("compare", gone)
     (gone / "images.parquet").unlink()
     assert "holds no images.parquet" in refused("compare", gone)
     (gone / "table.json").write_text("{}")

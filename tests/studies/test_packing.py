@@ -204,9 +204,9 @@ def test_a_column_of_another_type_leaves_the_folders(copy: Path) -> None:
         (
             "cells.json",
             b'{"cells": {"prc": {"about": {}, "runs": []}}}',
-            "is not as moeprobe wrote it (cells.prc.runs)",
+            "is not as moeprobe wrote it (cells.prc.runs: ",
         ),
-        ("cells.parquet", b"PAR1", "cells.parquet cannot be read; restore the file"),
+        ("cells.parquet", b"PAR1", "cells.parquet is not as moeprobe wrote it"),
         ("cells.parquet", None, "cells.parquet is missing, which cells.json next to it belongs to"),
     ],
 )

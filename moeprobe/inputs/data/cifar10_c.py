@@ -17,7 +17,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import SEVERITIES, parse_location
 from moeprobe.inputs.data.base import Example, ImageDataset, check_split, require_folder
-from moeprobe.runtime.files import is_file
+from moeprobe.runtime.files import NPY_DAMAGE, is_file
 
 # Those of CIFAR-10, in the order of its labels; the archive of CIFAR-10-C has no names.
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -75,5 +75,5 @@ def _read(path: Path) -> NDArray[np.generic]:
     try:
         array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
-    except (OSError, ValueError, EOFError) as error:
+    except NPY_DAMAGE as error:
         raise UserError(f"{str(path)!r} is damaged, or no .npy file of numbers.") from error

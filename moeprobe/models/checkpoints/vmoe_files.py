@@ -40,10 +40,12 @@ from moeprobe.models.checkpoints.arrays import (
 from moeprobe.models.checkpoints.msgpack import Cursor, File
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import check_regular_files, is_file, is_folder
+from moeprobe.runtime.files import JSON_LIMIT, check_regular_files, is_file, is_folder, parse_json, resolved
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 VERSION = "20220622"
+# Deeper than any state of a training; a file of nothing but brackets must not use up the stack.
+MOST_LEVELS = 64
 MARK = "__msgpack_array_chunk_a87ca2__"
 LEAF, SLICES = 8, 6  # codes of the extension objects of an array in the index, and of a box
 
@@ -329,7 +331,7 @@ def read_orbax(folder: Path) -> StoredArrays:
 
 
 def _read(folder: Path, tensorstore: Any) -> StoredArrays:
-    base = {"driver": "file", "path": f"{folder.resolve()}/"}
+    base = {"driver": "file", "path": f"{resolved(folder)}/"}
     packed = is_file(folder / _OCDBT)
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base} if packed else base).result()
     arrays: dict[str, ZarrArray] = {}
@@ -340,6 +342,7 @@ def _read(folder: Path, tensorstore: Any) -> StoredArrays:
         if mark not in _DRIVERS or not key_path:
             continue
         name = key_path.replace(".", "/")
+        _check_description(folder / key.decode(errors="replace"), store.read(key).result().value)
         spec = {"driver": _DRIVERS[mark], "kvstore": (store / f"{key_path}/").spec().to_json()}
         # A missing chunk is damage, and must not be read as zeros.
         opened = tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True).result()
@@ -353,6 +356,21 @@ def _read(folder: Path, tensorstore: Any) -> StoredArrays:
     if unpacked > _MOST_UNPACKED * size:
         raise UserError(f"{folder} is damaged: its {size:,} bytes should unpack to {unpacked:,}.")
     return StoredArrays(arrays, tuple(non_arrays))
+
+
+def _check_description(path: Path, content: bytes) -> None:
+    """Raise ``UserError`` if an array's JSON is longer or deeper than any: TensorStore would overflow the stack."""
+    if len(content) > JSON_LIMIT or _is_deeper(parse_json(path, content), MOST_LEVELS):
+        raise UserError(
+            f"{path} is damaged: the description of an array has at most {JSON_LIMIT:,} bytes and {MOST_LEVELS} levels."
+        )
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _check_chunks(folder: Path, name: str, opened: Any) -> None:
@@ -370,10 +388,6 @@ def _error(problem: str, error: BaseException) -> UserError:
     """Return TensorStore's message as one sentence, without its source locations."""
     message = " ".join(str(error).split()).partition(" [")[0] or type(error).__name__
     return UserError(f"{problem}: {''.join(c for c in message if c.isprintable())[:300].rstrip('.')}.")
-
-
-# Deeper than any state of a training; a file of nothing but brackets must not use up the stack.
-MOST_LEVELS = 64
 
 
 def read_flax(path: Path) -> StoredArrays:

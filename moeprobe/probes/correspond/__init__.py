@@ -84,7 +84,7 @@ class Correspond(StandaloneQuestion["CorrespondResult"]):
     @classmethod
     def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
         """Return the pairs, and the files."""
-        from moeprobe.results.finished import read_rows, written_files
+        from moeprobe.results.finished import read_table, written_files
         from moeprobe.results.tables import records
 
-        return {"pairs": records(read_rows(folder / PAIRS)), "files": written_files(folder, PAIRS)}
+        return {"pairs": records(read_table(folder / PAIRS)), "files": written_files(folder, PAIRS)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, model_validator
 
 from moeprobe.adapters.base import Checkpoint, Models
 from moeprobe.declarations import Probe, registry
@@ -23,11 +23,12 @@ from moeprobe.probes.engine.checks import check_folder, check_some
 from moeprobe.probes.engine.run import ProbeWork, prepare
 from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.folder import OutputFolder, figures_as_asked
+from moeprobe.results.own_files import STRICT, validate
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.distributed import Ranks, own_device
-from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json
+from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json, resolved
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.run_files import PARTS, SHARD, SHARDS
 
@@ -60,7 +61,7 @@ class MeasuredShard:
 class _Asked(BaseModel):
     """The repeatable part of a shard's request."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = STRICT
 
     probe: str
     fields: dict[str, Any]
@@ -70,14 +71,14 @@ class _Asked(BaseModel):
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = STRICT
 
     shard: str
     checkpoints: dict[str, dict[str, Any]]
 
 
 class _Sidecar(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = STRICT
 
     shard: str
     images: int
@@ -88,6 +89,10 @@ class _Sidecar(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        try:
+            Shard.read(self.shard)
+        except UserError:
+            raise ValueError("shard is not NUMBER/OF") from None
         if odd := sorted(set(self.asked.options) & set(_OWN)):
             raise ValueError(f"asked.options.{odd[0]} is no option that shards share")
         if lacking := sorted(set(self.request.checkpoints) - set(self.images_per_second)):
@@ -230,7 +235,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
 def check_destination(shards: Shards[Any], out: Path) -> None:
     """Raise ``UserError`` if a folder belongs to a shard, which ``--overwrite`` would remove before it is read."""
     for path in shards.paths:
-        if path.resolve() == out.resolve():
+        if resolved(path) == resolved(out):
             raise UserError(f"{display_path(path)} is one of the shards; choose another {option('out')}.")
 
 
@@ -304,18 +309,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{display_path(path)} holds no shard; name folders that were measured with {option('shard')}."
         )
     content = read_json(path / SHARD)
-    try:
-        _Sidecar.model_validate(content)
-        Shard.read(content["shard"])
-    except (ValidationError, UserError) as error:
-        problem_path = "shard"
-        if isinstance(error, ValidationError):
-            problem = error.errors()[0]
-            problem_path = ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
-        raise UserError(
-            f"{display_path(path / SHARD)} is not as moeprobe wrote it ({problem_path}); measure the shard again "
-            f"with {option('overwrite')}."
-        ) from None
+    validate(_Sidecar, content, path / SHARD, mend=f"measure the shard again with {option('overwrite')}")
     assert isinstance(content, dict)
     return content
 

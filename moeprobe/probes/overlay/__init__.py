@@ -85,11 +85,11 @@ class Overlay(Probe["OverlayResult"]):
     @classmethod
     def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
         """Return the patches or tokens, and the files."""
-        from moeprobe.results.finished import read_rows, written_files
+        from moeprobe.results.finished import read_table, written_files
         from moeprobe.results.tables import records
 
         name = PATCHES if is_file(folder / PATCHES) else TOKENS
         return {
-            Path(name).stem: records(read_rows(folder / name)),
+            Path(name).stem: records(read_table(folder / name)),
             "files": written_files(folder, name, PIXELS),
         }

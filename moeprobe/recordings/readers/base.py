@@ -10,7 +10,6 @@ import base64
 import binascii
 import io
 import math
-import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +22,13 @@ from numpy.typing import NDArray
 from moeprobe.recordings.log_rows import Fault, Tokens
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import DAMAGE
+from moeprobe.runtime.files import NPY_DAMAGE
 
 KEY = "routed_experts"
 # More tokens than any sequence has.
 _MOST = 2**31 - 1
 # The first bytes of an .npy file, in base64.
 NPY = "k05VTVBZ"
-# NumPy reads the header as Python: as text, or by its tokens where an old version wrote it.
-_HEADER_DAMAGE = (*DAMAGE, SyntaxError, tokenize.TokenError)
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
@@ -325,7 +322,7 @@ def npy_header(
     }
     try:
         shape, fortran, dtype = headers[np.lib.format.read_magic(stream)](stream)
-    except _HEADER_DAMAGE:
+    except NPY_DAMAGE:
         raise Fault(f"{what} is not base64 of an .npy file") from None
     if len(shape) != 3 or min(shape) < 0:
         raise Fault(f"{what} is an .npy file of shape {shape}; expected {axes}")

@@ -5,7 +5,7 @@ It runs the probes that join it by their declarations (``Kind.audit``), judges t
 """
 
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep
-from moeprobe.studies.audit.result import AuditResult
-from moeprobe.studies.audit.run import audit, audit_runs, plan_audit, read_audit
+from moeprobe.studies.audit.result import AuditResult, read_audit
+from moeprobe.studies.audit.run import audit, audit_runs, plan_audit
 
 __all__ = ["AuditPlan", "AuditResult", "AuditStep", "audit", "audit_runs", "plan_audit", "read_audit"]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, PositiveInt
+
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import AuditEntry, Probe, registry
 from moeprobe.declarations.kinds import audit_entry
@@ -15,6 +17,7 @@ from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.run import ProbeWork
 from moeprobe.probes.engine.run_spec import chosen_layers
+from moeprobe.results.own_files import STRICT, validate
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import is_file, read_json, write_json
 
@@ -232,20 +235,38 @@ def write_plan(folder: Path, plan: AuditPlan) -> None:
     write_json(folder / PLAN, {"steps": steps, "left_out": dict(plan.left_out), "available": plan.available})
 
 
+class _Step(BaseModel):
+    model_config = STRICT
+
+    probe: str
+    images: PositiveInt
+    passes: NonNegativeInt
+    seconds: FiniteFloat
+
+
+class _Plan(BaseModel):
+    model_config = STRICT
+
+    steps: list[_Step]
+    left_out: dict[str, str]
+    available: PositiveInt
+
+
 def read_plan(folder: Path, *, modality: str, minutes: float) -> AuditPlan | None:
-    """Read the plan of an interrupted audit; None where there is none, or its probes are not there any more."""
+    """Read the plan of an interrupted audit; None where there is none, or its probes are not there any more.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     if not is_file(folder / PLAN):
         return None
-    content = read_json(folder / PLAN)
+    content = validate(_Plan, read_json(folder / PLAN), folder / PLAN)
     kinds = {kind.name: (kind, entry) for kind, entry in joining(None)}
+    if any(step.probe not in kinds for step in content.steps):
+        return None
     steps = []
-    for step in content["steps"]:
-        # A plug-in that joined the audit then may be missing now: the plan is made anew.
-        if step["probe"] not in kinds:
-            return None
-        kind, entry = kinds[step["probe"]]
+    for step in content.steps:
+        kind, entry = kinds[step.probe]
         fields = entry.images if modality == IMAGE.name else entry.texts
-        steps.append(
-            AuditStep(kind(**(fields or {})), entry, step["images"], step["passes"], step["seconds"])
-        )
-    return AuditPlan(tuple(steps), content["left_out"], content["available"], minutes)
+        steps.append(AuditStep(kind(**(fields or {})), entry, step.images, step.passes, step.seconds))
+    return AuditPlan(tuple(steps), content.left_out, content.available, minutes)

@@ -2,14 +2,14 @@
 
 import dataclasses
 import html
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
 from moeprobe import __version__
 from moeprobe.declarations import AuditEntry, Property
@@ -20,20 +20,24 @@ from moeprobe.inputs.modality import Modality
 from moeprobe.judging.headlines import RunTables, conclusions_of
 from moeprobe.judging.properties import COLUMNS, property_numbers
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
+from moeprobe.results.csv_files import read_values
+from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
+from moeprobe.results.own_files import STRICT, RunName, reading, run_inside, validate
 from moeprobe.results.showing import one_line
-from moeprobe.results.sidecars import Sidecar, names_in, rename_table
-from moeprobe.runtime.characters import restored
+from moeprobe.results.sidecars import Sidecar, names_in, read_sidecar, rename_table
+from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.run_files import FINISHED
 from moeprobe.studies.audit import sentences
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.report.pictures import Picture, read_pictures
 from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
 
-VERDICTS = "verdicts.csv"
-_LARGEST_TABLE = 2**26
+KIND, VERDICTS = "audit", "verdicts.csv"
+_LARGEST_PAGE = 2**30
 _NUMBERS = (
     "severity", "value", "ci_low", "ci_high", "images", "trials", "experts", "layers", "variants", "first_value",
     "first_low", "first_high", "checkpoint_value", "reference_value",
@@ -87,22 +91,53 @@ class AuditResult(AuditContent):
         return f'<iframe srcdoc="{html.escape(self.html)}" sandbox width="100%" height="700"></iframe>'
 
 
-def read_verdicts(path: Path) -> pd.DataFrame:
-    """Read the verdicts of a finished audit: texts as they were, and numbers.
+class _AuditSidecar(BaseModel):
+    """The entries of an audit's sidecar that other runs do not have."""
+
+    model_config = STRICT
+
+    checkpoints: dict[str, Any]
+    runs: list[RunName]
+    folders: list[RunName]
+    images: Annotated[dict[RunName, NonNegativeInt], Field(min_length=1)]
+    left_out: dict[str, str]
+    modality: str
+    wall_seconds: FiniteFloat
+
+
+@checked
+def read_audit(folder: Path) -> AuditResult:
+    """Read a finished audit from its folder.
 
     Raises:
-        UserError: the file is damaged or gone.
+        UserError: it is none, or its files cannot be read.
     """
-    content = read_bytes(path, limit=_LARGEST_TABLE)
-    try:
-        table = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
-        for name in _NUMBERS:
-            table[name] = [float(text) if text else math.nan for text in table[name]]
-        return table[COLUMNS]
-    except (ValueError, KeyError) as error:
-        raise UserError(
-            f"Cannot read {path} ({error}); run the audit again with {option('overwrite')}."
-        ) from error
+    sidecar = read_sidecar(folder)
+    if sidecar.request.kind != KIND:
+        raise UserError(f"{folder} holds no audit; choose another {option('out')}.")
+    content = validate(_AuditSidecar, sidecar, folder / FINISHED)
+    for name in content.folders:
+        run_inside(folder, name)
+    runs = {name: read_result(run_inside(folder, name)) for name in content.runs}
+    verdicts = _read_verdicts(folder / VERDICTS)
+    page = read_bytes(folder / HTML, limit=_LARGEST_PAGE)
+    with reading(folder / HTML):
+        text = page.decode("utf-8")
+    return AuditResult(
+        verdicts=verdicts, runs=runs, left_out=content.left_out, sidecar=sidecar, folder=folder, html=text
+    )
+
+
+def _read_verdicts(path: Path) -> pd.DataFrame:
+    """Return the verdicts of a finished audit: texts as they were, and numbers."""
+    table = read_values(path, numbers=_NUMBERS)
+    with reading(path):
+        verdicts = table[COLUMNS]
+        # Each property has a row per model, whatever its differences.
+        alone = set(verdicts["property"]) - set(verdicts.loc[verdicts["reference"] == "", "property"])
+        if verdicts.empty or alone:
+            raise ValueError(f"{min(alone)} has no verdict on a model" if alone else "it holds no verdict")
+        return verdicts
 
 
 # The page of an audit: ``audit.html``, which needs nothing but itself, and the same as ``audit.md``.
@@ -197,10 +232,10 @@ def _context(result: AuditContent) -> dict[str, object]:
 def scope(result: AuditContent) -> str:
     """Return the runs and the amount of data of each."""
     modality = sentences.modality_of_audit(result.sidecar)
-    request, images = result.sidecar["request"], result.sidecar["images"]
+    request, images = result.sidecar.request, result.sidecar["images"]
     sizes = sorted(set(images.values()))
     size = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-    data = f" of {request['data']} {request['split']}" if "data" in request else ""
+    data = f" of {request.data} {request.split}" if request.data else ""
     seconds = result.sidecar["wall_seconds"]
     runs = len(result.sidecar["folders"])
     return (

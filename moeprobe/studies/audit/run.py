@@ -27,9 +27,9 @@ from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import NAMES as NAMES_CHOSEN
-from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar, read_sidecar
-from moeprobe.runtime.arguments import check_positive, checked, several
-from moeprobe.runtime.files import read_bytes, write_csv, write_text
+from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar
+from moeprobe.runtime.arguments import check_positive, several
+from moeprobe.runtime.files import write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
 from moeprobe.studies.audit.recorded import (
@@ -41,19 +41,18 @@ from moeprobe.studies.audit.recorded import (
 )
 from moeprobe.studies.audit.result import (
     HTML,
+    KIND,
     MARKDOWN,
     VERDICTS,
     AuditContent,
     AuditResult,
     page_html,
     page_markdown,
-    read_verdicts,
+    read_audit,
 )
 
-KIND = "audit"
 MINUTES = 5.0
 _MOST_MODELS = 2
-_LARGEST_PAGE = 2**30
 _NOTHING = f"Nothing of the routing could be judged; choose other {option('probes')}."
 
 
@@ -124,27 +123,6 @@ def plan_audit(
         raise UserError(f"Recorded routing needs no forward passes; leave {option('dry_run')} out.")
     loaded = load_models(sources, options)
     return _plan_of(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
-
-
-@checked
-def read_audit(folder: Path) -> AuditResult:
-    """Read a finished audit from its folder.
-
-    Raises:
-        UserError: it is none, or its files cannot be read.
-    """
-    sidecar = read_sidecar(folder)
-    if sidecar["request"].get("kind") != KIND:
-        raise UserError(f"{folder} holds no audit; choose another {option('out')}.")
-    runs = {name: read_result(folder / name) for name in sidecar["runs"]}
-    return AuditResult(
-        verdicts=read_verdicts(folder / VERDICTS),
-        runs=runs,
-        left_out=sidecar["left_out"],
-        sidecar=sidecar,
-        folder=folder,
-        html=read_bytes(folder / HTML, limit=_LARGEST_PAGE).decode("utf-8"),
-    )
 
 
 def _check_sources(models: Models, minutes: float) -> list[Model]:

@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from moeprobe.declarations import Probe
 from moeprobe.declarations.registry import of_kind
 from moeprobe.errors import UserError
@@ -24,11 +22,6 @@ from moeprobe.studies.report.summary import Names
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Columns of texts, which may look like numbers: a checkpoint may be called 007.
-_TEXTS = {
-    "run", "checkpoint", "reference", "group", "dataset", "split", "layer", "router", "view", "tokens", "metric",
-    "null", "class", "interval", "flag", "verdict", "judgement", "collapsed",
-}  # fmt: skip
 # What may be raised by a figure of a run that somebody changed, or another version wrote.
 _UNDRAWN = (
     ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, UserError, ValueError,
@@ -74,14 +67,12 @@ def redraw(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
         if run.kind == "compare" and run.comparison is not None:
             from moeprobe.results.figures.forest import draw
 
-            return {"forest": draw(_restore_types(run.csvs["comparison.csv"]), colors=colors)}
+            return {"forest": draw(run.comparison, colors=colors)}
         kind = of_kind(run.kind)
         if run.table is None or kind is None or not issubclass(kind, Probe):
             return {}
         sidecar = Sidecar(run.sidecar | {"colours": dict(colors)})
-        return _probe(kind, run.request).draw(
-            Result(_restore_types(run.csvs["table.csv"]), None, SumsStore(()), sidecar)
-        )
+        return _probe(kind, run.request).draw(Result(run.table, None, SumsStore(()), sidecar))
     except _UNDRAWN:
         return {}
 
@@ -93,8 +84,3 @@ def _probe(kind: type[Probe[Any]], request: Mapping[str, Any]) -> Probe[Any]:
     return kind(
         **{name: value["name"] if isinstance(value, dict) else value for name, value in parameters.items()}
     )
-
-
-def _restore_types(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table that was read as text as it was when it was drawn: numbers as numbers, counts whole."""
-    return table.assign(**{name: pd.to_numeric(table[name]) for name in table if name not in _TEXTS})

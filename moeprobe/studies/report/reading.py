@@ -5,8 +5,6 @@ sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and 
 """
 
 import dataclasses
-import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,10 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
 from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
-from moeprobe.results.columns import COMPARISON_COLUMNS, NUMBERS, WHOLE
-from moeprobe.results.files_for_reports import PATCHES, PIXELS, TOKENS
+from moeprobe.results.columns import COMPARISON_COLUMNS, COUNTS
+from moeprobe.results.csv_files import check_numbers, read_texts, read_values
+from moeprobe.results.files_for_reports import CLASSES, PATCHES, PIXELS, TOKENS
+from moeprobe.results.own_files import not_as_written
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import (
     NAMES,
@@ -34,14 +34,12 @@ from moeprobe.results.sidecars import (
     rename_table,
     renamed,
 )
-from moeprobe.runtime.characters import restored
 from moeprobe.runtime.files import is_file, is_folder, is_there, resolved
 from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
 from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
 
-_NUMBERS = NUMBERS - {*WHOLE, "train_seed", "top_k", "seed"}
 _COLOR = re.compile("#[0-9A-Fa-f]{6}")
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
 _VALUE_COLUMNS = {
@@ -49,17 +47,16 @@ _VALUE_COLUMNS = {
     "flag",
 }  # fmt: skip
 
-_PATCH_NUMBERS = (
-    "severity", "row", "column", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert",
-    "perturbed_margin", "clean_margin",
-)  # fmt: skip
+_PATCH_INDICES = ("row", "column", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert")
+_PATCH_MARGINS = ("perturbed_margin", "clean_margin")
+_CLASS_NUMBERS = ("value", "ci_low", "ci_high")
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(RunTables):
-    """A finished run, read from its folder; its tables have numbers as numbers, and draws as text.
+    """A finished run, read from its folder; its tables have numbers as numbers.
 
     Attributes:
         label: the folder's name, with as many of its parents as tell it from the other runs.
@@ -129,11 +126,11 @@ def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = No
     if not folders:
         raise UserError("Name at least one output folder of a finished run.")
     paths = [Path(folder) for folder in folders]
-    real = [resolved(path) for path in paths]
-    for number, path in enumerate(real):
-        if path in real[:number]:
+    real_paths = [resolved(path) for path in paths]
+    for number, path in enumerate(real_paths):
+        if path in real_paths[:number]:
             raise UserError(f"{paths[number]} is given twice; name each run once.")
-    labels = shortest_ends(real, each=True)
+    labels = shortest_ends(real_paths, each=True)
     runs = [_read(path, label) for path, label in zip(paths, labels, strict=True)]
     if names is None:
         return [_with_other_names(run, names_in(run.sidecar)) for run in runs]
@@ -154,9 +151,11 @@ def _read(path: Path, label: str) -> Run:
         (file.name for file in path.glob("*.csv")), key=lambda n: (n != "table.csv", n != "comparison.csv", n)
     )
     files = {name: file_of(path, path / name) for name in names}
-    csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
+    csvs = {name: read_texts(path / name, content=content) for name, content in files.items()}
     for name in {PATCHES, TOKENS} & csvs.keys():
         _check_patches(path / name, csvs[name])
+    if CLASSES in csvs:
+        check_numbers(path / CLASSES, csvs[CLASSES], integers=COUNTS, numbers=_CLASS_NUMBERS, required=True)
     frames = read_frames(path, sidecar)
     frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
@@ -164,8 +163,8 @@ def _read(path: Path, label: str) -> Run:
         sidecar=sidecar,
         csvs=csvs,
         files=files,
-        table=_values(csvs, "table.csv", path, sidecar),
-        comparison=_values(csvs, "comparison.csv", path, sidecar),
+        table=_values(csvs, "table.csv", path, files, sidecar),
+        comparison=_values(csvs, "comparison.csv", path, files, sidecar),
         pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
         pixels=read_picture(path, path / PIXELS) if is_there(path / PIXELS) else None,
@@ -178,13 +177,9 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
         return run
     run = renamed(run, names)
     if run.kind == "compare" and "verdicts" in run.sidecar and run.comparison is not None:
-        run.sidecar["verdicts"] = differences.sentences(_numeric(run.comparison)).to_dict("records")
+        run.sidecar["verdicts"] = differences.sentences(run.comparison).to_dict("records")
     csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}
     return dataclasses.replace(run, csvs=csvs)
-
-
-def _numeric(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(**{name: pd.to_numeric(table[name]) for name in NUMBERS if name in table})
 
 
 def _read_sidecar(path: Path) -> Sidecar:
@@ -234,46 +229,24 @@ def _can_be_read(run: Path) -> bool:
     return True
 
 
-def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
-    if b"\0" in content:
-        raise UserError(f"{path} holds bytes that are no text; it is damaged.")
-    try:
-        # As text: a checkpoint may be called "nan" or "007".
-        return pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
-    except ValueError as error:
-        raise UserError(f"Cannot read {path}: {error}.") from error
-
-
 def _check_patches(path: Path, patches: pd.DataFrame) -> None:
     """Raise ``UserError`` unless the numbers of the patches or tokens of an overlay are some."""
-    for name in patches.columns.intersection([*_PATCH_NUMBERS]):
-        try:
-            pd.to_numeric(patches[name].replace("", "0"))
-        except ValueError as error:
-            raise UserError(f"{path} has something else than numbers in {name}: {error}.") from error
+    check_numbers(path, patches, numbers=["severity"], required=True)
+    check_numbers(path, patches, integers=_PATCH_INDICES, numbers=_PATCH_MARGINS, required=False)
 
 
 def _values(
-    csvs: dict[str, pd.DataFrame], name: str, path: Path, sidecar: dict[str, Any]
+    csvs: dict[str, pd.DataFrame], name: str, path: Path, files: Mapping[str, bytes], sidecar: dict[str, Any]
 ) -> pd.DataFrame | None:
     """Return a table of values with numbers as numbers; None where there is none or it is another kind of table."""
     if name not in csvs or csvs[name].empty or not set(csvs[name].columns) >= _MARKS:
         return None
     if missing := sorted(_VALUE_COLUMNS - set(csvs[name].columns)):
-        raise UserError(f"{path / name} lacks a column that it was written with: {', '.join(missing)}.")
+        raise not_as_written(path / name, f"it lacks {', '.join(missing)}")
     if "reference" in csvs[name] and not set(csvs[name].columns) >= set(COMPARISON_COLUMNS):
         raise UserError(
             f"{path / name} has no verdicts: an earlier version wrote it. Repeat the run with "
             f"{option('overwrite', True)}."
         )
     check_names(path / name, csvs[name], sidecar)
-    table = csvs[name].copy()
-    for column in _NUMBERS:
-        if column in table:
-            try:
-                table[column] = [float(text) if text else math.nan for text in table[column]]
-            except ValueError as error:
-                raise UserError(
-                    f"{path / name} has something else than numbers in {column}: {error}."
-                ) from error
-    return table
+    return read_values(path / name, content=files[name])

@@ -23,7 +23,7 @@ from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, set_match_of
+from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, is_pooled, set_match_of
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import changed_column
 
@@ -62,7 +62,7 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
         keep &= ~table["view"].isin(FLOORS)
     for column in _DETAILS:
         if column in table:
-            keep &= table[column] == ""
+            keep &= is_pooled(table[column])
     return table[keep] if keep.any() else None
 
 

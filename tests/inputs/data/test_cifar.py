@@ -59,6 +59,17 @@ def test_without_the_file_of_names_classes_are_numbers(tmp_path: Path) -> None:
     assert data.class_names == tuple("0123456789")
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(making.cifar10_python, "batches.meta"), (making.cifar10_binary, "batches.meta.txt")],
+)
+def test_names_of_classes_that_are_no_text(tmp_path: Path, make: Callable[[Path], Path], name: str) -> None:
+    [path] = make(tmp_path).rglob(name)
+    path.write_bytes(path.read_bytes().replace(making.CIFAR10_NAMES[0].encode(), b"\xff" * 8))
+    with pytest.raises(UserError, match=rf"The names in '.*{name}' are not UTF-8"):
+        Cifar10(split="test", location=str(tmp_path))
+
+
 class _Attack:
     """Pickled as a call: ``os.system`` would leave a file behind."""
 

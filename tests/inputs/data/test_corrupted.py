@@ -73,6 +73,29 @@ def test_damaged_arrays_are_one_sentence(tmp_path: Path) -> None:
         Cifar10C(split="test", location=f"{tmp_path}?corruption=fog&severity=1")
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["(", "{'descr': '|u1', 'fortran_order': False, 'shape': (1e999,)}", "{'shape': (5,)}", "\xff", "[" * 60],
+)
+@pytest.mark.parametrize("name", ["snow", "labels"])
+def test_headers_that_numpy_cannot_parse(tmp_path: Path, name: str, header: str) -> None:
+    """NumPy parses a header as Python, and raises what a parser does."""
+    location = f"{cifar10_c(tmp_path)}?corruption=snow&severity=1"
+    length = len(header).to_bytes(2, "little")
+    (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + length + header.encode("latin-1"))
+    with pytest.raises(UserError, match=r"no \.npy file of numbers"):
+        Cifar10C(split="test", location=location)
+
+
+@pytest.mark.parametrize("cut", [0, 7, 100, 128, 129, -1])
+def test_arrays_that_are_cut(tmp_path: Path, cut: int) -> None:
+    location = f"{cifar10_c(tmp_path)}?corruption=snow&severity=1"
+    content = (tmp_path / "snow.npy").read_bytes()
+    (tmp_path / "snow.npy").write_bytes(content[:cut])
+    with pytest.raises(UserError, match=r"no \.npy file of numbers"):
+        Cifar10C(split="test", location=location)
+
+
 def test_frames_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     data = Frames(split="test", location=str(frames(tmp_path, clips=("b", "a"), num=12)))
     assert [list(clip) for clip in data.clips] == [list(range(12)), list(range(12, 24))]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.vmoe import find
 from moeprobe.models.checkpoints.vmoe_files import read_vmoe
+from tests.commands import sentence, shell
 from tests.models.checkpoints import making
 from tests.models.checkpoints.making import BFLOAT16
 from tests.models.nn.released import random_parameters, to_state_dict
@@ -102,7 +103,7 @@ def _size(path: Path) -> int:
 def test_damage_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "c", {"a": np.ones(4, "f4")}, "folders")
     (folder / "a" / ".zarray").write_text("{")
-    with pytest.raises(UserError, match=r"^Cannot read .*/c as a checkpoint of Orbax's: "):
+    with pytest.raises(UserError, match=r"^Cannot read .*/c/a/\.zarray: it is not JSON"):
         read_vmoe(folder)
     shutil.rmtree(folder)
     written(folder, {"a": np.ones(4, "f4")}, "folders")
@@ -144,3 +145,26 @@ def test_a_chunk_of_forty_gigabytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cls/0").write_bytes(zlib.compress(bytes(4000)))
     with pytest.raises(UserError, match=r"a chunk of 'cls' should hold 40,000,000,000 bytes"):
         read_vmoe(tmp_path)
+
+
+@pytest.mark.parametrize(("driver", "name"), [("zarr", ".zarray"), ("zarr3", "zarr.json")])
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a": ' * 70 + b"0" + b"}" * 70, b"{", b"\xff"])
+def test_a_description_that_would_overflow_the_stack(
+    tmp_path: Path, driver: str, name: str, content: bytes
+) -> None:
+    """TensorStore recurses without a bound, which ends the process: hence a process of its own."""
+    folder = written(tmp_path / "c", {"a/kernel": np.ones(4, "f4")}, "folders", driver)
+    (folder / "a.kernel" / name).write_bytes(content)
+    done = shell("import", "vmoe", folder, tmp_path / "out")
+    assert done.returncode == 2, (done.returncode, done.stderr[-500:])
+    assert name in sentence(done)
+
+
+def test_a_description_within_a_packed_store(tmp_path: Path) -> None:
+    tensorstore = pytest.importorskip("tensorstore", reason="TensorStore (extra orbax) is not installed")
+    folder = written(tmp_path / "c", {"a/kernel": np.ones(4, "f4")})
+    base = {"driver": "file", "path": f"{folder}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    store.write("a.kernel/.zarray", b"[" * 65 + b"]" * 65).result()
+    with pytest.raises(UserError, match="at most 16,777,216 bytes and 64 levels"):
+        read_vmoe(folder)

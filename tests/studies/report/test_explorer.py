@@ -84,7 +84,7 @@ def test_names_are_text_and_damage_is_one_sentence(tmp_path: Path) -> None:
     assert len(Page(html).all("script")) == 1 and "</pre><script>" not in html
     text = (folder / "patches.csv").read_text(encoding="utf-8")
     (folder / "patches.csv").write_text(text.replace(",0.2,", ",much,"), encoding="utf-8")
-    with pytest.raises(UserError, match="something else than numbers in severity"):
+    with pytest.raises(UserError, match="severity holds something else than numbers"):
         api.report([folder])
 
 

@@ -105,11 +105,14 @@ class Cifar(ImageDataset):
         path = folder / version.names
         if not is_file(path):
             return tuple(str(label) for label in range(self.num_labels))
-        if version.names_key:
-            entries = _field(read_pickle(path), version.names_key, path)
-            names = [name.decode() if isinstance(name, bytes) else str(name) for name in entries]
-        else:
-            names = read_bytes(path, limit=_LONGEST).decode("utf-8", errors="replace").split()
+        try:
+            if version.names_key:
+                entries = _field(read_pickle(path), version.names_key, path)
+                names = [name.decode() if isinstance(name, bytes) else str(name) for name in entries]
+            else:
+                names = read_bytes(path, limit=_LONGEST).decode("utf-8").split()
+        except UnicodeDecodeError:
+            raise UserError(f"The names in {str(path)!r} are not UTF-8; download the file again.") from None
         if len(names) != self.num_labels:
             raise UserError(f"{str(path)!r} names {len(names)} classes; there are {self.num_labels}.")
         return tuple(names)
