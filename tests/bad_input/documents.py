@@ -136,6 +136,36 @@ def run_to_compare(folder: Path) -> Document:
     return Document(content, read, 450, every=3)
 
 
+def audit_plan(folder: Path) -> Document:
+    """The plan of an interrupted audit."""
+    from moeprobe.studies.audit.plan import PLAN, read_plan
+
+    step = {"probe": "match-ratio", "images": 8, "passes": 2, "seconds": 1.5}
+    content = {"steps": [step, step], "left_out": {"confidence": "takes long"}, "available": 8}
+
+    def read(content: Any) -> None:
+        (folder / PLAN).write_text(json.dumps(content), encoding="utf-8")
+        read_plan(folder, modality="image", minutes=1.0)
+
+    return Document(content, read, 200)
+
+
+def audit(folder: Path) -> Document:
+    """The sidecar of a finished audit, whose verdicts are printed."""
+    from moeprobe.api import read_audit
+    from moeprobe.cli.commands.audit import print_audit
+
+    line = ("audit", CHECKPOINT, "--probes", "confidence", "--limit", 20, "--layers", "blocks.1")
+    assert run(*line, "--out", folder / "audit").exit_code == 0
+    content = json.loads((folder / "audit/table.json").read_text("utf-8"))
+
+    def read(content: Any) -> None:
+        (folder / "audit/table.json").write_text(json.dumps(content), encoding="utf-8")
+        print_audit(read_audit(folder / "audit"), as_json=False)
+
+    return Document(content, read, 400, every=12)
+
+
 def shard(folder: Path) -> Document:
     """The sidecar of a shard."""
     from moeprobe.probes.engine import merging
@@ -193,7 +223,8 @@ def trace(folder: Path) -> Document:
 DOCUMENTS = {
     make.__name__: make
     for make in (
-        configuration, sweep, pipeline, settings, response, model_config, row_of_a_log, run_to_compare, shard,
+        configuration, sweep, pipeline, settings, response, model_config, row_of_a_log, run_to_compare, audit_plan,
+        audit, shard,
         checkpoint, trace,
     )
 }  # fmt: skip

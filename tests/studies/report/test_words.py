@@ -257,3 +257,9 @@ def test_a_run_of_texts_speaks_of_texts(tmp_path: Path) -> None:
     assert "in the run, tokens. Intervals" in markdown and "95 % over texts; " in markdown
     assert "(360 texts, 5,530 trials)" in markdown and "paired, text by text" in markdown
     assert "patch tokens" not in markdown and "interval over images" not in markdown
+
+
+def test_a_mean_that_few_images_carry_is_told_with_their_number(tmp_path: Path) -> None:
+    line = row("a", ("", "", "cross_entropy", ""), (0.137, NAN, NAN), flag="few_carriers", carriers=4)
+    folder = write_rows(tmp_path / "run", "eval", [line], [], checkpoints=["a"])
+    assert "0.137 (carried by few images: 4)" in api.report([folder]).markdown
