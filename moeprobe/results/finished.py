@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.results import stored
+from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.results.csv_files import read_rows, read_values
 from moeprobe.results.folder import Result
 from moeprobe.results.own_files import not_as_written
@@ -103,16 +104,20 @@ def read_result(path: Path) -> Result:
     """
     sidecar = read_sidecar(path)
     has_comparison = files.is_file(path / "comparison.csv")
-    comparison = _read_values(path / "comparison.csv", sidecar) if has_comparison else None
+    comparison = (
+        _read_values(path / "comparison.csv", sidecar, COMPARISON_COLUMNS) if has_comparison else None
+    )
     sums = of_file(path / IMAGES) if files.is_file(path / IMAGES) else SumsStore(())
     return Result(_read_values(path / "table.csv", sidecar), comparison, sums, sidecar)
 
 
-def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a table of values: texts as they were, and numbers."""
+def _read_values(path: Path, sidecar: Mapping[str, Any], extra: Iterable[str] = ()) -> pd.DataFrame:
+    """Return a table of values: texts as they were, and numbers. ``extra`` are columns besides those of every table."""
     table = read_values(path)
-    if missing := {"checkpoint", "layer", "metric", "value"} - set(table):
+    if missing := {*COLUMNS, *extra} - set(table):
         raise not_as_written(path, f"it lacks {', '.join(sorted(missing))}")
+    if table.empty:
+        raise not_as_written(path, "it holds no value")
     check_names(path, table, sidecar)
     return table
 

@@ -16,7 +16,7 @@ from moeprobe.studies.report.reading import read_runs
 from tests.bad_input.trying import tried
 from tests.commands import refused, run
 from tests.security.slots import CHECKPOINT
-from tests.studies.report.making import write_frames, write_run
+from tests.studies.report.making import write_frames, write_overlay, write_run
 
 MODELS = (CHECKPOINT, CHECKPOINT.with_name("digits-baseline-k2-seed0"))
 LINES = {
@@ -107,7 +107,8 @@ def tables(content: bytes) -> Iterator[tuple[str, bytes]]:
     for column, cells in TYPES.items():
         for cell in cells:
             yield f"{column}: {cell!r}", with_cell(rows, column, cell)
-    for column in ("checkpoint", "layer", "metric", "value"):
+    yield "no line", written(rows[:1])
+    for column in ("checkpoint", "layer", "metric", "value", "flag", "images", "ci_low"):
         place = rows[0].index(column)
         yield f"no {column}", written([row[:place] + row[place + 1 :] for row in rows])
         yield f"{column} twice", written([[*row, row[place]] for row in rows])
@@ -129,8 +130,8 @@ def test_tables_of_values(match: Path, name: str) -> None:
         return replaced
 
     tried(kinds, reader(read_result)).check(least=len(kinds))
-    # A report shows a table without a metric or a value as it is.
-    tried(kinds, reader(lambda folder: read_runs([folder]))).check(least=len(kinds) - 3)
+    # A report shows a table without a metric, a value or a line as it is.
+    tried(kinds, reader(lambda folder: read_runs([folder]))).check(least=len(kinds) - 4)
 
 
 def test_a_table_reads_as_it_was_written(match: Path) -> None:
@@ -170,7 +171,25 @@ def test_sums_of_checkpoints_that_the_sidecar_does_not_name(
     assert "which table.json does not name" in again("match", match)
 
 
-OVERLAY = {"severity": ("", "inf", "x"), "row": ("x", "0.5"), "perturbed_expert": ("x", "1.5", "inf")}
+@pytest.mark.parametrize(
+    ("column", "cell"), [("draw", "1"), ("null", "x"), ("tokens", "prefix"), ("metric", "x")]
+)
+def test_a_table_without_any_row_that_is_shown(match: Path, column: str, cell: str) -> None:
+    """Values that moeprobe could have written: the run is printed, be it without a line, or refused."""
+    rows = rows_of((match / "table.csv").read_bytes())
+    place = rows[0].index(column)
+    changed = [rows[0], *[[*row[:place], cell, *row[place + 1 :]] for row in rows[1:]]]
+    (match / "table.csv").write_bytes(written(changed))
+    printed = run(*LINES["match"], "--out", match)
+    assert printed.exit_code in (0, 2), printed.output
+
+
+OVERLAY = {
+    "severity": ("", "inf", "x"),
+    "row": ("x", "0.5"),
+    "column": ("",),
+    "perturbed_expert": ("x", "1.5", "inf"),
+}
 
 
 @pytest.mark.parametrize(
@@ -178,10 +197,23 @@ OVERLAY = {"severity": ("", "inf", "x"), "row": ("x", "0.5"), "perturbed_expert"
 )
 def test_patches_of_an_overlay(tmp_path: Path, column: str, cell: str) -> None:
     folder = write_frames(tmp_path / "run")
-    header = ["checkpoint", "layer", "image_id", "severity", "row", "perturbed_expert", "compared", "changed"]
+    header = [
+        "checkpoint",
+        "layer",
+        "image_id",
+        "severity",
+        "row",
+        "column",
+        "perturbed_expert",
+        "compared",
+        "changed",
+    ]
     rows = [
         header,
-        *[["a", "blocks.3", "test/0", severity, "0", "1", "True", "True"] for severity in ("0.0", "0.2")],
+        *[
+            ["a", "blocks.3", "test/0", severity, "0", "0", "1", "True", "True"]
+            for severity in ("0.0", "0.2")
+        ],
     ]
     (folder / "patches.csv").write_bytes(written(rows))
     assert run("report", folder, "--out", tmp_path / "right").exit_code == 0
@@ -189,6 +221,28 @@ def test_patches_of_an_overlay(tmp_path: Path, column: str, cell: str) -> None:
     assert f"patches.csv is not as moeprobe wrote it ({column} " in refused(
         "report", folder, "--out", tmp_path / "out"
     )
+
+
+SHARES = [
+    ["checkpoint", "layer", "tokens", "class", "expert", "value", "ci_low", "ci_high", "images", "trials"],
+    ["a", "blocks.3", "patch", "7", "1", "0.5", "", "", "4", "64"],
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"), [("ci_low", "x"), ("value", ""), ("images", "inf"), ("trials", "0.5")]
+)
+def test_shares_of_classes(tmp_path: Path, column: str, cell: str) -> None:
+    """Those of few images have no interval, and are shown beside an overlay."""
+    folders = write_run(tmp_path / "run", "routes"), write_overlay(tmp_path / "overlay")
+    path = folders[0] / "classes.csv"
+    path.write_bytes(written(SHARES))
+    assert run("report", *folders, "--out", tmp_path / "right").exit_code == 0
+    for content in (with_cell(SHARES, column, cell), written([row[1:] for row in SHARES])):
+        path.write_bytes(content)
+        assert "classes.csv is not as moeprobe wrote it" in refused(
+            "report", *folders, "--out", tmp_path / "out"
+        )
 
 
 @pytest.mark.parametrize("name", ["../match", "/etc", "..", "", "match\0", "a\\b", "link", "\ud800"])

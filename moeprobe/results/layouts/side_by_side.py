@@ -34,7 +34,8 @@ def side_by_side_table(
     ``severities`` says whether a severity has a column, where there is any.
     """
     repeats = repeated(table)
-    table = table[[find(name).metric.name not in repeats for name in table["metric"]]]
+    # As an array: an empty list would select no columns in place of no rows.
+    table = table[np.array([find(name).metric.name not in repeats for name in table["metric"]], dtype=bool)]
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
     with_layers = bool((table["layer"] != "").any())
     with_severity = severities and bool(table["severity"].notna().any())
@@ -138,7 +139,7 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Tabl
         read = [null == "" for _, null in metrics]
     pairs = [] if compared is None else list(zip(compared["checkpoint"], compared["reference"], strict=True))
     return side_by_side_table(
-        values[read],
+        values[np.array(read, dtype=bool)],
         compared,
         list(dict.fromkeys(pairs)),
         caption="What was measured",

@@ -47,9 +47,9 @@ _VALUE_COLUMNS = {
     "flag",
 }  # fmt: skip
 
-_PATCH_INDICES = ("row", "column", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert")
+_PATCH_INDICES = ("row", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert")
 _PATCH_MARGINS = ("perturbed_margin", "clean_margin")
-_CLASS_NUMBERS = ("value", "ci_low", "ci_high")
+_CLASS_COLUMNS = {"checkpoint", "layer", "tokens", "class", "expert", "value", "ci_low", "ci_high", *COUNTS}
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
 
@@ -155,7 +155,7 @@ def _read(path: Path, label: str) -> Run:
     for name in {PATCHES, TOKENS} & csvs.keys():
         _check_patches(path / name, csvs[name])
     if CLASSES in csvs:
-        check_numbers(path / CLASSES, csvs[CLASSES], integers=COUNTS, numbers=_CLASS_NUMBERS, required=True)
+        _check_classes(path / CLASSES, csvs[CLASSES])
     frames = read_frames(path, sidecar)
     frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
@@ -231,8 +231,16 @@ def _can_be_read(run: Path) -> bool:
 
 def _check_patches(path: Path, patches: pd.DataFrame) -> None:
     """Raise ``UserError`` unless the numbers of the patches or tokens of an overlay are some."""
-    check_numbers(path, patches, numbers=["severity"], required=True)
+    check_numbers(path, patches, integers=["column"], numbers=["severity"], required=True)
     check_numbers(path, patches, integers=_PATCH_INDICES, numbers=_PATCH_MARGINS, required=False)
+
+
+def _check_classes(path: Path, classes: pd.DataFrame) -> None:
+    """Raise ``UserError`` unless each expert's share of a class is a number; of few images it has no interval."""
+    if missing := sorted(_CLASS_COLUMNS - set(classes.columns)):
+        raise not_as_written(path, f"it lacks {', '.join(missing)}")
+    check_numbers(path, classes, integers=COUNTS, numbers=["value"], required=True)
+    check_numbers(path, classes, numbers=["ci_low", "ci_high"], required=False)
 
 
 def _values(
