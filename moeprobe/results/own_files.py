@@ -53,6 +53,8 @@ def validate(schema: type[S], content: Any, path: Path, *, mend: str = REPEAT) -
         problem = error.errors()[0]
         location = ".".join(str(part) for part in problem["loc"])
         message = lower_first(problem["msg"].removeprefix("Value error, "))
+        if problem["type"] == "model_type":  # pydantic would name the class of the schema
+            message = "expected an object"
         raise not_as_written(path, f"{location}: {message}" if location else message, mend=mend) from None
 
 
