@@ -44,7 +44,7 @@ READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OWN_ROUTERS: 2, OUTSIDE: 1, PLUGINS: 4, PROBE: 3, ADAPTER: 2, READER: 1,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OWN_ROUTERS: 2, OUTSIDE: 1, PLUGINS: 4, PROBE: 4, ADAPTER: 2, READER: 1,
         RECORDED: 1,  # tests/examples/test_servers.py
         OTHER_FORMS: 1,
         MONITOR: 4,  # tests/integrations/test_page.py
@@ -286,12 +286,15 @@ def test_the_metric_of_the_page_is_computed(my_models: Path) -> None:
     (found,) = analysis.estimators(columns, aligned=True)
     assert found.name == "sure"
     assert found.statistic.evaluate(np.ones((3, 1))) == pytest.approx(columns["sure"].sum() / 18)
+    names = {"Sure": type(analysis)}
+    exec(compile(blocks("python", PROBE)[1], str(PROBE), "exec"), names)
+    assert names["value"] == {"sure": 0.5}
 
 
 def test_the_probe_of_the_page_is_run(
     my_models: Path, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, declaration, call = blocks("python", PROBE)
+    *_, declaration, call = blocks("python", PROBE)
     made = vars(module(declaration, "certainty", my_models))
     probe_contract.test_a_probe_is_a_frozen_dataclass_whose_docstring_is_the_help(made["Certainty"])
     probe_contract.test_options_of_a_probe_are_its_own(made["Certainty"])

@@ -31,7 +31,17 @@ BUFFER_FILL = Metric(
 
 
 class BufferFill(LayerAnalysis):
-    """Share of the experts' places that are taken, where tokens choose and capacity is limited."""
+    """Share of the experts' places that are taken, where tokens choose and capacity is limited.
+
+    Two experts have three places each. Four of five tokens choose expert 0, where three find a place, so that
+    tokens take 3 + 1 of 6 places:
+
+    >>> from moeprobe.metrics.analyses.buffer_fill import BufferFill
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> fits = [[[True], [True], [True], [False], [True]]]
+    >>> numbers(BufferFill(), pair(route([[0, 0, 0, 0, 1]], processed=fits, places=[6.0])))
+    {'buffer_fill': 0.667}
+    """
 
     measures = (BUFFER_FILL,)
     signature = "places"

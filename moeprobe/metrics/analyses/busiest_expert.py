@@ -29,7 +29,15 @@ BUSIEST_EXPERT = Metric(
 
 
 class BusiestExpert(LayerAnalysis):
-    """Share of an image's patches that have its busiest expert, by all K choices, before capacity."""
+    """Share of an image's patches that have its busiest expert, by all K choices, before capacity.
+
+    The busiest expert has four of five patches of the first image, and three of the second, 7 of 10:
+
+    >>> from moeprobe.metrics.analyses.busiest_expert import BusiestExpert
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> numbers(BusiestExpert(), pair(route([[0, 0, 0, 0, 1], [1, 1, 1, 0, 0]])))
+    {'busiest_expert': 0.7}
+    """
 
     measures = (BUSIEST_EXPERT,)
     signature = "busiest_expert_patches"

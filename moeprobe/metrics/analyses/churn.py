@@ -44,7 +44,19 @@ CHURN = Metric(
 
 
 class Churn(LayerAnalysis):
-    """Share of an expert's tokens whose corresponding token it does not process."""
+    """Share of an expert's tokens whose corresponding token it does not process.
+
+    Five images with two tokens each, of which experts lose two of ten. Reassigned among images they would lose 40 of
+    80, so κ = 1 − 0.2 / 0.5. Expert 0 loses one of its six tokens, expert 1 one of four:
+
+    >>> from moeprobe.metrics.analyses.churn import Churn
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> first = route([[0, 0], [0, 1], [1, 1], [0, 1], [0, 0]])
+    >>> second = route([[0, 0], [0, 1], [1, 0], [0, 1], [0, 1]])
+    >>> value = numbers(Churn(), pair(first, second))
+    >>> value["churn"], value["churn_chance pooled"], value["churn_kappa pooled"], value["churn 0"], value["churn 1"]
+    (0.2, 0.5, 0.6, 0.167, 0.25)
+    """
 
     measures = (CHURN,)
     signature = "churn_pairs"

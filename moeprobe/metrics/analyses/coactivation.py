@@ -39,7 +39,16 @@ LIFT = Metric(
 
 
 class Coactivation(LayerAnalysis):
-    """Which experts process the same tokens: the share of tokens of each pair, and its lift over independence."""
+    """Which experts process the same tokens: the share of tokens of each pair, and its lift over independence.
+
+    Experts 0 and 1 process two of four tokens together, and three each, so the lift is (2/4) / (3/4 · 3/4):
+
+    >>> from moeprobe.metrics.analyses.coactivation import Coactivation
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(Coactivation(), pair(route([[[0, 1], [0, 1], [0, 2], [1, 2]]])))
+    >>> value["coactivation 0 1"], value["coactivation_lift 0 1"]
+    (0.5, 0.889)
+    """
 
     measures = (COACTIVATION, LIFT)
     signature = "coactive"

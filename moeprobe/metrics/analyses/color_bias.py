@@ -47,7 +47,21 @@ SAME_PLACE = Metric(
 
 
 class ColorBias(LayerAnalysis):
-    """On checkerboards: do patches of one color share an expert, and do places keep theirs if colors are exchanged?"""
+    """On checkerboards: do patches of one color share an expert, and do places keep theirs if colors are exchanged?
+
+    A black and white board, and another one in gray and white, each with its colors exchanged. White patches go to
+    expert 1, all others to expert 0, so patches of one color share an expert and no place keeps its own. Half of the
+    patches of other boards have the same expert: κ = (1 − 0.5) / (1 − 0.5), and (0 − 0.5) / (1 − 0.5):
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.color_bias import ColorBias
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> board = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0], [0.5, 1, 0.5, 1], [1, 0.5, 1, 0.5]])
+    >>> boards = pair(route((board == 1).int().tolist()), pixels=board[:, None, None].expand(-1, 3, -1, -1))
+    >>> value = numbers(ColorBias(), boards, labels=[0, 0, 1, 1])
+    >>> [value[name] for name in ("same_color", "same_color_kappa pooled", "same_place", "same_place_kappa pooled")]
+    [1.0, 1.0, 0.0, -1.0]
+    """
 
     measures = (SAME_COLOR, SAME_PLACE)
     signature = "board_color"

@@ -56,7 +56,16 @@ GATE_ENTROPY = Metric(
 
 
 class ConfidenceAnalysis(LayerAnalysis):
-    """Mean highest gate, second gate, sum of the rest, entropy, and the margin of the first choice."""
+    """Mean highest gate, second gate, sum of the rest, entropy, and the margin of the first choice.
+
+    Two tokens: one has all of its gates on one expert, the other a half and two quarters. Highest (1 + 0.5) / 2,
+    second 0.25 / 2, and so on; the entropies are 0 and 1.5 of 2 bits:
+
+    >>> from moeprobe.metrics.analyses.confidence import ConfidenceAnalysis
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> numbers(ConfidenceAnalysis(), pair(route([[0, 0]], gates=[[[1, 0, 0, 0], [0.5, 0.25, 0.25, 0]]])))
+    {'gate_highest': 0.75, 'gate_second': 0.125, 'gate_rest': 0.125, 'gate_margin': 0.625, 'gate_entropy': 0.375}
+    """
 
     measures = (
         GATE_HIGHEST,

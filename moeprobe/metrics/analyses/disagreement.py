@@ -31,7 +31,16 @@ CHOICE_DIFFERS = Metric(
 
 
 class Disagreement(LayerAnalysis):
-    """Share of tokens whose sets of experts differ; for sequences also by position."""
+    """Share of tokens whose sets of experts differ; for sequences also by position.
+
+    Two of ten tokens choose other experts:
+
+    >>> from moeprobe.metrics.analyses.disagreement import Disagreement
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> first, second = route([[0, 0, 0, 1, 1, 1, 2, 2, 2, 2]]), route([[0, 0, 1, 1, 1, 1, 2, 2, 2, 0]])
+    >>> numbers(Disagreement(), pair(first, second))
+    {'choice_differs': 0.2}
+    """
 
     measures = (CHOICE_DIFFERS,)
     signature = "differ_trials"

@@ -127,7 +127,20 @@ TOTAL_VARIATION = MetricFamily(
 
 
 class DiscontinuityAnalysis(PathAnalysis):
-    """Switches along a severity, the jumps of the output at them, and the total variation of the output."""
+    """Switches along a severity, the jumps of the output at them, and the total variation of the output.
+
+    Tokens switch twice on the way of one image, one and then two of them, which moves the probability by −0.1 and −0.3.
+    In three steps it goes from 0.9 over 0.8 and 0.4 to 0.5, which is 0.1 + 0.4 + 0.1:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.analyses.discontinuity import DiscontinuityAnalysis, Path
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> steps, probability = np.array([0, 1, 2, 3]), np.array([0.9, 0.8, 0.4, 0.5])
+    >>> switch, jump, tokens = np.array([0.5, 1.5]), np.array([-0.1, -0.3]), np.array([[1], [2]])
+    >>> value = numbers(DiscontinuityAnalysis(), [Path("image", "model", 0, steps, probability, switch, jump, tokens)])
+    >>> [value[name] for name in ("switches", "switched_tokens", "jump_sum", "jump_mean", "total_variation_3_steps")]
+    [2.0, 3.0, 0.4, 0.2, 0.6]
+    """
 
     measures = (
         SWITCHES,

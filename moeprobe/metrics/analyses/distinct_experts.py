@@ -59,6 +59,17 @@ DISTINCT_RATIO = Metric(
 class DistinctExperts(ModelAnalysis["Sequences"]):
     """Distinct experts of T consecutive tokens, beside independent tokens.
 
+    The three pairs of neighbors in 0 0 1 1 use 1, 2 and 1 experts. Each expert has half of the choices in these pairs,
+    so two independent tokens would use 2 · (1 − 0.5²) experts:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.distinct_experts import DistinctExperts
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> from moeprobe.metrics.sequences import Sequences
+    >>> experts = torch.tensor([[[0], [0], [1], [1]]], dtype=torch.int16)
+    >>> numbers(DistinctExperts(2), Sequences(experts, torch.ones(1, 4, dtype=torch.bool), num_experts=2))
+    {'distinct_experts': 1.333, 'distinct_experts_independent': 1.5, 'distinct_experts_ratio': 0.889}
+
     Args:
         size: T.
     """

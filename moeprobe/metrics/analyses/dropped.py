@@ -27,7 +27,15 @@ DROPPED = Metric(
 
 
 class Dropped(LayerAnalysis):
-    """Share of the choices that exceed their expert's capacity, where tokens choose."""
+    """Share of the choices that exceed their expert's capacity, where tokens choose.
+
+    Expert 0 has room for three of the four tokens that choose it, so one of five choices is dropped:
+
+    >>> from moeprobe.metrics.analyses.dropped import Dropped
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> numbers(Dropped(), pair(route([[0, 0, 0, 0, 1]], processed=[[[True], [True], [True], [False], [True]]])))
+    {'dropped': 0.2}
+    """
 
     measures = (DROPPED,)
     signature = "choices"

@@ -76,7 +76,19 @@ class LayerOutputs:
 
 
 class ExpertOutputsAnalysis(ModelAnalysis[LayerOutputs]):
-    """Distance and alignment of the experts' outputs on the same patches, and the saliency of each expert."""
+    """Distance and alignment of the experts' outputs on the same patches, and the saliency of each expert.
+
+    On one patch the experts' outputs are (3, 4) and (0, 5): ‖(3, −1)‖² = 10, over squared norms of 25. The patch has
+    expert 0 with a gate of 0.6, and its output a norm of 5:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> outputs, gates = torch.tensor([[[[3.0, 4.0], [0.0, 5.0]]]]), torch.tensor([[[0.6, 0.0]]])
+    >>> value = numbers(ExpertOutputsAnalysis(), LayerOutputs(outputs, gates, torch.ones(1, 1, dtype=torch.bool)))
+    >>> value["expert_distance 0 1"], value["expert_saliency 0"]
+    (0.4, 3.0)
+    """
 
     measures = (EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED, EXPERT_CKA, EXPERT_SALIENCY)
     signature = "expert_norms"

@@ -40,7 +40,17 @@ EXPERT_OVERLAP = Metric(
 
 
 class ExpertOverlap(LayerAnalysis):
-    """Share of a token's experts that it has on both sides, with its chance level and kappa."""
+    """Share of a token's experts that it has on both sides, with its chance level and kappa.
+
+    Two images with one token each keep 2 and 1 of their two experts, 3 of 4. Tokens of different images have 1 and 1
+    in common, so chance is 2 of 4, and κ = (0.75 − 0.5) / (1 − 0.5). Expert 1 keeps one of its two tokens:
+
+    >>> from moeprobe.metrics.analyses.expert_overlap import ExpertOverlap
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(ExpertOverlap(), pair(route([[[0, 1]], [[1, 2]]]), route([[[0, 1]], [[0, 2]]])))
+    >>> value["expert_overlap"], value["expert_overlap_kappa pooled"], value["expert_overlap 1"]
+    (0.75, 0.5, 0.5)
+    """
 
     measures = (EXPERT_OVERLAP,)
     signature = "overlap_pairs"

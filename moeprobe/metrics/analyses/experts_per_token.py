@@ -39,7 +39,16 @@ EXPERTS_PER_TOKEN = Metric(
 
 
 class ExpertsPerToken(LayerAnalysis):
-    """Shares of the tokens that none, one, two, or more experts process, and how many on average."""
+    """Shares of the tokens that none, one, two, or more experts process, and how many on average.
+
+    Two experts choose among four tokens; these have none, one, one and two of them:
+
+    >>> from moeprobe.metrics.analyses.experts_per_token import ExpertsPerToken
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(ExpertsPerToken(), pair(route([[[-1, -1], [0, -1], [-1, 1], [0, 1]]], experts_choose=True)))
+    >>> value["experts_per_token"], [value[f"experts_per_token_{number}"] for number in range(3)]
+    (1.0, [0.25, 0.5, 0.25])
+    """
 
     measures = (EXPERTS_PER_TOKEN, *SHARES)
     signature = "experts_per_token"

@@ -39,7 +39,19 @@ FEWSHOT_ACCURACY = Metric(
 
 
 class FewshotAnalysis(OutputAnalysis):
-    """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
+    """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance.
+
+    Three of four images are classified correctly, as 0, 0, 1, 0 where they are 0, 0, 1, 1. A prediction is the class
+    of another image in 5 of 12 pairs, so κ = (3/4 − 5/12) / (1 − 5/12) = 4/7:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.fewshot import FewshotAnalysis
+    >>> from moeprobe.metrics.base import OutputPair
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> scores = torch.tensor([[2.0, 1.0], [2.0, 1.0], [1.0, 2.0], [2.0, 1.0]])
+    >>> numbers(FewshotAnalysis(), OutputPair(None, scores, torch.tensor([0, 0, 1, 1])))
+    {'fewshot_accuracy': 0.75, 'fewshot_accuracy_chance pooled': 0.417, 'fewshot_accuracy_kappa pooled': 0.571}
+    """
 
     measures = (FEWSHOT_ACCURACY,)
     signature = "fewshot_predicted"

@@ -20,7 +20,19 @@ FIRST_LAYER_SHARE = Metric(
 
 
 class FirstLayer(ModelAnalysis[Differences]):
-    """In which layer do tokens first differ? The share of each layer among the tokens that differ in any."""
+    """In which layer do tokens first differ? The share of each layer among the tokens that differ in any.
+
+    Tokens 0 and 2 of three differ in the first layer, token 1 in the second alone: two of three first differ in layer
+    0, one of three in layer 1:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.first_layer import FirstLayer
+    >>> from moeprobe.metrics.analyses.touched import Differences
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> differs = torch.tensor([[[1, 0, 1]], [[1, 1, 0]]], dtype=torch.bool)
+    >>> numbers(FirstLayer(1), Differences(differs, torch.ones(1, 3, dtype=torch.bool)))
+    {'first_layer_share': 0.333}
+    """
 
     measures = (FIRST_LAYER_SHARE,)
     signature = "first_anywhere"

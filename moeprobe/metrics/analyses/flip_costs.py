@@ -136,7 +136,22 @@ class PredictedCosts:
 
 
 class FlipCostsAnalysis(ModelAnalysis[PredictedCosts]):
-    """What all flips of a perturbation cost, and what prices of single flips say that they do."""
+    """What all flips of a perturbation cost, and what prices of single flips say that they do.
+
+    Two images, one in each half, with two flips and one in the same decile. A flip of the first image costs 0.1, one of
+    the second 0.3, and the other half has the price: 2 · 0.3 and 1 · 0.1, 0.35 on average. The log-probability falls by
+    0.5 and 0.1 by the sets alone, and by as much where the pixels are perturbed too, so that flips cost 0.3:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, FlipCostsAnalysis, PredictedCosts
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> flips, price, ones = torch.zeros(2, 1, PRICED_KINDS), torch.zeros(2, PRICED_KINDS), torch.ones(2, PRICED_KINDS)
+    >>> flips[:, 0, 0], price[:, 0] = torch.tensor([2.0, 1.0]), torch.tensor([0.1, 0.3])
+    >>> falls = torch.tensor([[[0, -0.2, -0.5, -0.7]], [[0, -0.2, -0.1, -0.3]]])
+    >>> value = numbers(FlipCostsAnalysis(), PredictedCosts(torch.tensor([0, 1]), flips, ones, price, falls))
+    >>> value["flip_count"], value["flip_cost_predicted"], value["flip_cost"], value["flip_damage"]
+    (1.5, 0.35, 0.3, 0.5)
+    """
 
     measures = (COUNT, PREDICTED, COST, COST_CLEAN, DAMAGE, SHARE, SLOPE, R2, SLOPE_CLEAN, R2_CLEAN)
     signature = "flip_costs"

@@ -105,7 +105,21 @@ class PredictedFlips:
 
 
 class FlipPredictionAnalysis(ModelAnalysis[PredictedFlips]):
-    """Flips as margins predict them, and as they are: calibration, Brier score and AUROC."""
+    """Flips as margins predict them, and as they are: calibration, Brier score and AUROC.
+
+    Two of four tokens flip. The first has the smallest margin, so that it is below both that do not flip; the other is
+    below one of them: 3 of 4 pairs. Flips are predicted with 0.5, 0.3, 0.3, 0.1, and the squared distances from what
+    happens are 0.25, 0.09, 0.49 and 0.01:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.flip_prediction import FlipPredictionAnalysis, PredictedFlips
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> margin, predicted = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[0.5, 0.3, 0.3, 0.1]])
+    >>> flips = torch.tensor([[True, False, True, False]])
+    >>> value = numbers(FlipPredictionAnalysis(), PredictedFlips(flips | True, flips, margin, margin, predicted))
+    >>> value["flip_rate"], value["flip_rate_predicted"], value["flip_brier"], value["flip_auroc"]
+    (0.5, 0.3, 0.21, 0.75)
+    """
 
     measures = (OBSERVED, PREDICTED, ECE, FLOOR, BRIER, BRIER_RATE, AUROC, AUROC_MARGIN)
     signature = "flip_tokens"

@@ -119,7 +119,20 @@ def flip_metric(measured: str, forced: str) -> Metric:
 
 
 class FlipsAnalysis(ModelAnalysis[Mapping[str, ForcedFlips]]):
-    """What forced flips of single tokens do to the loss, the answer and the layer's output, by the kind of set."""
+    """What forced flips of single tokens do to the loss, the answer and the layer's output, by the kind of set.
+
+    Two flips in an image, the first of which stands for three tokens: (3 · 0.2 − 1 · 0.2) / 4 is the mean fall, the
+    mean size (3 · 0.2 + 1 · 0.2) / 4, and the first alone changes the answer:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.flips import FlipsAnalysis, ForcedFlips
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> fall = torch.tensor([[0.2, -0.2]])
+    >>> flips = ForcedFlips(torch.tensor([[3.0, 1.0]]), fall, fall, torch.tensor([[True, False]]), output=None)
+    >>> value = numbers(FlipsAnalysis(), {"runner_up": flips})
+    >>> value["flip_fall_runner_up"], value["flip_size_runner_up"], value["flip_answer_runner_up"]
+    (0.1, 0.2, 0.75)
+    """
 
     measures = tuple(
         MetricFamily(

@@ -104,7 +104,18 @@ class WindowLoads:
 
 
 class HotExperts(ModelAnalysis[WindowLoads]):
-    """Persistence of hot experts over windows of requests."""
+    """Persistence of hot experts over windows of requests.
+
+    Two windows of one request each. Expert 0 is the hot one of two in the first, expert 1 in the second: no overlap,
+    where two random experts have a half. Expert 0 falls from 0.8 to 0.4 of the choices, so that 0.4 of them move:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> value = numbers(HotExperts(), WindowLoads(torch.tensor([[8, 2], [4, 6]]), torch.tensor([[1, 0], [0, 1]])))
+    >>> [value[name] for name in ("hot_overlap", "hot_overlap_chance random", "hot_next_share", "load_change")]
+    [0.0, 0.5, 0.4, 0.4]
+    """
 
     measures = (
         HOT_OVERLAP,

@@ -74,7 +74,19 @@ class KeyOverlap:
 
 
 class IndexerAnalysis(ModelAnalysis[KeyOverlap]):
-    """Agreement of the keys that two captures of an indexer select."""
+    """Agreement of the keys that two captures of an indexer select.
+
+    Two queries select keys with an overlap of 0.8 and 0.6, where random sets would have 0.3 and 0.1: κ =
+    (0.7 − 0.2) / (1 − 0.2). They lose 0.1 and 0.3 of their keys, and random sets 0.5 and 0.9: κ = 1 − 0.2 / 0.7:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.indexer import IndexerAnalysis, KeyOverlap
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> values = [[0.8, 0.6]], [[0.3, 0.1]], [[0.1, 0.3]], [[0.5, 0.9]], [[torch.nan] * 2], [[torch.nan] * 2]
+    >>> value = numbers(IndexerAnalysis(), KeyOverlap(*map(torch.tensor, values)))
+    >>> value["key_jaccard"], value["key_jaccard_kappa random"], value["keys_lost"], value["keys_lost_kappa random"]
+    (0.7, 0.625, 0.2, 0.714)
+    """
 
     measures = (KEY_JACCARD, KEYS_LOST, ATTENTION_LOST)
     signature = "key_trials"

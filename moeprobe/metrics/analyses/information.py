@@ -69,7 +69,18 @@ _METRICS = {kind: _metrics(kind) for kind in _KINDS}
 
 
 class Information(LayerAnalysis):
-    """Mutual information of a token's expert with the class of its image, its place, and its patch's mean color."""
+    """Mutual information of a token's expert with the class of its image, its place, and its patch's mean color.
+
+    Four images of two classes, each with a single token, which has expert 0 in one class and expert 1 in the other: it
+    says everything, 1. Two of the 6 ways to exchange the classes say as much, and four nothing. That is 1/3 on average,
+    65 of the 200 that are drawn:
+
+    >>> from moeprobe.metrics.analyses.information import Information
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(Information(), pair(route([[0], [0], [1], [1]])), labels=[0, 0, 1, 1])
+    >>> value["class_information_plain"], value["class_information_permuted"], value["class_information"]
+    (1.0, 0.325, 0.675)
+    """
 
     measures = tuple(metric for metrics in _METRICS.values() for metric in metrics.values())
     signature = "informed_tokens"

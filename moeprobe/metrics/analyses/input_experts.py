@@ -42,7 +42,16 @@ class InputUses:
 
 
 class InputExperts(ModelAnalysis[InputUses]):
-    """Different experts that an input uses."""
+    """Different experts that an input uses.
+
+    Two samples: one request with 3 different experts, and three requests with 7 together, 10 / 4:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.input_experts import InputExperts, InputUses
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> numbers(InputExperts(), InputUses(experts=torch.tensor([3, 7]), inputs=torch.tensor([1, 3])))
+    {'distinct_experts_of_input': 2.5}
+    """
 
     measures = (DISTINCT_EXPERTS_OF_INPUT,)
     signature = "input_experts"

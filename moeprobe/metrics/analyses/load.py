@@ -87,7 +87,17 @@ def dead_limit(num_experts: int) -> float:
 
 
 class LoadAnalysis(LayerAnalysis):
-    """How the choices are spread over the experts: entropy, experts hardly chosen, and the share of each."""
+    """How the choices are spread over the experts: entropy, experts hardly chosen, and the share of each.
+
+    Half of the tokens choose expert 0 of four, a quarter each experts 1 and 2: an entropy of 1.5 of 2 bits, and one
+    dead expert:
+
+    >>> from moeprobe.metrics.analyses.load import LoadAnalysis
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(LoadAnalysis(), pair(route([[0, 0, 0, 0, 1, 1, 2, 2]], num_experts=4)))
+    >>> value["load_entropy"], value["dead_experts"], value["expert_share 0"]
+    (0.75, 1.0, 0.5)
+    """
 
     measures = (
         LOAD_ENTROPY,

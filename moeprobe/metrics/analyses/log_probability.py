@@ -50,7 +50,16 @@ class LogProbabilities:
 
 
 class LogProbability(ModelAnalysis[LogProbabilities]):
-    """Log-probability of the tokens of texts, and its distance from the original model's."""
+    """Log-probability of the tokens of texts, and its distance from the original model's.
+
+    Two tokens, whose log-probability moves by d = 1 and −1. The mean of exp(d) − 1 − d is (0.718 + 0.368) / 2:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> numbers(LogProbability(), LogProbabilities(torch.tensor([[-2.0, -1.0]]), torch.tensor([[-1.0, -2.0]])))
+    {'log_probability': -1.5, 'log_probability_gap': 1.0, 'k3_divergence': 0.543}
+    """
 
     measures = (LOG_PROBABILITY, GAP, K3)
     signature = "scored_tokens"

@@ -85,16 +85,13 @@ class Match(LayerAnalysis):
     Five images with two tokens each, of which eight of ten agree. Two tokens of different images agree in 40 of 80
     pairs, so κ = (0.8 − 0.5) / (1 − 0.5):
 
-    >>> import numpy as np
-    >>> first = np.array([[0, 0], [0, 1], [1, 1], [0, 1], [0, 0]])  # expert of each token in the first view
-    >>> second = np.array([[0, 0], [0, 1], [1, 0], [0, 1], [0, 1]])
-    >>> columns = {"reference_selected": first[..., None], "view_selected": second[..., None],
-    ...            "trials": np.full(5, 2), "top1_match": (first == second).sum(1), "experts": np.full(5, 2)}
-    >>> for number in Match().estimators(columns, aligned=False)[:3]:
-    ...     print(number.name, number.null, number.statistic.evaluate(np.ones((5, 1))).round(2))
-    top1_match  [0.8]
-    top1_match_chance pooled [0.5]
-    top1_match_kappa pooled [0.6]
+    >>> from moeprobe.metrics.analyses.match import Match
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> first = route([[0, 0], [0, 1], [1, 1], [0, 1], [0, 0]])
+    >>> second = route([[0, 0], [0, 1], [1, 0], [0, 1], [0, 1]])
+    >>> value = numbers(Match(), pair(first, second))
+    >>> value["top1_match"], value["top1_match_chance pooled"], value["top1_match_kappa pooled"]
+    (0.8, 0.5, 0.6)
     """
 
     measures = (

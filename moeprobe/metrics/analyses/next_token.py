@@ -64,7 +64,20 @@ REUSE_WITHIN = MetricFamily("reuse_within_{n}", r"reuse_within_(\d+)", _within, 
 
 
 class NextToken(ModelAnalysis["Sequences"]):
-    """Share of a token's experts that the next token reuses, and of choices whose expert was used shortly before."""
+    """Share of a token's experts that the next token reuses, and of choices whose expert was used shortly before.
+
+    Two sequences, 0 0 0 1 and 1 1 1 0. The next token has the same expert in 4 of 6 pairs. Tokens of a sequence that
+    are not neighbors have it in 1 of 3 pairs, so κ = (2/3 − 1/3) / (1 − 1/3):
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.next_token import NextToken
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> from moeprobe.metrics.sequences import Sequences
+    >>> experts = torch.tensor([[[0], [0], [0], [1]], [[1], [1], [1], [0]]], dtype=torch.int16)
+    >>> value = numbers(NextToken(), Sequences(experts, torch.ones(2, 4, dtype=torch.bool), num_experts=2))
+    >>> [value[f"next_token_reuse{name}"] for name in ("", "_chance sequence", "_kappa sequence")]
+    [0.667, 0.333, 0.5]
+    """
 
     measures = (NEXT_TOKEN_REUSE, REUSE_WITHIN)
     signature = "reuse_pairs"

@@ -50,7 +50,20 @@ LOSS = Metric(
 
 
 class Output(OutputAnalysis):
-    """Accuracy, top-5 accuracy and cross-entropy of the view, and how often it keeps the reference's prediction."""
+    """Accuracy, top-5 accuracy and cross-entropy of the view, and how often it keeps the reference's prediction.
+
+    Two of three images are right, and two have the answer to the clean image. The probabilities of their classes are
+    0.8, 0.5 and 0.2, and the loss is the mean of −log of these, (0.223 + 0.693 + 1.609) / 3:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.output import Output
+    >>> from moeprobe.metrics.base import OutputPair
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> clean = torch.tensor([[0.7, 0.3], [0.4, 0.6], [0.9, 0.1]]).log()
+    >>> view = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.8, 0.2]]).log()
+    >>> numbers(Output(), OutputPair(clean, view, labels=torch.tensor([0, 0, 1])))
+    {'accuracy': 0.667, 'loss': 0.842, 'prediction_agreement': 0.667}
+    """
 
     measures = (
         ACCURACY,

@@ -25,7 +25,18 @@ OUTPUT_COSINE = Metric(
 
 
 class OutputFeatures(OutputAnalysis):
-    """Cosine of the view's features with the reference's, per image."""
+    """Cosine of the view's features with the reference's, per image.
+
+    Features (3, 4) become (4, 3), with a cosine of 24 / 25, and (1, 0) become twice as long, with a cosine of 1:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.output_features import OutputFeatures
+    >>> from moeprobe.metrics.base import OutputPair
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> clean, view = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [2.0, 0.0]])
+    >>> numbers(OutputFeatures(), OutputPair(clean, view, labels=torch.tensor([-1, -1])))
+    {'output_cosine': 0.98}
+    """
 
     measures = (OUTPUT_COSINE,)
     signature = "compared_outputs"

@@ -66,7 +66,18 @@ class RankLoads:
 
 
 class RankLoad(ModelAnalysis[RankLoads]):
-    """Imbalance of the load over ranks, for a placement of experts."""
+    """Imbalance of the load over ranks, for a placement of experts.
+
+    Two requests load two ranks with 8 and 2, and with 4 and 6 choices. Together that is 12 and 8, so the busiest is at
+    12 / 10; each by itself, the busiest ranks are at (8 + 6) / (5 + 5):
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.rank_load import RankLoad, RankLoads
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> loads = torch.tensor([[[8, 2]], [[4, 6]]])
+    >>> numbers(RankLoad(), RankLoads(loads, loads.sum(2), window=torch.tensor([[1, 0], [0, 1]])))
+    {'rank_imbalance': 1.2, 'window_imbalance': 1.4, 'rank_share 0': 0.6, 'rank_share 1': 0.4}
+    """
 
     measures = (RANK_IMBALANCE, WINDOW_IMBALANCE, RANK_SHARE)
     signature = "rank_load"

@@ -65,7 +65,18 @@ PRC_OFFDIAGONAL = Metric(
 
 
 class SMatrixAnalysis(LayerAnalysis):
-    """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss."""
+    """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss.
+
+    Two patches whose gates are (1, 0) and (0, 1) on both sides but for the second of view 2, (0.4, 0.6). S is twice the
+    mean product: S_00 = 2 · 1 / 2, S_11 = 2 · 0.6 / 2, S_10 = 2 · 0.4 / 2, S_01 = 0:
+
+    >>> from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> first = route([[0, 1]])
+    >>> value = numbers(SMatrixAnalysis(), pair(first, route([[0, 1]], gates=[[[1, 0], [0.4, 0.6]]])))
+    >>> [value[name] for name in ("s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal", "s 1 0")]
+    [0.8, 0.2, 0.08, 0.08, 0.4]
+    """
 
     measures = (
         S_DIAGONAL,

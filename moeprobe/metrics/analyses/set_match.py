@@ -195,7 +195,18 @@ UNSERVED_BOTH = Metric(
 
 
 class SetMatch(LayerAnalysis):
-    """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa."""
+    """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa.
+
+    Two images with one token each. The first keeps its set; of the second {1, 2} becomes {0, 2}, one expert in common
+    of three, so the mean is (1 + 1/3) / 2. Sets of different images have one of three in common, which is chance, and
+    κ = (2/3 − 1/3) / (1 − 1/3):
+
+    >>> from moeprobe.metrics.analyses.set_match import SetMatch
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(SetMatch(), pair(route([[[0, 1]], [[1, 2]]]), route([[[0, 1]], [[0, 2]]])))
+    >>> value["set_jaccard"], value["set_jaccard_chance pooled"], value["set_jaccard_kappa pooled"]
+    (0.667, 0.333, 0.5)
+    """
 
     measures = (SET_JACCARD, UNSERVED_BOTH)
     signature = "set_pairs"

@@ -38,7 +38,18 @@ SLOT_MATCH = Metric(
 
 
 class SlotMatch(LayerAnalysis):
-    """Share of corresponding tokens whose largest combine weight is on the same slot, with chance and kappa."""
+    """Share of corresponding tokens whose largest combine weight is on the same slot, with chance and kappa.
+
+    Two images with two tokens each, of which three lean on the same slot. One of the 8 pairs of different images
+    is on the same slot, so κ = (0.75 − 0.125) / (1 − 0.125):
+
+    >>> from moeprobe.metrics.analyses.slot_match import SlotMatch
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> first, second = (route([[0, 0], [0, 0]], slot=slots) for slots in ([[0, 1], [2, 3]], [[0, 1], [2, 0]]))
+    >>> value = numbers(SlotMatch(), pair(first, second))
+    >>> value["slot_match"], value["slot_match_chance pooled"], value["slot_match_kappa pooled"]
+    (0.75, 0.125, 0.714)
+    """
 
     measures = (SLOT_MATCH,)
     signature = "slot_trials"

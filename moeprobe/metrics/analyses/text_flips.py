@@ -84,7 +84,19 @@ def text_flip_metric(measured: str, forced: str) -> Metric:
 
 
 class TextFlipsAnalysis(ModelAnalysis[Mapping[str, ForcedTextFlips]]):
-    """What forced flips of single tokens do to the tokens that follow, by the kind of set."""
+    """What forced flips of single tokens do to the tokens that follow, by the kind of set.
+
+    Two flips in a text, the first of which stands for three tokens: the next token falls by (3 · 0.2 − 1 · 0.2) / 4,
+    and moves by (3 · 0.2 + 1 · 0.2) / 4:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.text_flips import ForcedTextFlips, TextFlipsAnalysis
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> fall = torch.tensor([[0.2, -0.2]])
+    >>> value = numbers(TextFlipsAnalysis(), {"runner_up": ForcedTextFlips(torch.tensor([[3.0, 1.0]]), fall, 2 * fall)})
+    >>> value["flip_next_runner_up"], value["flip_next_size_runner_up"], value["flip_following_runner_up"]
+    (0.1, 0.2, 0.2)
+    """
 
     measures = tuple(
         MetricFamily(

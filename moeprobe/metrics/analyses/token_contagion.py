@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
 
 class TokenContagion(ContagionAnalysis):
-    """Share of tokens that change experts when the router sees them with other tokens."""
+    """Share of tokens that change experts when the router sees them with other tokens.
+
+    Two of ten tokens change their only expert, which is a distance of 1 each:
+
+    >>> from moeprobe.metrics.analyses.token_contagion import TokenContagion
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> before, after = route([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1]]), route([[0, 0, 0, 0, 1, 1, 1, 1, 1, 0]])
+    >>> numbers(TokenContagion(), pair(before, after))
+    {'token_contagion': 0.2, 'token_contagion_dropped': 0.0, 'token_contagion_distance': 0.2}
+    """
 
     metric = "token_contagion"
     signature = "token_contagion_watched"

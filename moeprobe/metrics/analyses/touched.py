@@ -156,7 +156,19 @@ class Observed:
 
 
 class Touched(ModelAnalysis[Differences]):
-    """Pairs of token and layer that differ, tokens affected in at least one layer, and where differences begin."""
+    """Pairs of token and layer that differ, tokens affected in at least one layer, and where differences begin.
+
+    Four tokens and two layers: tokens 0 and 1 differ in the first layer, token 1 in the second too. That is 3 of 8
+    pairs and 2 of 4 tokens. Independent layers would give 1 − (1 − 2/4) (1 − 1/4):
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.touched import Differences, Touched
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> differs = torch.tensor([[[1, 1, 0, 0]], [[0, 1, 0, 0]]], dtype=torch.bool)
+    >>> value = numbers(Touched(), Differences(differs, torch.ones(1, 4, dtype=torch.bool)))
+    >>> value["pairs_differ"], value["tokens_touched"], value["tokens_touched_independent"]
+    (0.375, 0.5, 0.625)
+    """
 
     measures = (
         PAIRS_DIFFER,

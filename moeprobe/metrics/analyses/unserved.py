@@ -30,7 +30,15 @@ UNSERVED = Metric(
 
 
 class Unserved(LayerAnalysis):
-    """Share of the tokens of the view, or of both views, that no expert processes."""
+    """Share of the tokens of the view, or of both views, that no expert processes.
+
+    Two experts choose among five tokens, and leave out one:
+
+    >>> from moeprobe.metrics.analyses.unserved import Unserved
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> numbers(Unserved(), pair(route([[[-1, -1], [0, -1], [-1, 1], [0, 1], [0, -1]]], experts_choose=True)))
+    {'unserved': 0.2}
+    """
 
     measures = (UNSERVED,)
     signature = "unserved_tokens"

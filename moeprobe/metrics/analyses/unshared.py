@@ -57,7 +57,17 @@ class Reasons:
 
 
 class Unshared(ModelAnalysis[Reasons]):
-    """Shares of tokens with experts that only one side has."""
+    """Shares of tokens with experts that only one side has.
+
+    Two of ten tokens chose an expert that was removed, and one has an expert that is new:
+
+    >>> import torch
+    >>> from moeprobe.metrics.analyses.unshared import Reasons, Unshared
+    >>> from moeprobe.metrics.by_hand import numbers
+    >>> token = torch.arange(10)[None]
+    >>> numbers(Unshared(), Reasons(removed=token < 2, merged=token < 0, added=token == 5, trial=token >= 0))
+    {'expert_removed': 0.2, 'experts_merged': 0.0, 'expert_added': 0.1}
+    """
 
     measures = _METRICS
     signature = "unshared_trials"

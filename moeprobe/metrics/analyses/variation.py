@@ -52,7 +52,17 @@ _METRICS = {of: _metrics(of) for of in _OF}
 
 
 class VariationAnalysis(LayerAnalysis):
-    """Batch-wise variation: how differently images load the experts, by gates and by dispatched weights."""
+    """Batch-wise variation: how differently images load the experts, by gates and by dispatched weights.
+
+    Two images with two tokens each, which go to expert 0 in the first, and to expert 1 in the second. An expert's sums
+    are 2 and 0: variance 1 over mean 1, all of the most there can be, 2 (1 − 1/2):
+
+    >>> from moeprobe.metrics.analyses.variation import VariationAnalysis
+    >>> from moeprobe.metrics.by_hand import numbers, pair, route
+    >>> value = numbers(VariationAnalysis(), pair(route([[0, 0], [1, 1]])))
+    >>> value["image_variation_weights"], value["image_variation_weights_share"]
+    (1.0, 1.0)
+    """
 
     measures = tuple(metric for pair in _METRICS.values() for metric in pair)
     signature = "variation_tokens"
