@@ -145,7 +145,7 @@ def test_files_that_are_no_configuration(text: str | bytes, sentence: str, tmp_p
         ("steps=0x10", "steps: input should be a valid integer; got '0x10'."),
         ("optimizer.learning_rate='0.1'", "valid number; got '0.1'."),
         ("amp=1", "amp: input should be a valid boolean; got 1."),
-        ("seed=18446744073709551617", "seed: input should be less than 9223372036854775808"),
+        ("seed=18446744073709551617", "seed: input should be less than or equal to 9223372036854775807"),
         ("epochs=1e308", "epochs: input should be less than or equal to 1000000; got 1e+308."),
         ("steps=1000000000000000", "steps: input should be less than or equal to"),
         ("steps=" + "[" * 200 + "]" * 200, "Cannot read the value of 'steps=[[["),
