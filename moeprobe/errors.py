@@ -13,6 +13,11 @@ _SPELLINGS = re.compile(f"{_START}(.*?){_BETWEEN}(.*?){_END}", re.DOTALL)
 def option(keyword: str, value: object = None, flag: str | None = None) -> str:
     """Return an option for the sentence of a ``UserError``, which each front end spells in its own way.
 
+    >>> from moeprobe.errors import UserError, option
+    >>> error = UserError(f"Measure more images with {option('limit', 500)}.")
+    >>> str(error), error.sentence
+    ('Measure more images with limit=500.', 'Measure more images with --limit 500.')
+
     Args:
         keyword: of Python, e.g. "group_images" for ``--group-images``.
         value: what to give: ``--limit 5`` and ``limit=5``; True of a switch: ``--overwrite`` and ``overwrite=True``.

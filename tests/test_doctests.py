@@ -14,7 +14,9 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_t
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_examples_of_docstrings(path: Path) -> None:
+def test_examples_of_docstrings(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Examples write into the current folder.
+    monkeypatch.chdir(tmp_path)
     name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     ran = doctest.testmod(importlib.import_module(name), globs={})
     assert ran.attempted and not ran.failed

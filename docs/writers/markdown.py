@@ -43,7 +43,7 @@ def docstring(text: str) -> str:
     parts: list[str] = []
     code_before = False
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        is_code = block.startswith("    ")
+        is_code = block.startswith(("    ", ">>> "))
         first, _, rest = block.partition("\n")
         if is_code and code_before:
             parts[-1] = f"{parts[-1].removesuffix('```')}\n{textwrap.dedent(block)}\n```"

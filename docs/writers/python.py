@@ -13,9 +13,9 @@ from writers.stubs import is_made
 
 # What is no measurement; every other function is on the page of measurements.
 MODELS = {
-    "load_model", "wrap", "trace", "train", "train_pipeline", "open_data", "open_view", "choose_device", "downloads",
-    "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
+    "load_model", "wrap", "trace", "train", "train_pipeline", "import_vmoe", "import_swin_moe", "export_vmoe",
 }  # fmt: skip
+DATA = {"open_data", "open_view", "choose_device", "downloads", "use_plugins"}
 STUDIES = {
     "audit",
     "compare",
@@ -29,10 +29,8 @@ STUDIES = {
 }
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
-TRACES = {
-    "record", "analyze_trace", "align_traces", "trace_locality", "drift", "recorded_routing", "import_trace",
-    "import_routed_experts", "check_trace",
-}  # fmt: skip
+TRACES = {"analyze_trace", "align_traces", "trace_locality", "drift"}
+RECORDINGS = {"record", "recorded_routing", "import_trace", "import_routed_experts", "check_trace"}
 SERVERS = {"check_server", "ServerResult", "mismatch", "indexer", "trace_balance"}
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
@@ -41,10 +39,12 @@ TITLES = {
     "stress": "Python: attacks, precision and batches",
     "plans": "Python: what a run would take",
     "pictures": "Python: pictures",
-    "traces": "Python: recorded routing",
+    "recordings": "Python: recordings of routing",
+    "traces": "Python: questions to recordings",
     "servers": "Python: servers",
     "studies": "Python: comparisons and reports",
-    "models": "Python: models and data",
+    "models": "Python: models",
+    "data": "Python: data, views and devices",
     "arguments": "Python: classes that functions take",
     "results": "Python: classes that functions return",
 }
@@ -83,8 +83,9 @@ def pages() -> dict[str, str]:
 
 def kind_of(name: str) -> str:
     """Return the page that a name is on."""
-    if name in TRACES | SERVERS:
-        return "servers" if name in SERVERS else "traces"
+    for kind, names in (("recordings", RECORDINGS), ("traces", TRACES), ("servers", SERVERS), ("data", DATA)):
+        if name in names:
+            return kind
     if not inspect.isfunction(inspect.unwrap(getattr(api, name))):
         return "arguments" if name in GIVEN else "results"
     if name.startswith("plan"):

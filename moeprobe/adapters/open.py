@@ -122,6 +122,27 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
     """Return a model of your own, made traceable by ``Hooks``, ready to probe; tables call it ``name``.
 
+    The gate of this model sends red pixels to expert 0 and blue ones to expert 1:
+
+    >>> import torch
+    >>> from moeprobe import api
+    >>> class Net(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.gate = torch.nn.Linear(3, 2, bias=False)
+    ...         self.gate.weight.data = torch.tensor([[1.0, 0, 0], [0, 0, 1.0]])
+    ...         self.experts = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+    ...     def forward(self, images):
+    ...         pixels = images.flatten(2).mT
+    ...         weight, chosen = self.gate(pixels).softmax(-1).topk(1)
+    ...         outputs = torch.stack([expert(pixels) for expert in self.experts], dim=2)
+    ...         return (weight * outputs.take_along_dim(chosen[..., None], dim=2)[:, :, 0]).mean(1)
+    >>> model = api.wrap(api.Hooks(Net(), image_size=2, mean=[0, 0, 0], std=[1, 1, 1]), name="toy")
+    >>> red = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> scores, routing = api.trace(model, torch.stack([red, 0 * red, 1 - red])[None])
+    >>> routing.layers["gate"].selected.flatten().tolist()
+    [0, 1, 0, 1]
+
     Raises:
         UserError: it is a module without ``Hooks``, or files cannot be called by the name.
     """

@@ -87,6 +87,11 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
 
     On data that must not be mirrored (digits) a view that flips is made not to.
 
+    >>> from moeprobe import api
+    >>> view = api.open_view("gaussian_noise", clip=False)
+    >>> view, view.severities
+    (GaussianNoise(clip=False), (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4))
+
     Raises:
         UserError: there is no such view, or it does not take these parameters.
     """

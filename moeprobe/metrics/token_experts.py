@@ -83,7 +83,14 @@ def color_bins(pair: LayerPair) -> Tensor | None:
 
 
 def color_bin(red: int, green: int, blue: int) -> int:
-    """Return the bin of a color of 8 bits a channel."""
+    """Return the bin of a color of 8 bits a channel.
+
+    Pure red, at the highest of 4 levels: 3 · 4² + 0 · 4 + 0:
+
+    >>> from moeprobe.metrics.token_experts import color_bin
+    >>> color_bin(255, 0, 0)
+    48
+    """
     red_level, green_level, blue_level = (
         min(LEVELS * level // 256, LEVELS - 1) for level in (red, green, blue)
     )

@@ -271,6 +271,18 @@ def check_trace(
 ) -> CheckedTrace:
     """Look for faults of capture in a routing trace, and for shifts against another one of the same inputs.
 
+    Two recordings of five tokens have the same expert four times. Expert 0 has two of five and three of five, so that
+    chance is 0.4 · 0.6 + 0.6 · 0.4:
+
+    >>> from pathlib import Path
+    >>> from moeprobe import api
+    >>> for name, experts in ("served", [[0], [1], [1], [0], [1]]), ("trained", [[0], [1], [0], [0], [1]]):
+    ...     _ = Path(f"{name}.jsonl").write_text(f'{{"id": "r17", "layer": "mlp", "experts": {experts}}}')
+    ...     _ = api.import_trace(f"{name}.jsonl", f"{name}.parquet", num_experts=2)
+    >>> overlap = api.check_trace("served.parquet", against="trained.parquet").overlap
+    >>> overlap.here, round(overlap.chance, 3)
+    (0.8, 0.48)
+
     Args:
         path: the trace.
         against: another trace of the same model and inputs.

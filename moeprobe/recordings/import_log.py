@@ -129,6 +129,15 @@ def import_trace(
 ) -> ImportedTrace:
     """Make a trace from a log of JSON lines (see ``recordings.import_log``).
 
+    A request with three tokens, which choose one of two experts:
+
+    >>> from pathlib import Path
+    >>> from moeprobe import api
+    >>> _ = Path("log.jsonl").write_text('{"id": "r17", "layer": "mlp", "experts": [[0], [1], [1]]}')
+    >>> recorded = api.import_trace("log.jsonl", "log.parquet", num_experts=2)
+    >>> recorded.requests, recorded.layers, recorded.tokens
+    (1, ['mlp'], 3)
+
     Args:
         log: the file.
         path: of the new trace, ``.parquet``.

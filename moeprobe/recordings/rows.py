@@ -215,6 +215,15 @@ def recorded_routing(
 
     Shorter inputs are filled up to the longest; there they have no valid tokens.
 
+    A request with three tokens, which choose one of two experts:
+
+    >>> from pathlib import Path
+    >>> from moeprobe import api
+    >>> _ = Path("log.jsonl").write_text('{"id": "r17", "layer": "mlp", "experts": [[0], [1], [1]]}')
+    >>> _ = api.import_trace("log.jsonl", "log.parquet", num_experts=2)
+    >>> api.recorded_routing("log.parquet").layers["mlp"].selected.flatten().tolist()
+    [0, 1, 1]
+
     Args:
         path: the trace.
         inputs: their names, in the order that is wanted; None = all, in the order of the file.

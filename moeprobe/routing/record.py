@@ -150,6 +150,15 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
 
     A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
     (-1) come last. The experts are returned as int16.
+
+    A token chose experts 1 and 2; expert 2 has the higher score, and no room for it:
+
+    >>> import torch
+    >>> from moeprobe.routing.record import order_choices
+    >>> chosen, fits = torch.tensor([[[1, 2]]]), torch.tensor([[[True, False]]])
+    >>> experts, processed = order_choices(chosen, fits, scores=torch.tensor([[[0.1, 0.3, 0.6]]]))
+    >>> experts.tolist(), processed.tolist()
+    ([[[2, 1]]], [[[False, True]]])
     """
     import torch
 
@@ -226,7 +235,13 @@ def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def highest_gates(gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the highest gate of tokens ``(..., E)``, the second, and the sum of the rest."""
+    """Return the highest gate of tokens ``(..., E)``, the second, and the sum of the rest.
+
+    >>> import torch
+    >>> from moeprobe.routing.record import highest_gates
+    >>> [round(float(part), 3) for part in highest_gates(torch.tensor([0.2, 0.5, 0.1, 0.2]))]
+    [0.5, 0.2, 0.3]
+    """
     highest, second = gates.topk(2, dim=-1).values.unbind(-1)
     # What is left of the row's own sum, not of one: a float32 softmax misses one by its rounding.
     return highest, second, (gates.sum(-1) - highest - second).clamp_min(0)

@@ -53,6 +53,10 @@ def label_of(kind: str) -> str:
 def choose_device(name: str) -> "torch.device":
     """Return the device called ``name``; "auto" takes CUDA, then MPS, then the CPU.
 
+    >>> from moeprobe import api
+    >>> api.choose_device("cpu")
+    device(type='cpu')
+
     Raises:
         UserError: there is no such device here.
     """

@@ -7,8 +7,7 @@ their differences are judged, and the gate says which fail. A folder works as fo
 import dataclasses
 import math
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,19 +15,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.declarations import Kind
 from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
-from moeprobe.declarations.registry import comparable_kind, measured_by, to_compare
+from moeprobe.declarations.registry import comparable_kind, to_compare
 from moeprobe.errors import FinishedError, UserError, already_finished, option
 from moeprobe.judging import differences, words
-from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
-from moeprobe.metrics.registry import measuring
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
 from moeprobe.results import finished
-from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
@@ -36,11 +31,10 @@ from moeprobe.results.showing import Figures, heading, one_line
 from moeprobe.results.sidecars import Request, Sidecar, choose_names, names_in, rename_sidecar, rename_table
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
-from moeprobe.results.values import estimators
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.files import display_path, resolved, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.studies.gate import Gate
 
 if TYPE_CHECKING:
     from moeprobe.probes.engine.measurement import Measurement
@@ -114,6 +108,18 @@ def compare(
     **changes: Unpack[Keywords],
 ) -> Comparison:
     """Compare checkpoints, the first of them being the reference.
+
+    Two recordings load their two experts with 2 and 2, and with 3 and 1 tokens, an entropy of 1 and 0.811 bits:
+
+    >>> from pathlib import Path
+    >>> from moeprobe import api
+    >>> for name, experts in ("even", [[0], [1], [1], [0]]), ("uneven", [[0], [1], [0], [0]]):
+    ...     _ = Path(f"{name}.jsonl").write_text(f'{{"id": "r17", "layer": "mlp", "experts": {experts}}}')
+    ...     _ = api.import_trace(f"{name}.jsonl", f"{name}.parquet", num_experts=2)
+    ...     _ = api.analyze_trace(f"{name}.parquet", out=name, figures=False)
+    >>> table = api.compare(["even", "uneven"]).table.set_index("metric")
+    >>> round(float(table.value["load_entropy"]), 3), table.flag["load_entropy"]
+    (-0.189, 'few_images')
 
     Args:
         given: folders of finished runs, or checkpoints (loaded or by path).
@@ -248,7 +254,7 @@ class Sources:
 
 
 def _checkpoints_to_compare(
-    models: Sequence[Model], options: Options, settings: Mapping[str, Any], gate: "Gate"
+    models: Sequence[Model], options: Options, settings: Mapping[str, Any], gate: Gate
 ) -> Sources:
     """Return checkpoints with the work that measures them; raises ``UserError`` where something does not fit."""
     _check_two(models)  # before anything is loaded
@@ -325,7 +331,7 @@ class ComparisonWork(Work[Comparison]):
         options: Options,
         *,
         margin: float = words.MARGIN,
-        gate: "Gate | None" = None,
+        gate: Gate | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
         self.gate = gate or Gate(None)
@@ -399,102 +405,3 @@ class ComparisonWork(Work[Comparison]):
                 "there is nothing to compare."
             )
         return table
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Which differences fail a comparison; a worsening allowed of no metric, or no number, raises ``UserError``.
-
-    Attributes:
-        metric: whose worsening fails; None = nothing fails.
-        allowed: how much worse it may be: all fails that is not shown to be worse by less. None = all that is worse.
-    """
-
-    metric: str | None
-    allowed: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.allowed is None:
-            return
-        allowed = option("fail_unless_no_worse_than")
-        if self.metric is None:
-            raise UserError(f"{allowed} says how much; name the metric: {option('fail_if_worse', 'METRIC')}.")
-        if not (math.isfinite(self.allowed) and self.allowed > 0):
-            raise UserError(f"{allowed} takes a number above 0; got {self.allowed}.")
-
-    def check_kind(self, kind: Kind) -> None:
-        """Raise ``UserError`` where a kind of run has no such metric, or it is never better or worse.
-
-        Whether the checkpoints have it in some layer is known when a sample is measured (``check_measured``).
-        """
-        if self.metric is None:
-            return
-        analyses = {*measured_by(kind)}
-        form = registry.find(self.metric)
-        if form.declared and analyses & {*registry.analyses_of(self.metric)} and form.direction:
-            return
-        names = [name for base in registry.names() for name in (base, f"{base}_kappa")]
-        forms = {name: registry.find(name) for name in names if analyses & {*registry.analyses_of(name)}}
-        candidates = [name for name, form in forms.items() if form.declared and form.direction]
-        raise _no_metric(self.metric, sorted(candidates))
-
-    def check_measured(self, measured: Measured) -> None:
-        """Raise ``UserError`` unless the metric is measured in several checkpoints, and can become worse."""
-        assert self.metric is not None
-        aligned, analyses = measured.is_aligned, analyses_of(measured.request)
-        # Some images of a cell are enough to know which metrics it has.
-        measured_metrics = {
-            (estimator.name, stored.cell.site(), stored.checkpoint)
-            for stored in measured.sums
-            for estimator in estimators(next(iter(stored.blocks()))[1], analyses, aligned=aligned)
-        }
-        names = {name for name, _, _ in measured_metrics}
-        with_direction = sorted(name for name in names if registry.find(name).direction)
-        if self.metric not in with_direction:
-            raise _no_metric(self.metric, with_direction)
-        times = Counter((name, site) for name, site, _ in measured_metrics)
-        shared = {name for (name, _), number in times.items() if number > 1}
-        if len(measured.checkpoints) > 1 and self.metric not in shared:
-            raise _not_shared(self.metric, shared)
-
-    def failures(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that fail: worse, collapsed in the checkpoint alone, or impossible to judge.
-
-        Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of prefix tokens may,
-        except values that are not finite.
-
-        Raises:
-            UserError: the metric was compared nowhere, so that nothing can be vouched for.
-        """
-        rows = table[table["metric"] == self.metric]
-        if self.metric is not None and rows.empty:
-            raise _not_shared(self.metric, table["metric"])
-        unjudged = rows["verdict"].isin(UNJUDGED)
-        unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
-        failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
-        if self.metric is not None and self.allowed is not None:
-            lowest = rows["sim_low"] if registry.find(self.metric).direction > 0 else -rows["sim_high"]
-            # What is the same by construction: how far the clean input agrees with itself.
-            itself = rows["severity"].eq(0) & (not registry.find(self.metric).metric.of_labels)
-            excluded = (lowest > -self.allowed) | (itself & (rows["verdict"] == "identical"))
-            # Where nothing can be judged, prefix tokens are judged as without.
-            without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
-            failed = ~excluded & (~without | (rows["collapsed"] == "checkpoint"))
-        failed |= rows["verdict"] == words.NOT_FINITE
-        return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]
-
-
-def _no_metric(metric: str, names: Sequence[str]) -> UserError:
-    if registry.find(metric).declared and not registry.find(metric).direction:
-        return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(names)}.")
-    commands = ", ".join(measuring(metric))
-    where = f" {metric} is measured by: {commands}." if commands else ""
-    return UserError(unknown("metric", metric, names) + where)
-
-
-def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
-    names = ", ".join(sorted({name for name in shared if registry.find(name).direction}))
-    return UserError(
-        f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
-        f"{names or 'nothing that could be'}."
-    )

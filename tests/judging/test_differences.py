@@ -35,7 +35,8 @@ from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
 from moeprobe.results.values import Evaluator
-from moeprobe.studies.compare import Comparison, Gate
+from moeprobe.studies.compare import Comparison
+from moeprobe.studies.gate import Gate
 
 ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
 ANALYSES = (Match(), LoadAnalysis(), Output())

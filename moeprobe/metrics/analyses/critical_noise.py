@@ -136,6 +136,13 @@ class CriticalNoiseAnalysis(ModelAnalysis[NoiseResponse]):
 def median(sums: Array) -> Array:
     """Return the σ ``(R,)`` at which half of the tokens have changed, by linear interpolation; NaN where none is.
 
+    Three of ten tokens change by σ = 0.1, four more by 0.2. Half is in the middle between 30 % and 70 %:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.analyses.critical_noise import median
+    >>> median(np.array([[3.0], [4.0], [3.0], [10 * 0.1], [10 * 0.2]])).round(3).tolist()
+    [0.15]
+
     Args:
         sums: ``(2 L + 1, R)``: tokens by first level, the last those that never change; then tokens times levels.
     """

@@ -82,7 +82,12 @@ EXPERT_SHARE_FIRST = first_of(EXPERT_SHARE, "share of the first choices that go 
 
 
 def dead_limit(num_experts: int) -> float:
-    """Return the share of the choices below which one of E experts counts as dead: 1 / (10 E)."""
+    """Return the share of the choices below which one of E experts counts as dead: 1 / (10 E).
+
+    >>> from moeprobe.metrics.analyses.load import dead_limit
+    >>> dead_limit(8)
+    0.0125
+    """
     return 1 / (10 * num_experts)
 
 

@@ -21,6 +21,16 @@ Numbers = NDArray[np.int64]
 class JointCounts:
     """How often the experts of two models have tokens, each by itself and together.
 
+    Ten tokens. Expert 0 of the first model has 4 in common with expert 1 of the second, expert 1 has 3 with expert 2,
+    and expert 2 has 2 with expert 0: 9 of 10. By chance 4 · 4 + 4 · 3 + 2 · 3 of 100, so κ = (0.9 − 0.34) / (1 − 0.34):
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.alignment import JointCounts
+    >>> common = np.array([[0, 4, 0], [1, 0, 3], [2, 0, 0]])
+    >>> counts = JointCounts(common, first=common.sum(1), second=common.sum(0), tokens=10)
+    >>> counts.align().tolist(), round(counts.kappa(counts.align()), 3)
+    ([2, 0, 1], 0.848)
+
     Attributes:
         common: ``(E, F)`` tokens that expert e of the first and expert f of the second have.
         first: ``(E,)`` tokens of each expert of the first model.

@@ -78,7 +78,14 @@ def overlap(reference: Integers, view: Integers, *, num_experts: int) -> Alike:
 
 
 def coefficient(number: int, size: int) -> float:
-    """Return b_j of the Jaccard index of sets of K: the difference of order j of c / (2K − c) at c = 0."""
+    """Return b_j of the Jaccard index of sets of K: the difference of order j of c / (2K − c) at c = 0.
+
+    Two sets of two with one expert in common have J = 1/3 = b₁, with both in common J = 1 = 2 b₁ + b₂:
+
+    >>> from moeprobe.metrics.stats.alike import coefficient
+    >>> round(coefficient(1, 2), 3), round(coefficient(2, 2), 3)
+    (0.333, 0.333)
+    """
     return sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
 
 
@@ -139,7 +146,15 @@ def scatter(words: Sequence[NDArray[np.uint64]]) -> Integers:
 
 
 def jaccard_of_choices(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Array:
-    """Return the Jaccard index ``(M,)`` of sets of K experts each ``(M, K)``, row by row."""
+    """Return the Jaccard index ``(M,)`` of sets of K experts each ``(M, K)``, row by row.
+
+    The sets {0, 1} and {0, 2} have one of three experts in common, the other two are the same in another order:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.alike import jaccard_of_choices
+    >>> jaccard_of_choices(np.array([[0, 1], [2, 3]]), np.array([[0, 2], [3, 2]])).round(3).tolist()
+    [0.333, 1.0]
+    """
     size = reference.shape[1]
     common = _num_equal(reference, view)
     return common / (2 * size - common)

@@ -409,6 +409,12 @@ def image_weights(num_images: int, seed: int, resamples: range) -> Array:
     """Return how often each image was drawn ``(n, r)``, read-only.
 
     Each resample has a generator of its own, so that no chunking changes a draw.
+
+    Four resamples of three images, each of three draws:
+
+    >>> from moeprobe.metrics.stats.bootstrap import image_weights
+    >>> image_weights(3, seed=0, resamples=range(4)).sum(0).tolist()
+    [3.0, 3.0, 3.0, 3.0]
     """
     weights = np.empty((num_images, len(resamples)))
     for column, resample in enumerate(resamples):

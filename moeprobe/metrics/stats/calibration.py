@@ -64,13 +64,32 @@ class Binned:
 
 
 def raw_error(sums: Totals) -> Array:
-    """Return Σ_b (n_b / n) |d_b| of sums ``(C, ...)``."""
+    """Return Σ_b (n_b / n) |d_b| of sums ``(C, ...)``.
+
+    Ten tokens of one bin, of which three are predicted to flip and five do, |0.3 − 0.5|:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.calibration import Binned, raw_error
+    >>> tokens, predicted, flips = (np.array([[number]]) for number in (10.0, 3.0, 5.0))
+    >>> float(raw_error(Binned(tokens, predicted, flips).totals()))
+    0.2
+    """
     tokens, _, excess, *_ = sums
     return divide(np.abs(excess).sum(0), tokens.sum(0))
 
 
 def debiased_error(sums: Totals) -> Array:
-    """Return Σ_b (n_b / n) √max(d_b² − Var d_b, 0) of sums ``(C, ...)``."""
+    """Return Σ_b (n_b / n) √max(d_b² − Var d_b, 0) of sums ``(C, ...)``.
+
+    Ten tokens of one image and one bin, with a distance of 0.2. Independent flips have a variance of 0.3 · 0.7 / 10,
+    so √(0.04 − 0.021) is left:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.calibration import Binned, debiased_error
+    >>> tokens, predicted, flips = (np.array([[number]]) for number in (10.0, 3.0, 5.0))
+    >>> round(float(debiased_error(Binned(tokens, predicted, flips).totals())), 3)
+    0.138
+    """
     tokens, _, excess, *_ = sums
     squares = divide(excess, tokens, empty=0.0) ** 2 - _variance(sums)
     return divide((tokens * np.sqrt(np.maximum(squares, 0.0))).sum(0), tokens.sum(0))

@@ -29,6 +29,13 @@ _HALF = 0.5 * (1 - 1e-12)
 class Tail:
     """The largest parts of a mean, which tell how few inputs carry it; read block by block.
 
+    Six inputs, the largest of which adds 5 of 10: it carries half alone:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.carriers import Tail
+    >>> Tail.of(np.array([1.0, -1.0, 5.0, 1.0, 1.0, 1.0])).carriers(inputs=6)
+    1
+
     Attributes:
         largest: the largest |x|, at most ``MIN_CARRIERS`` of them, in falling order.
         total: Σ|x| of all inputs.
@@ -57,5 +64,12 @@ class Tail:
 
 
 def inputs_needed(inputs: int, carriers: int) -> int:
-    """Return roughly how many inputs would have ``MIN_CARRIERS`` carriers, if so many have ``carriers``."""
+    """Return roughly how many inputs would have ``MIN_CARRIERS`` carriers, if so many have ``carriers``.
+
+    If 4 of 100 inputs carry half, 10 of 250 would:
+
+    >>> from moeprobe.metrics.stats.carriers import inputs_needed
+    >>> inputs_needed(100, carriers=4)
+    250
+    """
     return -(-inputs * MIN_CARRIERS // carriers)

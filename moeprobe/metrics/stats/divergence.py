@@ -29,6 +29,13 @@ def shares(weights: Tensor) -> Tensor:
 def jensen_shannon_distance(p: Tensor, q: Tensor) -> Tensor:
     """Return the root of the Jensen-Shannon divergence to base 2, in [0, 1].
 
+    Half of the weight moves to another expert. The divergence is 0.5 bits, and the distance its root:
+
+    >>> import torch
+    >>> from moeprobe.metrics.stats.divergence import jensen_shannon_distance
+    >>> jensen_shannon_distance(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.5, 0.0, 0.5]))
+    tensor(0.7071)
+
     Args:
         p: ``(..., E)`` distributions, as ``shares`` returns them.
         q: ``(..., E)`` likewise.

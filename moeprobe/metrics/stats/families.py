@@ -208,7 +208,14 @@ def _p(member: Evidence) -> float:
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down p values; NaN stays NaN and counts for none."""
+    """Return Holm's step-down p values; NaN stays NaN and counts for none.
+
+    Three tests: 3 · 0.01, 2 · 0.03, and the last one no lower than the one before:
+
+    >>> from moeprobe.metrics.stats.families import _holm
+    >>> _holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
     p = np.asarray(p_values, dtype=float)
     defined = np.flatnonzero(~np.isnan(p))
     order = defined[np.argsort(p[defined], kind="stable")]

@@ -24,7 +24,12 @@ _SHUFFLES = 200
 
 
 def num_hot(num_experts: int) -> int:
-    """Return how many of E experts count as hot: an eighth, and at least one."""
+    """Return how many of E experts count as hot: an eighth, and at least one.
+
+    >>> from moeprobe.metrics.stats.hot_experts import num_hot
+    >>> num_hot(64), num_hot(4)
+    (8, 1)
+    """
     return max(num_experts // EXPERTS_PER_HOT, 1)
 
 

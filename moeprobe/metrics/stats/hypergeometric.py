@@ -24,6 +24,14 @@ _ENTRIES = 2**20
 def expected_jaccard(visible: NDArray[np.integer], first: int, second: int) -> Array:
     """Return the expected Jaccard index of two random sets of ``first`` and ``second`` of ``visible`` keys.
 
+    Two of four keys on either side: none in common with probability 1/6, one (J = 1/3) with 4/6, both (J = 1) with 1/6,
+    so the mean is 4/18 + 1/6:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.hypergeometric import expected_jaccard
+    >>> expected_jaccard(np.array([4]), 2, 2).round(3).tolist()
+    [0.389]
+
     Args:
         visible: t of each query ``(N,)``; no less than either set.
         first: a, keys that one side selects.

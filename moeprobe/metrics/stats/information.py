@@ -211,7 +211,16 @@ class Association:
 
 
 def information(table: Array) -> Array:
-    """Return the mutual information in nats ``(R,)`` of tables ``(K, E, R)``; NaN of an empty one."""
+    """Return the mutual information in nats ``(R,)`` of tables ``(K, E, R)``; NaN of an empty one.
+
+    Two classes and two experts: each class has its own, which says log 2, and then both have both, which says nothing:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.information import information
+    >>> tables = np.array([[[2.0, 1.0], [0.0, 1.0]], [[0.0, 1.0], [2.0, 1.0]]])
+    >>> information(tables).round(3).tolist()
+    [0.693, 0.0]
+    """
     total = table.sum((0, 1))
     terms = special.xlogy(table, table).sum((0, 1))
     terms -= sum(special.xlogy(table.sum(axis), table.sum(axis)).sum(0) for axis in (0, 1))

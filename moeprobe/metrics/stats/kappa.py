@@ -25,13 +25,28 @@ COLLAPSED = 1e-6
 
 
 def room(chance: Any) -> Array:
-    """Return 1 − c, and exactly 0 where chance is as good as one: the routing has collapsed, by whatever measure."""
+    """Return 1 − c, and exactly 0 where chance is as good as one: the routing has collapsed, by whatever measure.
+
+    >>> from moeprobe.metrics.stats.kappa import room
+    >>> float(room(0.75)), float(room(1 - 1e-9))
+    (0.25, 0.0)
+    """
     return np.where(chance > 1 - COLLAPSED, 0.0, 1 - chance)
 
 
 @dataclass(frozen=True)
 class Kappa:
-    """(m − c) / (1 − c): the match m, a share, beyond chance. NaN where c = 1 (the routing has collapsed)."""
+    """(m − c) / (1 − c): the match m, a share, beyond chance. NaN where c = 1 (the routing has collapsed).
+
+    Six of ten tokens agree, and by chance five would: κ = (0.6 − 0.5) / (1 − 0.5):
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.kappa import Kappa
+    >>> from moeprobe.metrics.stats.statistic import Share
+    >>> match, chance = (Share(np.array([hits]), np.array([10.0])) for hits in (6.0, 5.0))
+    >>> round(Kappa(match, chance).value((match.totals(), chance.totals())), 3)
+    0.2
+    """
 
     match: Any
     chance: Any
@@ -132,6 +147,15 @@ class MeanProduct:
 
     ``x`` and ``y`` ``(n, F)`` are an image's summed vectors, ``s`` and ``t`` ``(n, G)`` how many they are of, in each
     of G strata that are drawn from apart, ``(n,)`` of one. Images are paired with others only, as in ``levels.Chance``.
+
+    Two images with two tokens each: how many of them have expert 0 and expert 1, on either side. x₀ · y₁ = 0 and
+    x₁ · y₀ = 2, so 2 of the 8 pairs of tokens of different images have the same expert:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.kappa import MeanProduct
+    >>> x, y, tokens = np.array([[2.0, 0.0], [1.0, 1.0]]), np.array([[1.0, 1.0], [0.0, 2.0]]), np.array([2.0, 2.0])
+    >>> float(MeanProduct(x, y, tokens, tokens).evaluate(np.ones((2, 1)))[0])
+    0.25
     """
 
     x: Array

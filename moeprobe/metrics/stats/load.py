@@ -25,6 +25,14 @@ class Entropy:
     The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
     expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
     weights, so twice in a resample, whose shares vary about the sample's as the sample's do about the true ones.
+
+    Shares of a half, two quarters and 0 have an entropy of 1.5 bits, and of four experts 2 at most:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.load import Entropy
+    >>> load = Entropy(np.array([[4.0, 2.0, 2.0, 0.0]]))
+    >>> round(load.value(load.totals()), 3)
+    0.75
     """
 
     histogram: Array
@@ -85,6 +93,14 @@ class CountBelow:
 
     Where the interval spans more than half of the experts, the images say nothing of the count, and there is none. Only
     a collapse stays visible: where the images do not differ at all, the count is kept.
+
+    Three experts with 70, 28 and 2 of 100 choices, one of which has less than a share of 1/30:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.load import CountBelow
+    >>> count = CountBelow(np.array([[70.0, 28.0, 2.0]]), limit=1 / 30)
+    >>> count.value(count.totals())
+    1.0
     """
 
     histogram: Array
@@ -172,6 +188,14 @@ EPSILON = 1e-6
 @dataclass(frozen=True)
 class Dispersion:
     """Mean over experts of Var_b(S_be) / (Mean_b(S_be) + ε), S the sums of images ``(n, E)``; population variance.
+
+    Two images load two experts with (2, 0) and (0, 2): for both the variance is 1, and the mean 1:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.load import Dispersion
+    >>> load = Dispersion(np.array([[2.0, 0.0], [0.0, 2.0]]), tokens=np.array([2.0, 2.0]), relative=False)
+    >>> round(load.value(load.totals()), 3)
+    1.0
 
     Attributes:
         sums: ``(n, E)``.

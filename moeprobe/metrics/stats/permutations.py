@@ -22,6 +22,13 @@ def compare_with(values: Integers | Array, observed: float, *, fewer: bool = Fal
     ``fewer``: whether p asks for numbers as small as the observed one, and not as large.
 
     Source: Phipson and Smyth 2010.
+
+    Four permuted numbers, of which one is as large as the observed one, which counts too: p = (1 + 1) / (1 + 4):
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.permutations import compare_with
+    >>> compare_with(np.array([1, 2, 3, 4]), observed=4)
+    Permuted(mean=2.5, low=1.0, high=4.0, p=0.4)
     """
     low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
     as_far = values <= observed if fewer else values >= observed

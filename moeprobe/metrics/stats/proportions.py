@@ -28,6 +28,13 @@ def score_interval(
 
     As many independent observations as would have this error, share (1 − share) / error², take the place of n. Where
     the share is 0 or 1, which says nothing of how images vary, it is ``observations``; None = all images, and no more.
+
+    None of ten images, where t with 9 degrees of freedom is 2.262: from 0 to 2.262² / (10 + 2.262²):
+
+    >>> from moeprobe.metrics.stats.proportions import score_interval
+    >>> low, high = score_interval(0.0, error=0.0, images=10)
+    >>> low, round(high, 2)
+    (0.0, 0.34)
     """
     share = min(max(share, 0.0), 1.0)
     number = float(images) if observations is None else observations
@@ -46,7 +53,12 @@ def score_interval(
 
 @functools.cache
 def critical(images: int, *, confidence: float = CONFIDENCE) -> float:
-    """Return the quantile of t with images − 1 degrees of freedom that leaves out half of the rest on either side."""
+    """Return the quantile of t with images − 1 degrees of freedom that leaves out half of the rest on either side.
+
+    >>> from moeprobe.metrics.stats.proportions import critical
+    >>> round(critical(10), 3), round(critical(10_000), 2)
+    (2.262, 1.96)
+    """
     from scipy import special  # here, since runs are checked without; a fraction of scipy.stats
 
     return float(-special.stdtrit(images - 1, (1 - confidence) / 2))
@@ -64,5 +76,12 @@ def tail(images: int, *, confidence: float = CONFIDENCE) -> float:
 
 
 def unseen(observations: float, critical_value: float) -> float:
-    """Return the largest share that so many observations without a single one do not exclude."""
+    """Return the largest share that so many observations without a single one do not exclude.
+
+    Ten observations without a single one: 1.96² / (10 + 1.96²):
+
+    >>> from moeprobe.metrics.stats.proportions import unseen
+    >>> round(unseen(10, 1.96), 3)
+    0.278
+    """
     return critical_value**2 / (observations + critical_value**2)

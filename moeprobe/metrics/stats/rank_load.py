@@ -92,6 +92,14 @@ def relabelings(num_images: int, num_experts: Iterable[int]) -> Iterator[Mapping
 def busiest_ranks(choices: NDArray[np.integer[Any]], shares: Array, starts: Integers) -> Array:
     """Return the load of the busiest rank ``(1 + W,)``: of all images, and in each window.
 
+    Two windows of one request each, two experts, and a rank for each expert. The busiest rank has 12 of 20 choices,
+    and 8 and 6 in the windows:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.rank_load import busiest_ranks
+    >>> busiest_ranks(np.array([[8, 2], [4, 6]]), np.eye(2), starts=np.array([0, 1])).tolist()
+    [12.0, 8.0, 6.0]
+
     Args:
         choices: of each image by expert ``(n, E)``, window by window.
         shares: which share of an expert's choices a rank computes ``(E, N)``.

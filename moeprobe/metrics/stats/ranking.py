@@ -53,7 +53,18 @@ def encode(values: Tensor, flips: Tensor, is_counted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RankedFlips:
-    """The area below the ROC curve of tokens ``(n, J)``, as ``encode`` writes them; low codes predict flips."""
+    """The area below the ROC curve of tokens ``(n, J)``, as ``encode`` writes them; low codes predict flips.
+
+    Margins of four tokens, of which the first and the third flip. The first is below both others, the third below one
+    of them: 3 of 4 pairs:
+
+    >>> import torch
+    >>> from moeprobe.metrics.stats.ranking import RankedFlips, encode
+    >>> margins, flips = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[True, False, True, False]])
+    >>> ranks = RankedFlips(encode(margins, flips, torch.ones(1, 4, dtype=torch.bool)).numpy())
+    >>> ranks.value(ranks.totals())
+    0.75
+    """
 
     tokens: NDArray[np.generic]
     linear: ClassVar[bool] = True

@@ -179,7 +179,15 @@ def add(first: Totals, second: Totals, cached_sums: dict[tuple[int, int], Totals
 
 @dataclass(frozen=True)
 class Ratio:
-    """sum(numerator) / sum(denominator), each ``(n,)``."""
+    """sum(numerator) / sum(denominator), each ``(n,)``.
+
+    Two images with 1 of 2 and 3 of 8 tokens, 4 of 10 in all; a resample may have the first one twice, 2 of 4:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.statistic import Ratio
+    >>> Ratio(np.array([1.0, 3.0]), np.array([2.0, 8.0])).evaluate(np.array([[1.0, 2.0], [1.0, 0.0]])).tolist()
+    [0.4, 0.5]
+    """
 
     numerator: Array
     denominator: Array
@@ -250,7 +258,15 @@ class Contrast(Ratio):
 
 
 def standard_error(influence: Array, images: int) -> float:
-    """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
+    """Return the standard error over images that the influences ``(n,)`` come to, by the delta method.
+
+    A mean of two images with 0.4 and 0.8: influences ∓0.1, so the error is √(2/1 · 0.02), half of their distance:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.statistic import standard_error
+    >>> round(standard_error(np.array([-0.1, 0.1]), images=2), 3)
+    0.2
+    """
     return error_of(float(np.square(influence).sum()), images)
 
 

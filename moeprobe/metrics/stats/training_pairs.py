@@ -44,6 +44,16 @@ class SetShare:
 
     Images and trainings are both samples, and crossed: their variances add up.
 
+    Three trainings, whose pairs have 0.6, 0.7 and 0.8. Without one of them a single pair is left, 0.8, 0.7 or 0.6,
+    with a variance of 0.02 / 3; the jackknife takes S − 1 times that:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
+    >>> values = {(0, 1): 0.6, (0, 2): 0.7, (1, 2): 0.8}
+    >>> share = SetShare.over_pairs({pair: Quantity(value, np.zeros(1)) for pair, value in values.items()})
+    >>> round(share.value, 3), round(share.variance, 4)
+    (0.7, 0.0133)
+
     Attributes:
         value: the mean over all pairs.
         influence: of each image on it ``(n,)``.

@@ -257,6 +257,18 @@ class Chance:
     Where strata hold few images each, as for rare tokens, many resamples have no two images of a stratum: they
     would give the chance level of other trials. There the value under weights is its linear approximation.
 
+    Five images with two tokens each. The views have expert 0 six and five times in ten, which makes
+    0.6 · 0.5 + 0.4 · 0.5; of two different images 40 of the 80 pairs are alike:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.alike import same
+    >>> from moeprobe.metrics.stats.chance.levels import Chance
+    >>> from moeprobe.metrics.stats.chance.strata import single_stratum
+    >>> from moeprobe.metrics.stats.chance.trials import Trials
+    >>> alike = same(np.array([0, 0, 0, 1, 1, 1, 0, 1, 0, 0]), np.array([0, 0, 0, 1, 1, 0, 0, 1, 0, 1]), size=2)
+    >>> Chance(Trials(np.repeat(np.arange(5), 2), alike, num_images=5), single_stratum(10)).value()
+    0.5
+
     Args:
         trials: pairs of tokens.
         strata: of the trials.

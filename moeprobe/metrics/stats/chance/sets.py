@@ -20,7 +20,15 @@ _BLOCK_NUMBERS = 2**22
 
 
 def jaccard(reference: Members, view: Members) -> Array:
-    """Return |S ∩ T| / |S ∪ T| ``(A, B)`` of sets ``(A, E)``, ``(B, E)`` of zeros and ones; 0 where both are empty."""
+    """Return |S ∩ T| / |S ∪ T| ``(A, B)`` of sets ``(A, E)``, ``(B, E)`` of zeros and ones; 0 where both are empty.
+
+    The set {0, 1} beside {0, 2} and beside itself, 1 of 3 and 2 of 2 in common:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.chance.sets import jaccard
+    >>> jaccard(np.array([[1.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])).round(3).tolist()
+    [[0.333, 1.0]]
+    """
     common = (reference @ view.T).astype(np.float64)
     union = reference.sum(1)[:, None] + view.sum(1) - common
     return common / np.maximum(union, 1)

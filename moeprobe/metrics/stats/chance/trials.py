@@ -114,6 +114,16 @@ def within_image(trials: Trials, tokens: Tokens) -> Share:
 
     For image i with T_i trials, c_i is the mean over its pairs of trials without a token in common; the images are
     weighted by T_i, as in the match. Images without such a pair take no part. ``tokens``: which the trials are of.
+
+    One image, whose three tokens go from 0, 0, 1 to 0, 1, 1. The reference of one and the view of another are alike in
+    2 of 6 pairs:
+
+    >>> import numpy as np
+    >>> from moeprobe.metrics.stats.alike import same
+    >>> from moeprobe.metrics.stats.chance.trials import Trials, within_image
+    >>> trials = Trials(np.zeros(3, int), same(np.array([0, 0, 1]), np.array([0, 1, 1]), size=2), num_images=1)
+    >>> round(within_image(trials, (np.arange(3), np.arange(3))).value(), 3)
+    0.333
     """
     pairs, total = apart(trials, tokens)
     return per_trial(total, pairs, trials.number.astype(np.float64))
