@@ -29,7 +29,7 @@ from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.commands.standalone_command import standalone_command
 from moeprobe.cli.front.environment import USER_ERROR, say, system_error
 from moeprobe.cli.front.finished import print_finished
-from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, deferred
+from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, defer
 from moeprobe.declarations import Panel, registry
 from moeprobe.declarations.question import panel_of
 from moeprobe.errors import FinishedError, UserError
@@ -189,7 +189,7 @@ def _register(name: str, command: Callable[..., None], panel: Panel) -> None:
     parent, word = (_groups[group], inner) if inner and group in _groups else (app, name)
     parent.command(
         word, cls=Command, rich_help_panel=panel, epilog=EPILOG, context_settings=_settings.get(name)
-    )(command if hasattr(command, "make") else deferred(lambda: command, docstring=command.__doc__))
+    )(command if hasattr(command, "make") else defer(lambda: command, docstring=command.__doc__))
 
 
 for _panel in Panel:

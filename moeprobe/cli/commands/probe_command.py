@@ -15,7 +15,7 @@ from moeprobe.cli.front.options import (
     Data,
     Full,
     ShardOption,
-    deferred,
+    defer,
     fields_for,
     keyword,
     require_folder,
@@ -38,7 +38,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
         UserError: a field is called as one of these, or as what a declaration says of itself.
     """
     check_fields(kind)
-    return deferred(lambda: _with_options(kind), docstring=kind.__doc__)
+    return defer(lambda: _with_options(kind), docstring=kind.__doc__)
 
 
 def _with_options(kind: type[Probe[Any]]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from moeprobe.cli.front.finished import result_of
 from moeprobe.cli.front.options import (
     CommonOptions,
     Full,
-    deferred,
+    defer,
     fields_for,
     keyword,
     require_folder,
@@ -30,7 +30,7 @@ from moeprobe.runtime.arguments import several
 def standalone_command(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:
     """Return the command of a question: what it is about, its own fields, then the common options that it takes."""
     check_fields(kind)
-    return deferred(lambda: _with_options(kind), docstring=kind.__doc__)
+    return defer(lambda: _with_options(kind), docstring=kind.__doc__)
 
 
 def _with_options(kind: type[StandaloneQuestion[Any]]) -> Callable[..., None]:

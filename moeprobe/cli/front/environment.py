@@ -70,9 +70,9 @@ def prepare(arguments: Sequence[str]) -> str | None:
     os.environ["MPLBACKEND"] = "agg"
     _give_matplotlib_a_folder()
     ask_for_huge_pages()
-    warnings.formatwarning = _formatted
+    warnings.formatwarning = _format_warning
     codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
-    codecs.register_error("moeprobe.json", _replacing(_escaped))
+    codecs.register_error("moeprobe.json", _replacing(_escape))
     handler = "moeprobe.json" if "--json" in arguments else "moeprobe.plain"
     for stream, errors in ((sys.stdout, handler), (sys.stderr, "moeprobe.plain")):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -101,7 +101,7 @@ def _takes_files(folder: Path) -> bool:
     return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
-def _formatted(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Return a warning of ours as a sentence, a library's with its place, as Python does."""
@@ -138,7 +138,7 @@ def _in_plain_letters(character: str) -> str:
     return _PLAIN.get(character) or decomposed or "?"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     """Return a character as JSON writes it in ASCII: one or two units of UTF-16."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

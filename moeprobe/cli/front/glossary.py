@@ -166,10 +166,10 @@ def _metrics(query: str) -> Iterator[Explanation]:
     form = next((form for form in map(registry.find, candidates) if form.declared), None)
     if form is not None:
         kind = f"metrics, such as {form.name}" if family else "metric"
-        yield Explanation(family or form.name, kind, _called(form), _meaning(form), _facts(form))
+        yield Explanation(family or form.name, kind, _name_in_tables(form), _meaning(form), _facts(form))
 
 
-def _called(form: registry.Form) -> str:
+def _name_in_tables(form: registry.Form) -> str:
     """Return what tables call a metric."""
     return form.full_label("pooled" if form.kind != "raw" else "").strip()
 

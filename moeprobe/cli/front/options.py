@@ -229,7 +229,7 @@ class Field:
         else:
             # Named only where it is not what typer makes of the parameter's name.
             option = typer.Option(*([self.flag] if self.arg.flag else []), help=self.arg.help)
-        return keyword(self.name, Annotated[self._typed(), option], self._typed_default())
+        return keyword(self.name, Annotated[self._parameter_type(), option], self._parameter_default())
 
     def read(self, typed: Any) -> Any:
         """Return the value of a typed text.
@@ -253,7 +253,7 @@ class Field:
     def _kinds(self) -> tuple[Any, ...]:
         return (self.annotation, *get_args(self.annotation))
 
-    def _typed(self) -> Any:
+    def _parameter_type(self) -> Any:
         kinds = self._kinds()
         if self.arg.choices is not None:
             return str
@@ -263,7 +263,7 @@ class Field:
             return str if isinstance(self.default, Sequence) and self.default else str | None
         return self.annotation
 
-    def _typed_default(self) -> Any:
+    def _parameter_default(self) -> Any:
         if self.arg.choices is not None:
             return next(word for word, value in self.arg.choices.items() if value == self.default)
         if isinstance(self.default, Sequence) and not isinstance(self.default, str):
@@ -380,7 +380,7 @@ _VALUES = {int: "N", float: "X", Path: "PATH"}
 EPILOG = "Documentation: docs/index.md. What a name means: `moeprobe explain NAME`."
 
 
-def deferred(make: Callable[[], Callable[..., None]], *, docstring: str | None) -> Callable[..., None]:
+def defer(make: Callable[[], Callable[..., None]], *, docstring: str | None) -> Callable[..., None]:
     """Return what stands for a command until its options are needed (``Command``), with the docstring of its help."""
 
     def command() -> None:
@@ -394,7 +394,7 @@ def deferred(make: Callable[[], Callable[..., None]], *, docstring: str | None) 
 class Command(TyperCommand):
     """A command whose shared options stand under headings in its help.
 
-    Its options are made when they are first needed (``deferred``). A process runs one command of fifty, and the help
+    Its options are made when they are first needed (``defer``). A process runs one command of fifty, and the help
     of all commands shows no options.
     """
 

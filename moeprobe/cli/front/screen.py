@@ -175,7 +175,7 @@ def footing(result: "Result") -> str:
             "differences are paired, their intervals hold for all layers and severities of a number at once"
         )
     parts += _over_trainings(table, modality)
-    parts += _skipped(result.sidecar.skipped_images)
+    parts += _skipped_images(result.sidecar.skipped_images)
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)
     parts += random_routers(table)
@@ -206,7 +206,7 @@ def _over_trainings(table: "pd.DataFrame", modality: Modality) -> list[str]:
     return [f"of sets of trainings over {modality.plural} and trainings"]
 
 
-def _skipped(names: "list[str]") -> list[str]:
+def _skipped_images(names: "list[str]") -> list[str]:
     if not names:
         return []
     first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -69,7 +69,7 @@ def _tables(
         Layout.FEW_SHOTS: few_shots,
         Layout.BY_VIEW: partial(by_view, title=title),
         Layout.MEANS: partial(means, title=title, full=full),
-        Layout.ALIGNED: partial(aligned, title=title),
+        Layout.ALIGNED: partial(alignment, title=title),
         Layout.IN_FULL: partial(side_by_side, title=title, full=True),
         Layout.RECORDED: partial(recordings, title=title, full=full),
         Layout.SELECTED_KEYS: partial(selected_keys, title=title),
@@ -311,7 +311,7 @@ def means(result: "Result", *, title: str, full: bool) -> Printed:
     return parts if full else [*parts, "Each corruption: --full."]
 
 
-def aligned(result: "Result", *, title: str) -> Printed:
+def alignment(result: "Result", *, title: str) -> Printed:
     """Return the output for aligned trainings: sentences, and a line for each pair and set of them."""
     layouts = aligned_tables(result.table, caption=title)
     parts = [part for layout in layouts for part in _with_note(layout)]
@@ -392,7 +392,7 @@ def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
             column for column in output_along_severity() if registry.find(column[0]).direction > 0
         )
         parts += tables.severity_tables(output, output.table, columns, f"{title}: output")
-        parts += _attributed(output, title)
+        parts += _attributions(output, title)
     return [*parts, _MORE]
 
 
@@ -410,7 +410,7 @@ def _of_layers(result: "Result", which: Which, title: str) -> list[Table | str]:
     return tables.side_by_side(strongest, title=f"{title}, at severity {at:g}, the strongest", only={which})
 
 
-def _attributed(output: "Result", title: str) -> list[Table]:
+def _attributions(output: "Result", title: str) -> list[Table]:
     gates = output.sidecar.request.replayed_gates
     if not gates:
         return []

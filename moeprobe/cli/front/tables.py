@@ -152,7 +152,7 @@ def severity_tables(
 def on_screen(table: cells.Table, *, stacked: bool) -> list[Table]:
     """Return a table as one or several that fit the window; ``stacked`` puts intervals below their values.
 
-    Of how many nothing was seen is said where no line has to be folded for it.
+    Where nothing was seen, the number of trials stands beside it if no line has to be folded for it.
     """
     width = console().width
     rich_table = _rich_table(table, stacked=stacked, counts=True)
