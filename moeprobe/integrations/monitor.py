@@ -43,7 +43,7 @@ from moeprobe.runtime.arguments import read
 from moeprobe.runtime.distributed import process_rank
 from moeprobe.runtime.seeds import random_state_kept
 
-# Of the time of a training that a monitor takes at the most, and measurements after which it is judged.
+# The largest part of a training's time that a monitor takes, and measurements after which that is judged.
 MOST_OF_TIME, JUDGED_AFTER = 0.02, 3
 PREFIX = "routing/"
 REMEDY = (
@@ -64,8 +64,7 @@ class RoutingMonitor:
     and the least; dead experts in all layers together; the mean selection margin; the share of time that the monitor
     takes. Each layer's numbers, with intervals, are in the records of ``JsonLines``.
 
-    Of several processes the first one measures; models whose parameters are divided among
-    processes are refused.
+    The first one of several processes measures; models whose parameters are divided among processes are refused.
 
     Args:
         model: ``api.Hooks`` around the model in training; a model of ``transformers``, with its ``tokenizer``; a V-MoE
@@ -296,12 +295,12 @@ def _probed_model(
     """Return a model in training with its adapter; raises ``UserError`` where it cannot be."""
     if isinstance(model, Hooks):
         checkpoint = Checkpoint("monitor", model, model.framing, model.class_names)
-        return ProbedModel(_undivided(model.model), lambda: checkpoint, seed=seed)
+        return ProbedModel(_check_undivided(model.model), lambda: checkpoint, seed=seed)
     if isinstance(model, Checkpoint):
-        return ProbedModel(_undivided(model.model.model), lambda: model, seed=seed)  # type: ignore[attr-defined]
+        return ProbedModel(_check_undivided(model.model.model), lambda: model, seed=seed)  # type: ignore[attr-defined]
     net = unwrap(model) if isinstance(model, nn.Module) else model
     if isinstance(net, nn.Module) and moe_layers(net):
-        return ProbedModel(_undivided(net), lambda: _of_ours(net, normalization), seed=seed)
+        return ProbedModel(_check_undivided(net), lambda: _of_ours(net, normalization), seed=seed)
     if not isinstance(net, nn.Module):
         raise UserError(f"The model is a torch module, api.Hooks or a checkpoint; got {model!r:.80}.")
     if not hasattr(net, "get_input_embeddings"):
@@ -311,7 +310,7 @@ def _probed_model(
         )
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("Name the fast tokenizer of the model: tokenizer=….")
-    return ProbedModel(_undivided(net), lambda: _of_transformers(net, tokenizer), seed=seed)
+    return ProbedModel(_check_undivided(net), lambda: _of_transformers(net, tokenizer), seed=seed)
 
 
 def _of_transformers(net: Any, tokenizer: Any) -> Checkpoint:
@@ -330,9 +329,9 @@ def _of_ours(net: Any, normalization: Normalization) -> Checkpoint:
     return Checkpoint("monitor", adapter, Framing(adapter.image_size[0]))
 
 
-def _undivided(net: nn.Module) -> nn.Module:
+def _check_undivided(net: nn.Module) -> nn.Module:
     """Return a model of which this process has all parameters; raises ``UserError`` where others have some."""
-    # Of tensors that are divided among processes, of DeepSpeed's third stage, and of the first FSDP.
+    # Marks of tensors that are divided among processes, of DeepSpeed's third stage, and of the first FSDP.
     is_divided = any(hasattr(part, "device_mesh") or hasattr(part, "ds_id") for part in net.parameters())
     if is_divided or any(hasattr(module, "_fsdp_wrapped_module") for module in net.modules()):
         raise UserError(

@@ -31,7 +31,7 @@ class ProbedModel(Generic[A]):
 
     def __init__(self, net: nn.Module, adapt: Callable[[], A], *, seed: int) -> None:
         self.net, self._seed = net, seed
-        with undisturbed(net, seed=seed):
+        with preserve_state(net, seed=seed):
             before = attributes_of(net)
             self.adapter = adapt()
             self._settings = changes_since(before)
@@ -39,7 +39,7 @@ class ProbedModel(Generic[A]):
     @contextmanager
     def probing(self) -> Iterator[A]:
         """Put the model into evaluation mode with the adapter's settings, and back."""
-        with undisturbed(self.net, seed=self._seed):
+        with preserve_state(self.net, seed=self._seed):
             self.net.eval()
             for owner, name, value in self._settings:
                 vars(owner)[name] = value
@@ -47,7 +47,7 @@ class ProbedModel(Generic[A]):
 
 
 @contextmanager
-def undisturbed(net: nn.Module, *, seed: int) -> Iterator[None]:
+def preserve_state(net: nn.Module, *, seed: int) -> Iterator[None]:
     """Put back after the block what a forward pass or an adapter may change.
 
     These are: the random states of Python, NumPy and torch; attributes of modules and of their configurations, the

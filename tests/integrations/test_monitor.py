@@ -26,7 +26,7 @@ from moeprobe.integrations import (
     TensorBoard,
     WeightsAndBiases,
 )
-from moeprobe.integrations.undisturbed import ProbedModel, undisturbed
+from moeprobe.integrations.undisturbed import ProbedModel, preserve_state
 from tests.integrations.trainings import STEPS, equal, random_states, train, vmoe
 
 
@@ -323,7 +323,7 @@ def test_what_a_forward_pass_leaves_is_taken_back() -> None:
     outputs, loss = [], net(inputs).sum()
     attributes, count, states = dict(vars(layer)), layer.count.clone(), random_states()
     for _ in range(2):
-        with undisturbed(net, seed=0), torch.inference_mode():
+        with preserve_state(net, seed=0), torch.inference_mode():
             outputs.append(net.eval()(inputs))
     assert torch.equal(*outputs), "draws are the same each time"
     assert [name for name, value in vars(layer).items() if value is not attributes.get(name)] == []
@@ -338,7 +338,7 @@ def test_autocast_keeps_no_weights_of_a_monitor() -> None:
     """Else the training would go on with copies of its weights that have no way back to them."""
     layer, inputs = nn.Linear(4, 4), torch.ones(1, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with undisturbed(layer, seed=0), torch.inference_mode():
+        with preserve_state(layer, seed=0), torch.inference_mode():
             assert layer(inputs).dtype is torch.bfloat16
         layer(inputs).sum().backward()
     assert layer.weight.grad is not None
