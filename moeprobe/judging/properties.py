@@ -17,7 +17,7 @@ from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.folder import Result
-from moeprobe.results.numbers import carried, interval, number
+from moeprobe.results.numbers import few_carriers, interval, number
 from moeprobe.results.tables import FLOORS, agreement_of
 
 Row = dict[str, Any]
@@ -282,7 +282,7 @@ def _advice(item: Property, scale: Scale, rows: pd.DataFrame, classes: int | Non
     if not bands or (scale.of_chance and not classes):
         few = f": fewer than {MIN_IMAGES} inputs" if worst["images"] < MIN_IMAGES else ""
         if worst["flag"] == FEW_CARRIERS:
-            few = f": {carried({str(key): value for key, value in worst.items()})}"
+            few = f": {few_carriers({str(key): value for key, value in worst.items()})}"
         return {"verdict": f"no verdict{few}", "grade": "", "advice": ""}
     nothing_happened = (worst["value"] == 1 and scale.unchanged) or (is_exactly_0(worst) and scale.unmoved)
     if nothing_happened:

@@ -73,7 +73,7 @@ def _commonest(sums: SumsStore, checkpoint: str, view: str, severity: float | No
 
 # How many choices of experts the arithmetic of narrower passes changes by itself.
 
-# Of a checkpoint's entry in the sidecar.
+# A key of a checkpoint's entry in the sidecar.
 PRECISION_FLOOR = "precision_floor"
 
 
@@ -130,7 +130,8 @@ def _share(floor: Mapping[str, Any]) -> str:
 
 # Checkpoints whose tokens have other numbers of experts.
 
-# Of a checkpoint's entry in the sidecar: ``[experts, experts per token]`` of each layer; 0 where tokens do not choose.
+# A key of a checkpoint's entry in the sidecar: ``[experts, experts per token]`` of each layer; 0 where tokens do not
+# choose.
 ROUTERS = "router_sizes"
 
 

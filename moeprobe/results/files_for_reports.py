@@ -2,5 +2,5 @@
 
 # An overlay: a row per patch of its images, or per token of its texts; the images in gray, a row per image.
 PATCHES, TOKENS, PIXELS = "patches.csv", "tokens.csv", "pixels.png"
-# Of the tokens of each class the share that each expert has.
+# The share of the tokens of each class that each expert has.
 CLASSES = "classes.csv"

@@ -157,7 +157,7 @@ def read_all(paths: Sequence[Path]) -> Measured:
     sums = []
     for run, renamed in zip(runs, names, strict=True):
         checkpoints |= {new: run.checkpoints[old] for old, new in renamed.items()}
-        sums.append(run.sums.renamed(renamed))
+        sums.append(run.sums.rename(renamed))
     digests = {path: digest for run in runs for path, digest in run.runs.items()}
     return Measured(stored.concat(sums), runs[0].request, checkpoints, digests)
 
@@ -167,13 +167,13 @@ def _shared_request(run: Measured) -> dict[str, Any]:
     groups = {info.get("group_images") for info in run.checkpoints.values()}
     request = run.request | {
         "group_images": sorted(map(str, groups)),
-        # Of recorded routing nobody knows.
+        # Nobody knows the precision of recorded routing.
         **({} if "recorded" in run.request else {"precision": run.request.precision}),
     }
     # No number that is compared depends on what was drawn, or on how many inputs show the noise floor.
     for key in ("figures", "floor_images"):
         request.pop(key, None)
-    # Of traces: trace by trace, so that a sentence need not show them all.
+    # Captures are compared trace by trace, so that a sentence need not show them all.
     captures = request.pop("recorded", {})
     return request | {f"the capture recorded as {name}": capture for name, capture in captures.items()}
 

@@ -69,7 +69,7 @@ def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
     if row["flag"] == NOT_MEASURABLE:
         return f"not measurable with {modality_of_row(row).format_count(int(row['images']))}"
-    flag = carried(row) if row["flag"] == FEW_CARRIERS else words_of_flag(row)
+    flag = few_carriers(row) if row["flag"] == FEW_CARRIERS else words_of_flag(row)
     # What never has an interval does not say so each time.
     flag = f"({flag})" if flag and flag not in _BARE else ""
     low, high = ends_of(row)
@@ -79,7 +79,7 @@ def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     return f"[{', '.join(ends)}] {flag}".rstrip()
 
 
-def carried(row: Mapping[str, Any]) -> str:
+def few_carriers(row: Mapping[str, Any]) -> str:
     """Return that few inputs carry a table's row, and how many where a table says it."""
     number = row.get("carriers")
     count_text = f": {number:.0f}" if isinstance(number, float | Integral) and number == number else ""
@@ -104,8 +104,7 @@ def count(row: Mapping[str, Any], *, signed: bool = False) -> str:
 def interval(row: Mapping[str, Any], *, signed: bool = False, stacked: bool = False) -> str:
     """Return ``value [low, high]`` of a table's row, with its flag where there is no interval.
 
-    Of a share of which nothing was seen it says of how many. ``stacked`` puts the interval on a line of its own, for
-    narrow windows.
+    A share of 0 says of how many trials it is. ``stacked`` puts the interval on a line of its own, for narrow windows.
     """
     text = number(row["value"], signed=signed, decimals=decimals_of(row))
     ends = between(row, signed=signed)

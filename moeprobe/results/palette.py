@@ -12,7 +12,7 @@ def colors(checkpoints: Sequence[str]) -> dict[str, str]:
     return {name: COLORS[number % len(COLORS)] for number, name in enumerate(checkpoints)}
 
 
-# Of a picture of any brightness: hues far apart, each light enough to let it be seen through.
+# Hues far apart, each light enough to let a picture of any brightness be seen through.
 _EXPERTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#6A3D9A")
 _GOLDEN = 0.618033988749895
 

@@ -53,11 +53,11 @@ def _png(figure: "Figure") -> bytes:
     """Return a figure as a file of pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from moeprobe.results.figures.lettering import lettered
+    from moeprobe.results.figures.lettering import prepare_letters
 
     FigureCanvasAgg(figure)
     file = io.BytesIO()
-    with lettered(figure):
+    with prepare_letters(figure):
         figure.savefig(file, format="png", dpi=100)
     return file.getvalue()
 

@@ -328,7 +328,7 @@ def _git_commit() -> str | None:
 # What checkpoints are called on the screen, in figures and in reports; files keep the names of their folders.
 
 R = TypeVar("R")
-# Of the sidecar: name of a checkpoint -> what it is called; and what else is listed by checkpoint there.
+# Keys of the sidecar: name of a checkpoint -> what it is called; and what else is listed by checkpoint there.
 NAMES = "names"
 # Only in memory: the names by which a sidecar that is shown calls its checkpoints.
 _RENAMED = "renamed"
@@ -374,14 +374,14 @@ def rename_table(table: "DataFrame", names: Mapping[str, str]) -> "DataFrame":
 
 def rename_sidecar(sidecar: Mapping[str, Any], names: Mapping[str, str]) -> Sidecar:
     """Return a sidecar with other names of checkpoints, and nothing left to rename."""
-    renamed = {key: content for key, content in sidecar.items() if key != NAMES}
-    for part in (renamed, request := dict(renamed.get("request", {}))):
+    changed = {key: content for key, content in sidecar.items() if key != NAMES}
+    for part in (changed, request := dict(changed.get("request", {}))):
         for key in _BY_CHECKPOINT:
             if isinstance(part.get(key), dict):
                 part[key] = {names.get(name, name): content for name, content in part[key].items()}
-    if "traces" in renamed:
-        renamed["traces"] = [_renamed_trace(trace, names) for trace in sidecar["traces"]]
-    return Sidecar(renamed | {"request": request, _RENAMED: dict(names)})
+    if "traces" in changed:
+        changed["traces"] = [_renamed_trace(trace, names) for trace in sidecar["traces"]]
+    return Sidecar(changed | {"request": request, _RENAMED: dict(names)})
 
 
 def _renamed_trace(trace: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def rename_items(items: Sequence[R], sidecar: Mapping[str, Any]) -> list[R]:
     return [replace(item, checkpoint=names.get(item.checkpoint, item.checkpoint)) for item in called]
 
 
-def renamed(result: R, names: Mapping[str, str]) -> R:
+def rename(result: R, names: Mapping[str, str]) -> R:
     """Return a result, or the tables of a run, with other names of checkpoints; without any names, as it is."""
     if not names:
         return result
@@ -414,4 +414,4 @@ def renamed(result: R, names: Mapping[str, str]) -> R:
 def with_names(result: R) -> R:
     """Return a result, or the tables of a run, with checkpoints as its sidecar calls them."""
     values: Any = result
-    return renamed(result, names_in(values.sidecar))
+    return rename(result, names_in(values.sidecar))

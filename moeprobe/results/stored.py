@@ -71,13 +71,13 @@ class SumsStore:
 
     def table(self) -> pa.Table:
         """Return all sums as one table: cell by cell, images in the order of their names."""
-        return concatenate([_sorted(concatenate([chunk.table() for chunk in cell.chunks])) for cell in self])
+        return concatenate([_sort(concatenate([chunk.table() for chunk in cell.chunks])) for cell in self])
 
     def select(self, predicate: Callable[[StoredCell], bool]) -> "SumsStore":
         """Return the cells that are wanted."""
         return SumsStore((cell for cell in self if predicate(cell)), keep=(self,))
 
-    def renamed(self, names: Mapping[str, str]) -> "SumsStore":
+    def rename(self, names: Mapping[str, str]) -> "SumsStore":
         """Return the sums with their checkpoints called by other names."""
         return SumsStore((replace(cell, checkpoint=names[cell.checkpoint]) for cell in self), keep=(self,))
 
@@ -223,12 +223,12 @@ def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = Non
     schema = pa.unify_schemas(list(schemas)) if schemas else pa.schema([])
     schema = schema.with_metadata(None if note is None else {NOTE: json.dumps(note)})
     with atomic_file(path) as temporary, open_writer(temporary, schema) as writer:
-        for shared in _packed(_sorted(group) for cell in stored for group in _groups(cell)):
+        for shared in _pack(_sort(group) for cell in stored for group in _groups(cell)):
             full = pa.concat_tables([schema.empty_table(), *shared], promote_options="default")
             writer.write_table(full.combine_chunks())
 
 
-def _packed(groups: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
+def _pack(groups: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
     """Yield the tables that share a row group, as they come."""
     waiting: list[pa.Table] = []
     rows = values = 0
@@ -265,7 +265,7 @@ def spill(path: Path, stored: SumsStore, schemas: dict[pa.Schema, pa.Schema]) ->
         for cell in stored:
             chunks = []
             for group in _groups(cell):
-                rows, start = _sorted(group), file.tell()
+                rows, start = _sort(group), file.tell()
                 with pa.ipc.new_stream(file, rows.schema, options=options) as writer:
                     writer.write_table(rows)
                 schema = schemas.setdefault(rows.schema, rows.schema)
@@ -287,7 +287,7 @@ def _groups(cell: StoredCell) -> Iterator[pa.Table]:
         yield concatenate(waiting)
 
 
-def _sorted(table: pa.Table) -> pa.Table:
+def _sort(table: pa.Table) -> pa.Table:
     order = in_order(table["image_id"].to_pylist())
     return table if (order == np.arange(len(order))).all() else table.take(pa.array(order))
 

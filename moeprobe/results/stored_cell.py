@@ -109,7 +109,7 @@ class RowGroup:
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with the columns that they have."""
         if self.num_rows < self.size:
-            return self._shared(keys=keys)
+            return self._shared_rows(keys=keys)
         row_group = open_parquet(self.path, self.version).metadata.row_group(self.number)
         columns = (row_group.column(index) for index in range(row_group.num_columns))
         # Columns of other cells are empty here, and not read.
@@ -119,10 +119,10 @@ class RowGroup:
 
     def names(self) -> list[str]:
         """Return their names."""
-        table = self._read(["image_id"]) if self.num_rows == self.size else self._shared(keys=False)
+        table = self._read(["image_id"]) if self.num_rows == self.size else self._shared_rows(keys=False)
         return table["image_id"].to_pylist()
 
-    def _shared(self, *, keys: bool) -> pa.Table:
+    def _shared_rows(self, *, keys: bool) -> pa.Table:
         rows = _whole_group(self.path, self.version, self.number).slice(self.rows.start, self.num_rows)
         empty = {name for name in rows.column_names if rows[name].null_count == self.num_rows}
         left_out = empty - set(KEYS) if keys else empty | set(KEYS)
@@ -225,7 +225,7 @@ class StoredCell:
     def blocks(self) -> Iterator[tuple[slice, Arrays]]:
         """Yield the columns of some images at a time, and which of ``names`` these are."""
         start = 0
-        for num_images, columns in _joined(self._parts()):
+        for num_images, columns in _join(self._parts()):
             for first in range(0, num_images, BLOCK_IMAGES):
                 rows = slice(first, min(first + BLOCK_IMAGES, num_images))
                 yield (
@@ -245,7 +245,7 @@ class StoredCell:
         """
         each, marks = len(self._first_draw()), set[frozenset[str]]()
         for number in range(each):
-            decoded = [self._decoded(self.chunks[draw * each + number]) for draw in range(self.draws)]
+            decoded = [self._decode(self.chunks[draw * each + number]) for draw in range(self.draws)]
             names, first = decoded[0]
             if any(also != names for also, _ in decoded) or len(self.chunks) % self.draws:
                 raise DamagedSumsError(
@@ -271,7 +271,7 @@ class StoredCell:
             return columns[0]
         return np.concatenate(columns, axis=1) if name.startswith(self.lists) else np.sum(columns, axis=0)
 
-    def _decoded(self, chunk: SumsChunk) -> tuple[list[str], Arrays]:
+    def _decode(self, chunk: SumsChunk) -> tuple[list[str], Arrays]:
         table = chunk.table(keys=False)
         columns = {
             name: _to_numpy(name, table[name], self.cell.top_k)
@@ -285,25 +285,25 @@ class StoredCell:
         return table["image_id"].to_pylist(), columns
 
 
-def _joined(parts: Iterable[tuple[list[str], Arrays]]) -> Iterator[tuple[int, Arrays]]:
+def _join(parts: Iterable[tuple[list[str], Arrays]]) -> Iterator[tuple[int, Arrays]]:
     """Yield images and their columns; parts that are too small for a block are joined with those that follow."""
     waiting: list[Arrays] = []
     images = nbytes = 0
     for names, columns in parts:
         if waiting and columns.keys() != waiting[0].keys():
-            yield images, _concatenated(waiting)
+            yield images, _concatenate(waiting)
             waiting, images, nbytes = [], 0, 0
         waiting.append(columns)
         images += len(names)
         nbytes += sum(values.nbytes for values in columns.values())
         if images >= BLOCK_IMAGES or nbytes >= _BLOCK_BYTES:
-            yield images, _concatenated(waiting)
+            yield images, _concatenate(waiting)
             waiting, images, nbytes = [], 0, 0
     if waiting:
-        yield images, _concatenated(waiting)
+        yield images, _concatenate(waiting)
 
 
-def _concatenated(parts: Sequence[Arrays]) -> Arrays:
+def _concatenate(parts: Sequence[Arrays]) -> Arrays:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moeprobe.metrics.sequences import WINDOW
 from moeprobe.metrics.token_kinds import EXPERTS, NO_PAIR
 
-# Of the sums and tables of a run. 1 (or none): metrics of load count first choices; 2: they count all K choices.
+# The version of a run's sums and tables. 1 (or none): metrics of load count first choices; 2: they count all K choices.
 FORMAT = 2
 # Columns of an image that are no sums: they are the same in all its draws, and in a cluster.
 CONSTANT = ("label", EXPERTS, WINDOW)
@@ -62,7 +62,7 @@ class CellSums:
     image_ids: list[NDArray[np.str_]] = field(default_factory=list)
     columns: list[Mapping[str, NDArray[np.generic]]] = field(default_factory=list)
 
-    def joined(self) -> tuple[NDArray[np.str_], dict[str, NDArray[np.generic]]]:
+    def join(self) -> tuple[NDArray[np.str_], dict[str, NDArray[np.generic]]]:
         """Return image names and columns ``(n, ...)`` in the order of the names.
 
         Raises:
@@ -130,13 +130,15 @@ class Accumulator:
         # A list has as many places in every part of a run.
         size = size or max(Counter(clusters.values()).values()) + 1
         for sums in self.cells():
-            names, columns = sums.joined()
+            names, columns = sums.join()
             of_clusters, row = np.unique([clusters.get(name, name) for name in names], return_inverse=True)
             merged.add(
                 sums.cell,
                 of_clusters.tolist(),
                 {
-                    name: _joined(column, row, size) if name.startswith(lists) else _summed(name, column, row)
+                    name: _join_trials(column, row, size)
+                    if name.startswith(lists)
+                    else _add_up(name, column, row)
                     for name, column in columns.items()
                 },
             )
@@ -147,7 +149,7 @@ class Accumulator:
         return list(self._cells.values())
 
 
-def _summed(name: str, column: NDArray[np.generic], row: NDArray[np.intp]) -> NDArray[np.generic]:
+def _add_up(name: str, column: NDArray[np.generic], row: NDArray[np.intp]) -> NDArray[np.generic]:
     """Return the sums over the members of each cluster; ``row``: the cluster of each."""
     totals = np.zeros((row.max() + 1, *column.shape[1:]), column.dtype)
     if name in CONSTANT:
@@ -157,7 +159,7 @@ def _summed(name: str, column: NDArray[np.generic], row: NDArray[np.intp]) -> ND
     return totals
 
 
-def _joined(column: NDArray[np.generic], row: NDArray[np.intp], size: int) -> NDArray[np.generic]:
+def _join_trials(column: NDArray[np.generic], row: NDArray[np.intp], size: int) -> NDArray[np.generic]:
     """Return the trials of a cluster's members, one member after the other, with places for ``size`` of them."""
     order = np.argsort(row, kind="stable")
     number = np.arange(len(row)) - np.searchsorted(row[order], row[order])

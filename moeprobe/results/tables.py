@@ -25,7 +25,7 @@ from moeprobe.runtime.parquet_writer import open_parquet_writer
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
 NOTE = b"moeprobe"
-# Of more layers a figure has an axis in place of panels, and sentences and columns name the first and the last.
+# With more layers a figure has an axis in place of panels, and sentences and columns name the first and the last.
 SHOWN_LAYERS = 4
 
 
@@ -43,7 +43,7 @@ def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
     """Return the sums per image of one checkpoint, one row per (cell, image)."""
     parts = []
     for sums in accumulator.cells():
-        names, columns = sums.joined()
+        names, columns = sums.join()
         cell = sums.cell
         identity = {
             "checkpoint": [checkpoint] * len(names),

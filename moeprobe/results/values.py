@@ -85,9 +85,9 @@ class Evaluator:
     def __call__(self, stored: StoredCell) -> CellValues:
         """Return the numbers of one cell."""
         resampled = stored.num_images <= self._largest
-        return self._resampled(stored) if resampled else self._linearized(stored)
+        return self._resample(stored) if resampled else self._linearize(stored)
 
-    def _resampled(self, stored: StoredCell) -> CellValues:
+    def _resample(self, stored: StoredCell) -> CellValues:
         names, columns = stored.load_all()
         all_estimators = self._estimators(columns)
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
@@ -125,7 +125,7 @@ class Evaluator:
             _num_experts(columns),
         )
 
-    def _linearized(self, stored: StoredCell) -> CellValues:
+    def _linearize(self, stored: StoredCell) -> CellValues:
         names = stored.names()
         order = in_order(names)
         flags: dict[str, bool | int | None] = {"left out": False, "experts": None}
@@ -141,7 +141,7 @@ class Evaluator:
                 yield rows, SharedColumns(columns, image_caches.setdefault(rows.start, {}))
 
         additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
-        numbers = {name: _reordered(replicates, order) for name, replicates in additive.items()}
+        numbers = {name: _reorder(replicates, order) for name, replicates in additive.items()}
         if remaining:
             numbers |= self._of_sample(sample, remaining)
         return CellValues(
@@ -179,7 +179,7 @@ class Evaluator:
         )
 
 
-def _reordered(replicates: Replicates, order: NDArray[np.int64]) -> Replicates:
+def _reorder(replicates: Replicates, order: NDArray[np.int64]) -> Replicates:
     """Return a number with what is kept of each image in another order."""
     influence, contributions = (
         None if values is None else values[order]

@@ -150,7 +150,7 @@ def compared(
 
     # The last stages of pipelines are called the same.
     named = (
-        run.sums.renamed({found.checkpoint: one for found in run.sums})
+        run.sums.rename({found.checkpoint: one for found in run.sums})
         for run, one in zip(runs, pair, strict=True)
     )
     sums = concat(named).select(wanted)

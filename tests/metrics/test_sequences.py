@@ -183,7 +183,7 @@ def test_sequences_of_one_request_are_one_sample_without_a_pair_between_them() -
     accumulator.add(Cell(layer="l", top_k=TOP_K), names, {"label": np.full(6, -1)} | columns)
     joined = accumulator.by_cluster({"r1": "r0", "r3": "r2"}, lists=NextToken.trial_lists)
     [cell] = joined.cells()
-    _, merged = cell.joined()
+    _, merged = cell.join()
     [apart, together] = [
         {(one.name, one.null): one for one in NextToken().estimators(some, aligned=True)}
         for some in (columns, merged)

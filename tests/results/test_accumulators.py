@@ -24,7 +24,7 @@ def accumulator(images: list[int]) -> Accumulator:
 def content(one: Accumulator) -> dict[object, object]:
     found: dict[object, object] = {}
     for sums in one.cells():
-        names, columns = sums.joined()
+        names, columns = sums.join()
         arrays = {name: (column.dtype.str, column.tobytes()) for name, column in columns.items()}
         found[sums.cell.key()] = (names.tolist(), arrays)
     return found
@@ -64,7 +64,7 @@ def test_merging_leaves_its_parts_alone() -> None:
 def test_an_image_counted_twice_is_refused() -> None:
     merged = accumulator([0, 1]).merge(accumulator([1, 2]))
     with pytest.raises(ValueError, match="twice"):
-        merged.cells()[0].joined()
+        merged.cells()[0].join()
 
 
 def test_a_missing_severity_is_one_cell() -> None:
@@ -72,7 +72,7 @@ def test_a_missing_severity_is_one_cell() -> None:
     for image in ("a", "b"):
         found.add(Cell(severity=float("nan")), [image], {"trials": np.ones(1, dtype=np.int64)})
     found.add(Cell(severity=0.0), ["a"], {"trials": np.ones(1, dtype=np.int64)})
-    assert [len(sums.joined()[0]) for sums in found.cells()] == [2, 1]
+    assert [len(sums.join()[0]) for sums in found.cells()] == [2, 1]
 
 
 def test_cells_without_a_severity_are_equal() -> None:

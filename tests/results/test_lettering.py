@@ -8,7 +8,7 @@ from fontTools.ttLib.tables._g_l_y_f import Glyph
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 
-from moeprobe.results.figures import rendered
+from moeprobe.results.figures import render
 
 pytestmark = pytest.mark.pictures
 HAN = "数字"
@@ -39,19 +39,19 @@ def font(path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_no_name_makes_a_warning(name: str, kind: str) -> None:
     """Warnings are errors in all tests."""
-    content = rendered(figure(name), kind)
+    content = render(figure(name), kind)
     assert b"\x1b" not in content or kind == "png"
 
 
 def test_a_control_character_is_escaped() -> None:
-    assert rendered(figure("a\x1bb")) == rendered(figure(r"a\x1bb"))
+    assert render(figure("a\x1bb")) == render(figure(r"a\x1bb"))
 
 
 def test_fonts_that_are_installed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes, usual = rendered(figure(HAN)), rendered(figure("κ ± σ"), "svg")
+    boxes, usual = render(figure(HAN)), render(figure("κ ± σ"), "svg")
     font(tmp_path / "font.ttf", "Unifont")
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     font_manager.fontManager.addfont(tmp_path / "font.ttf")
-    assert rendered(figure(HAN)) != boxes
-    assert b"Unifont" in rendered(figure(HAN), "svg")
-    assert rendered(figure("κ ± σ"), "svg") == usual
+    assert render(figure(HAN)) != boxes
+    assert b"Unifont" in render(figure(HAN), "svg")
+    assert render(figure("κ ± σ"), "svg") == usual

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from moeprobe.results.figures import STYLE, rendered
+from moeprobe.results.figures import STYLE, render
 from moeprobe.results.figures.panels import panels
 
 
@@ -50,7 +50,7 @@ def slowly(figure: Figure) -> bytes:
 def test_a_figure_drawn_once_is_what_savefig_writes(kind: str) -> None:
     figure = drawn(kind)
     before = figure.dpi
-    assert rendered(figure) == slowly(drawn(kind))
+    assert render(figure) == slowly(drawn(kind))
     assert figure.dpi == before
 
 
@@ -58,6 +58,6 @@ def test_long_names_are_drawn_whole() -> None:
     """Letters have another width at another resolution: names that just had room were cut off in the file."""
     figure, axes = panels(1, 1, width=14)
     axes[0, 0].set_yticks([0, 1], ["unlabeled_" * 9, "short"], fontsize=8)
-    with PIL.Image.open(io.BytesIO(rendered(figure))) as image:
+    with PIL.Image.open(io.BytesIO(render(figure))) as image:
         dark = np.flatnonzero((np.asarray(image.convert("L")) < 200).any(axis=0))
     assert 3 < dark[0] < 20

@@ -64,7 +64,7 @@ def _over_layers(
         empty.remove()
     lowest = axes.flat[max(len(labels) - 2, 0) : len(labels)]
     for panel, (metric, label) in zip(axes.flat, labels.items(), strict=False):
-        for checkpoint, shift in panels.shifted(checkpoints):
+        for checkpoint, shift in panels.name_shifts(checkpoints):
             rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
             panels.draw_over_layers(
                 panel, rows, layers, color=colors[checkpoint], label=checkpoint, shift=shift

@@ -37,7 +37,7 @@ def draw(
     for row, kind in enumerate(kinds):
         for column, name in enumerate(numbers):
             panel = axes[row, column]
-            for checkpoint, shift in panels.shifted(checkpoints):
+            for checkpoint, shift in panels.name_shifts(checkpoints):
                 rows = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
                 rows = rows.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift

@@ -42,7 +42,7 @@ def draw(pairs: Sequence[PairedPatches], *, title: str, lines: int) -> Figure:
         legend.append(f"Experts: {pairs[0].experts_of}")
         for label, color_of in (("same expert", _SAME), ("another expert", _OTHER)):
             axes[0].plot([], [], color=color_of, linewidth=2, label=label)
-    figure.suptitle(panels.wrapped(title, figure.get_figwidth()))
+    figure.suptitle(panels.wrap(title, figure.get_figwidth()))
     return panels.add_caption(figure, ". ".join(legend) + ".")
 
 

@@ -49,7 +49,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 def _curves(axes: Axes, rows: pd.DataFrame, name: str, colors: Mapping[str, str]) -> None:
     """Draw a family, or the mean over all corruptions; of a single severity points, which have no line or band."""
     checkpoints = panels.checkpoints(rows)
-    for checkpoint, shift in panels.shifted(checkpoints):
+    for checkpoint, shift in panels.name_shifts(checkpoints):
         of_checkpoint, color = panels.select(rows, checkpoint=checkpoint), colors[checkpoint]
         mean = of_checkpoint[of_checkpoint["view"].isin([name, CLEAN])].sort_values("severity")
         is_single = len(mean) == 1

@@ -31,7 +31,7 @@ def draw(
     figure, axes = panels.panels(1, len(layers), width=4.2, height=height)
     for across, layer in enumerate(layers):
         panel = axes[0, across]
-        for checkpoint, shift in panels.shifted(checkpoints):
+        for checkpoint, shift in panels.name_shifts(checkpoints):
             of_one = panels.select(rows, layer=layer, checkpoint=checkpoint)
             of_one = of_one.set_index("view").reindex(views).reset_index()
             y, value = np.arange(len(views)) + shift, of_one["value"].to_numpy(float)

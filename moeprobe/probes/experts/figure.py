@@ -45,7 +45,7 @@ def _prices(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]
     for across, (kind, metric) in enumerate(names.items()):
         for down, layer in enumerate(layers):
             panel = axes[down, across]
-            for checkpoint, shift in panels.shifted(checkpoints):
+            for checkpoint, shift in panels.name_shifts(checkpoints):
                 of_one = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=metric)
                 x = of_one["expert"].to_numpy(float) + shift
                 panels.points(panel, x, of_one, color=colors[checkpoint], label=checkpoint, size=4)

@@ -58,7 +58,7 @@ def _sizes(table: pd.DataFrame, colors: Mapping[str, str]) -> dict[str, Figure]:
     for row, layer in enumerate(panel_layers):
         for column, forced in enumerate(kinds):
             panel = axes[row, column]
-            for checkpoint, shift in panels.shifted(checkpoints):
+            for checkpoint, shift in panels.name_shifts(checkpoints):
                 line = panels.select(rows, checkpoint=checkpoint, layer=layer, metric=names[forced])
                 line = line.set_index("tokens").reindex(deciles).reset_index()
                 x = np.arange(1, len(deciles) + 1) + shift

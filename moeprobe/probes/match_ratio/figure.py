@@ -97,7 +97,7 @@ def _over_layers(
     """Draw a panel per match, with the layers along the x axis."""
     figure, axes = panels.panels(2, len(names), width=5.0)
     checkpoints = panels.checkpoints(patches)
-    shift_of = dict(panels.shifted(checkpoints))
+    shift_of = dict(panels.name_shifts(checkpoints))
     for column, name in enumerate(names):
         raw, kappa = axes[:, column]
         raw.set_title(_label(name).replace("\n", " "))

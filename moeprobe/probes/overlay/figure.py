@@ -47,7 +47,7 @@ def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
     by_key = {(item.image_id, item.checkpoint): item for item in overlays}
     columns = 2 * len(checkpoints)
     inches = panel_inches(overlays)
-    heads = [panels.wrapped(name, inches - 0.1, size=10) for name in checkpoints]
+    heads = [panels.wrap(name, inches - 0.1, size=10) for name in checkpoints]
     # Room for the longest head: pictures keep their shape, whatever the page's.
     room = 0.17 * max(head.count("\n") for head in heads) + 1.0
     size = (inches * columns + 0.4, (inches + 0.3) * len(images) + room)
@@ -62,11 +62,11 @@ def draw(overlays: Sequence[ImageOverlay], *, title: str) -> Figure:
             if number == 0:
                 # The end of a long path is what tells it from others.
                 name = image if len(image) <= 60 else f"…{image[-59:]}"
-                clean.set_ylabel(panels.wrapped(name, inches, size=8), fontsize=8)
+                clean.set_ylabel(panels.wrap(name, inches, size=8), fontsize=8)
             if row == 0:
                 clean.set_title(f"{heads[number]}\nclean")
                 perturbed.set_title(f"{heads[number]}\nperturbed")
-    figure.suptitle(panels.wrapped(title, size[0]))
+    figure.suptitle(panels.wrap(title, size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     return panels.add_caption(figure, f"{key(overlays)}{moved_grid_legend(overlays)}.")
 
@@ -252,15 +252,15 @@ def frame(
     figure, axes = panels.pictures(len(images), 1 + len(checkpoints), size)
     for row, image in enumerate(images):
         _original(axes[row, 0], next(item for item in overlays if item.image_id == image))
-        axes[row, 0].set_ylabel(panels.wrapped(image, 2.6, size=8), fontsize=8)
+        axes[row, 0].set_ylabel(panels.wrap(image, 2.6, size=8), fontsize=8)
     axes[0, 0].set_title("clean image", fontsize=10)
     for item in overlays:
         row, column = images.index(item.image_id), 1 + checkpoints.index(item.checkpoint)
         panel = axes[row, column]
         _draw_perturbed(panel, item, inches=inches - 0.3)
         if row == 0:
-            panel.set_title(panels.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
-    figure.suptitle(f"{panels.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
+            panel.set_title(panels.wrap(item.checkpoint, 2.4, size=9), fontsize=10)
+    figure.suptitle(f"{panels.wrap(title, size[0])}\nseverity {overlays[0].severity:g}")
     name_experts(axes[0, 0], experts)
     return panels.add_caption(figure, f"{key(overlays)}{note}.")
 
@@ -277,7 +277,7 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
     figure, axes = panels.pictures(len(checkpoints), 1 + len(severities), size)
     for row, checkpoint in enumerate(checkpoints):
         _original(axes[row, 0], overlays[0])
-        name = panels.wrapped(checkpoint, 1.3 * inches, size=9)
+        name = panels.wrap(checkpoint, 1.3 * inches, size=9)
         axes[row, 0].set_ylabel(name, fontsize=9, color=colors[checkpoint])
     axes[0, 0].set_title("clean", fontsize=10)
     for item in overlays:
@@ -287,7 +287,7 @@ def strip(overlays: Sequence[ImageOverlay], *, title: str, unit: str, colors: Ma
         panel.set_xlabel(item.short_count, fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
-    figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
+    figure.suptitle(panels.wrap(f"{title}, {overlays[0].image_id}", size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     order = (
         " (+ those with another first expert of the same set)" if any(i.has_sets for i in overlays) else ""
@@ -375,11 +375,11 @@ def draw_texts(overlays: Sequence[TextOverlay], *, title: str) -> Figure:
             )
             perturbed.set_xlabel(count_changed(item), fontsize=9)
             if row == 0:
-                head = panels.wrapped(checkpoint, inches - 0.1, size=10)
+                head = panels.wrap(checkpoint, inches - 0.1, size=10)
                 clean.set_title(f"{head}\nclean")
                 perturbed.set_title(f"{head}\nperturbed")
-        axes[row, 0].set_ylabel(panels.wrapped(text, _HEIGHT * heights[row], size=8), fontsize=8)
-    figure.suptitle(panels.wrapped(title, size[0]))
+        axes[row, 0].set_ylabel(panels.wrap(text, _HEIGHT * heights[row], size=8), fontsize=8)
+    figure.suptitle(panels.wrap(title, size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     pale = any((item.clean_patch < 0).any() for item in overlays)
     note = ". White: no clean token corresponds" if pale else ""

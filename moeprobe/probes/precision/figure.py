@@ -25,7 +25,7 @@ def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str
     for down, layer in enumerate(layers):
         for across, part in enumerate(parts):
             panel = axes[down, across]
-            for checkpoint, shift in panels.shifted(checkpoints):
+            for checkpoint, shift in panels.name_shifts(checkpoints):
                 of_one = panels.select(rows, layer=layer, part=part, checkpoint=checkpoint)
                 of_one = of_one.set_index("format").reindex(list(formats)).reset_index()
                 x = np.arange(len(formats)) + shift

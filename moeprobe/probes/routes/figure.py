@@ -49,7 +49,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     figure, axes = panels.panels(1, len(kinds), width=3.6)
     for panel, metric in zip(axes[0], kinds, strict=True):
         panel.axhline(0, color="#808080", linewidth=1)
-        for checkpoint, shift in panels.shifted(checkpoints):
+        for checkpoint, shift in panels.name_shifts(checkpoints):
             of_kind = panels.select(rows, checkpoint=checkpoint, metric=metric)
             panels.draw_over_layers(
                 panel, of_kind, layers, color=colors[checkpoint], label=checkpoint, shift=shift
@@ -331,7 +331,7 @@ def _sheet(sheet: "Sheet") -> Figure:
         for panel in axes[row][len(experts_of_layer) :]:
             panel.set_axis_off()
         axes[row, 0].set_ylabel(layer, fontsize=9)
-    figure.suptitle(panels.wrapped(f"{sheet.checkpoint}: {sheet.image_id}", figure.get_figwidth()))
+    figure.suptitle(panels.wrap(f"{sheet.checkpoint}: {sheet.image_id}", figure.get_figwidth()))
     left_out = " Left out: experts without a patch, or with the fewest." * any(
         len(experts_shown[layer]) < len(marks) for layer, marks in sheet.marks.items()
     )

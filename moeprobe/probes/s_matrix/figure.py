@@ -113,7 +113,7 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]
     checkpoints = panels.checkpoints(rows)
     figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
-        for checkpoint, shift in panels.shifted(checkpoints):
+        for checkpoint, shift in panels.name_shifts(checkpoints):
             of_mean = panels.select(rows, checkpoint=checkpoint, metric=metric)
             panels.draw_over_layers(
                 panel, of_mean, layers, color=colors[checkpoint], label=checkpoint, shift=shift
@@ -169,9 +169,7 @@ def draw_steps(steps: "Sequence[Steps]", table: pd.DataFrame) -> dict[str, Figur
         cells = (step_maps.patch, int(step_maps.pairs.partner[step_maps.patch]))
         for number, (panel, cell) in enumerate(zip(row[:2], cells, strict=True)):
             _view(panel, step_maps, number, cell)
-        row[0].set_ylabel(
-            panels.wrapped(f"{step_maps.checkpoint}, {step_maps.layer}", 2.4, size=9), fontsize=9
-        )
+        row[0].set_ylabel(panels.wrap(f"{step_maps.checkpoint}, {step_maps.layer}", 2.4, size=9), fontsize=9)
         _bars(row[2], step_maps.gates)
         _matrix_of_step(figure, row[3], step_maps.product)
         of_layer = panels.select(entries, checkpoint=step_maps.checkpoint, layer=step_maps.layer)

@@ -48,7 +48,7 @@ def draw(result: Result) -> dict[str, Figure]:
 def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
     """Draw the reuse of each recording over the layers, with its chance levels."""
     names = panels.checkpoints(result.table)
-    for name, shift in panels.shifted(names):
+    for name, shift in panels.name_shifts(names):
         of_recording = result.table[result.table["checkpoint"] == name]
         for metric, null, label, style in _REUSE:
             rows = rows_of(of_recording, metric, null)

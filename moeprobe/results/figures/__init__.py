@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from moeprobe.results.figures.lettering import lettered
+from moeprobe.results.figures.lettering import prepare_letters
 
 STYLE: Any = {
     "font.size": 10,
@@ -56,16 +56,16 @@ def save(figure: Figure, stem: Path, *, svg: bool = False) -> list[Path]:
     for kind in ("png", "svg") if svg else ("png",):
         path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
         with atomic_file(path) as temporary:
-            temporary.write_bytes(rendered(figure, kind))
+            temporary.write_bytes(render(figure, kind))
         written.append(path)
     return written
 
 
-def rendered(figure: Figure, kind: str = "png") -> bytes:
+def render(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as the bytes of a PNG or an SVG file."""
     canvas = FigureCanvasAgg(figure)
     file = io.BytesIO()
-    with mpl.rc_context(STYLE), lettered(figure):
+    with mpl.rc_context(STYLE), prepare_letters(figure):
         # Letters are a hair wider or narrower at another resolution, and a long name is cut off.
         dpi = figure.dpi
         figure.set_dpi(_DPI)

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from moeprobe.runtime.characters import harmless
 
 _OWN = "DejaVu Sans"
-# Of the systems that have them; the first ones that are installed are asked for what matplotlib's font lacks.
+# Fonts of several systems; those that are installed are asked, in this order, for what matplotlib's font lacks.
 _OTHERS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR",
     "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "PingFang SC",
@@ -22,7 +22,7 @@ _OTHERS = (
 
 
 @contextmanager
-def lettered(figure: Figure) -> Iterator[None]:
+def prepare_letters(figure: Figure) -> Iterator[None]:
     """Prepare the texts of a figure that is drawn in the block; a letter that no font has is a box, without a warning.
 
     Only texts that need other fonts name them, so that figures have the same bytes wherever their letters are usual.
@@ -33,7 +33,7 @@ def lettered(figure: Figure) -> Iterator[None]:
     for text in texts:
         letters = text.get_text().replace("\n", "")
         if not letters.isascii() and not _letters().issuperset(map(ord, letters)):
-            text.set_fontfamily([*text.get_fontfamily(), *_installed()])
+            text.set_fontfamily([*text.get_fontfamily(), *_installed_fonts()])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         yield
@@ -61,7 +61,7 @@ def _letters() -> frozenset[int]:
     return frozenset(font_manager.get_font(font_manager.findfont(_OWN)).get_charmap())
 
 
-def _installed() -> list[str]:
+def _installed_fonts() -> list[str]:
     """Return the other fonts that are here."""
     families = {font.name for font in font_manager.fontManager.ttflist}
     return [name for name in _OTHERS if name in families]

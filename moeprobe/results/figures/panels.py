@@ -99,7 +99,7 @@ def finish(
     what = modality.plural if images[-1] != 1 else modality.name
     rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.plural)}"
     data = f"{first['dataset']} {first['split']}".strip()
-    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    figure.suptitle(wrap(title, figure.get_figwidth()))
     return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
 
 
@@ -109,7 +109,7 @@ def add_caption(figure: Figure, text: str) -> Figure:
     Call it once, when all else is drawn.
     """
     width, height = figure.get_size_inches()
-    lines = wrapped(text, width - 0.2, size=_CAPTION_SIZE)
+    lines = wrap(text, width - 0.2, size=_CAPTION_SIZE)
     room = ((lines.count("\n") + 1) * 1.35 * _CAPTION_SIZE + 5) / 72
     legend = _legend(figure)
     room_of_legend = 0.0
@@ -167,7 +167,7 @@ def shown_layers(every: list[str], *, limit: int = SHOWN_LAYERS) -> tuple[list[s
     return with_panels, [note] if len(with_panels) < len(every) else []
 
 
-def wrapped(text: str, inches: float, *, size: float = 11) -> str:
+def wrap(text: str, inches: float, *, size: float = 11) -> str:
     """Return a text of ``size`` points in lines of at most so many inches; ten characters an inch at 11 points."""
     return textwrap.fill(text, int(110 / size * inches))
 
@@ -229,7 +229,7 @@ def shifts(count: int) -> np.ndarray:
     return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
 
 
-def shifted(names: Sequence[str]) -> Iterator[tuple[str, float]]:
+def name_shifts(names: Sequence[str]) -> Iterator[tuple[str, float]]:
     """Yield each name with the offset of its line."""
     return zip(names, shifts(len(names)), strict=True)
 

@@ -43,7 +43,7 @@ def agreement_table(
     if table.empty:
         return None
     pairs = [] if comparison is None else _select(comparison, metrics, nulls).to_dict("records")
-    # Of two checkpoints the names stand in the lines above.
+    # The lines above name the checkpoints where there are two.
     two = table["checkpoint"].nunique() == 2
     stricter = f"{metrics[0]}{KAPPA}" if (table["null"] == strict).any() else ""
     lines: dict[tuple[str, str, str], dict[tuple[str, str], Row]] = {}

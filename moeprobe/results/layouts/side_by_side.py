@@ -33,7 +33,7 @@ def side_by_side_table(
 
     ``severities`` says whether a severity has a column, where there is any.
     """
-    repeats = repeated(table)
+    repeats = repetitions(table)
     # As an array: an empty list would select no columns in place of no rows.
     table = table[np.array([find(name).metric.name not in repeats for name in table["metric"]], dtype=bool)]
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
@@ -79,7 +79,7 @@ def side_by_side_table(
     )
 
 
-def repeated(table: pd.DataFrame) -> list[str]:
+def repetitions(table: pd.DataFrame) -> list[str]:
     """Return the metrics that repeat the top-1 match: with one expert per token each value is it, or 1 minus it.
 
     Not where a token without room makes a difference, nor of checkpoints of which one has several experts per token.

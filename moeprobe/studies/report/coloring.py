@@ -50,12 +50,12 @@ def _recolor(run: Run, colors: Mapping[str, str]) -> Run:
     colorless = () if kind is None or not issubclass(kind, Probe) else kind.colorless
     if figures.keys() != {picture.stem for picture in run.pictures} - set(colorless):
         return dataclasses.replace(run, miscolored=changed)
-    from moeprobe.results.figures import rendered  # not before a figure is drawn: it brings matplotlib
+    from moeprobe.results.figures import render  # not before a figure is drawn: it brings matplotlib
 
     pictures = [
         picture
         if picture.stem in colorless
-        else Picture(f"{picture.stem}.png", rendered(figures[picture.stem]), "image/png")
+        else Picture(f"{picture.stem}.png", render(figures[picture.stem]), "image/png")
         for picture in run.pictures
     ]
     return dataclasses.replace(run, pictures=pictures, misnamed=False)

@@ -31,8 +31,8 @@ from moeprobe.results.sidecars import (
     choose_names,
     names_in,
     read_sidecar,
+    rename,
     rename_table,
-    renamed,
 )
 from moeprobe.runtime.files import is_file, is_folder, is_there, resolved
 from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
@@ -175,7 +175,7 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
     """Return a run whose checkpoints are called otherwise on the page; its files stay as they are."""
     if not names:
         return run
-    run = renamed(run, names)
+    run = rename(run, names)
     if run.kind == "compare" and "verdicts" in run.sidecar and run.comparison is not None:
         run.sidecar["verdicts"] = differences.sentences(run.comparison).to_dict("records")
     csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}

@@ -9,7 +9,7 @@ from moeprobe.cli.front import tables
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.registry import find
 from moeprobe.results.folder import Result
-from moeprobe.results.layouts.side_by_side import repeated, side_by_side_table
+from moeprobe.results.layouts.side_by_side import repetitions, side_by_side_table
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from tests.cli.test_summary_output import match
@@ -31,7 +31,7 @@ def measured(top_k: dict[str, int], **values: float) -> pd.DataFrame:
 
 def test_what_repeats_the_match_is_left_out_and_named() -> None:
     table = measured({"a": 1, "b": 1})
-    assert repeated(table) == list(_SAME)
+    assert repetitions(table) == list(_SAME)
     layout = side_by_side_table(table, None, [], caption="", modality=IMAGE)
     names = [line[2].text for line in layout.rows]
     assert [name.strip() for name in names if "κ" not in name] == ["top-1 match", "pairs without weights"]
@@ -53,4 +53,4 @@ def test_what_repeats_the_match_is_left_out_and_named() -> None:
     ],
 )  # fmt: skip
 def test_what_says_more_stays(top_k: dict[str, int], values: dict[str, float], left: list[str]) -> None:
-    assert repeated(measured(top_k, **values)) == left
+    assert repetitions(measured(top_k, **values)) == left

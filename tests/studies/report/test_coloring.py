@@ -11,7 +11,7 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.probes.match_ratio import figure as match_ratio
-from moeprobe.results.figures import rendered
+from moeprobe.results.figures import render
 from moeprobe.results.palette import COLORS, colors
 from moeprobe.results.tables import frame
 from moeprobe.studies.report.coloring import redraw
@@ -41,7 +41,7 @@ def rows_of(names: tuple[str, ...]) -> list[dict[str, Any]]:
 def picture_of(names: tuple[str, ...], *palette: str) -> bytes:
     """The figure of checkpoints in these colors, drawn once for all tests."""
     figures = match_ratio.draw(frame(rows_of(names)), colors=dict(zip(names, palette, strict=True)))
-    return rendered(figures["match-ratio"])
+    return render(figures["match-ratio"])
 
 
 def shown(run: Run) -> set[str]:
@@ -130,7 +130,7 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
     (run,) = read_runs([tmp_path / "run"])
     assert run.colors == {"prc": COLORS[0], "baseline": COLORS[1]}
     again = redraw(run, run.colors)
-    assert {name: rendered(figure) for name, figure in again.items()} == {
+    assert {name: render(figure) for name, figure in again.items()} == {
         picture.stem: picture.content for picture in run.pictures if picture.stem != "s-matrix-steps"
     }
 
@@ -152,4 +152,4 @@ def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained
 def test_a_comparison_is_drawn_again_from_its_table(trained: Trained, tmp_path: Path) -> None:
     api.compare(list(trained.values()), probe="eval", out=tmp_path / "run", limit=20)
     (run,) = read_runs([tmp_path / "run"])
-    assert only(run) == rendered(redraw(run, run.colors)["forest"])
+    assert only(run) == render(redraw(run, run.colors)["forest"])

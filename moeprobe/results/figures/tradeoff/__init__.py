@@ -47,7 +47,7 @@ _IN_TURN = (
     "updates"
 )
 _BARS = "Marks: mean over training seeds; bars: lowest to highest of them"
-# Of one training: what the figure's own bars are to be held against.
+# The bars of one training, to compare the figure's own bars with.
 _MARK_WIDTH = "gray bars, as wide as one training's (median)"
 
 
