@@ -34,7 +34,7 @@ from moeprobe.declarations import Panel, registry
 from moeprobe.declarations.question import panel_of
 from moeprobe.errors import FinishedError, UserError
 from moeprobe.runtime import processes
-from moeprobe.runtime.catalog import blamed, use_plugins
+from moeprobe.runtime.catalog import blame, use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
 from moeprobe.runtime.signals import Ending
 
@@ -78,7 +78,7 @@ class MainGroup(CommandGroup):
 def _correctable(error: Exception) -> UserError | None:
     """Return what to say of an error that is no bug of ours, wherever it is raised; None if it may be one."""
     lost = processes.lost_workers(error) if isinstance(error, RuntimeError) else None
-    if sentence := lost or blamed(error):
+    if sentence := lost or blame(error):
         return sentence
     if processes.ran_out(error):
         return UserError(

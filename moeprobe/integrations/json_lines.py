@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from moeprobe.errors import UserError
 from moeprobe.integrations.arguments import checked
 from moeprobe.integrations.sinks import RoutingRecord, Sink, cannot_write
-from moeprobe.runtime.files import expanded
+from moeprobe.runtime.files import expand
 
 _BLOCK = 1 << 16
 
@@ -30,7 +30,7 @@ class JsonLines(Sink):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self._run = expanded(path), 1
+        self.path, self._run = expand(path), 1
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.open("ab").close()

@@ -14,7 +14,7 @@ from typing import Any
 from moeprobe.errors import UserError, option
 from moeprobe.integrations.arguments import checked
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import expanded
+from moeprobe.runtime.files import expand
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TensorBoard(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         try:
-            self._writer = SummaryWriter(expanded(folder))
+            self._writer = SummaryWriter(expand(folder))
         except (OSError, ValueError) as error:
             raise cannot_write(folder, error) from error
 

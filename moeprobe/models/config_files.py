@@ -7,7 +7,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import unknown
-from moeprobe.runtime.schema import shortened
+from moeprobe.runtime.schema import shorten
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml, read_yaml
 
@@ -104,11 +104,11 @@ def pair(override: str) -> tuple[str, Any]:
     """
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {shortened(override)}.")
+        raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {shorten(override)}.")
     try:
         return key, parse_yaml(text)
     except NotYamlError:
-        raise UserError(f"Cannot read the value of {shortened(override)}.") from None
+        raise UserError(f"Cannot read the value of {shorten(override)}.") from None
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:

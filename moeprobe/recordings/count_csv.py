@@ -32,7 +32,7 @@ from moeprobe.recordings.count_names import (
 )
 from moeprobe.recordings.count_table import CountTable, TableBuilder
 from moeprobe.recordings.log_rows import Fault
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 # Bytes of a header: a column for each of 32,767 experts.
 _MOST_HEADER = 2**20
@@ -200,6 +200,6 @@ def _numbers(column: pa.StringArray, what: str, number_of: Callable[[str], int |
     for text in encoded.dictionary.to_pylist():
         number = number_of(text)
         if number is None:
-            raise Fault(f"{quoted(text[:40])} names no {what}; {what}s are numbers from 0 up")
+            raise Fault(f"{quote(text[:40])} names no {what}; {what}s are numbers from 0 up")
         numbers.append(number)
     return np.array(numbers, np.int64)[encoded.indices.to_numpy()]

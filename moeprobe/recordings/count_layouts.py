@@ -31,7 +31,7 @@ from moeprobe.recordings.count_names import (
 from moeprobe.recordings.count_table import CountTable, TableBuilder
 from moeprobe.recordings.log_rows import Fault, faults_at
 from moeprobe.recordings.responses import array_of
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 # Keys that hold the counts of all layers. Those of other programs hold tokens, so they are not among them.
 _ALL_LAYERS = (
@@ -105,7 +105,7 @@ class _Reading:
                     continue
                 layer = layer_number(name)
                 if layer is None:
-                    raise Fault(f"{quoted(str(name)[:40])} names no layer; layers are numbers from 0 up")
+                    raise Fault(f"{quote(str(name)[:40])} names no layer; layers are numbers from 0 up")
                 self._add_row(window, layer, counts)
             return
         if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
@@ -238,7 +238,7 @@ def _rank_of(response: Mapping[str, Any]) -> str:
 def _number(name: Any, what: str, number_of: Callable[[object], int | None]) -> int:
     number = number_of(name)
     if number is None:
-        raise Fault(f"{quoted(str(name)[:40])} names no {what}; {what}s are numbers from 0 up")
+        raise Fault(f"{quote(str(name)[:40])} names no {what}; {what}s are numbers from 0 up")
     return number
 
 

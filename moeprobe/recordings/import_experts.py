@@ -34,7 +34,7 @@ from moeprobe.recordings.unknown_file import not_recognized
 from moeprobe.recordings.validate_capture import Routed, decode_choices
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import READERS
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import absolute, check_regular, is_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -284,7 +284,7 @@ class _Reading:
             name = _name_of(capture, label) or (name_of if len(captures) == 1 else f"{name_of}/{number}")
             # Names are keys of the trace: a file that was appended twice would count its requests twice.
             if name in self.names:
-                raise Fault(f"request {quoted(name)} was there before")
+                raise Fault(f"request {quote(name)} was there before")
             self.names.add(name)
             tokens = capture.tokens or (sequences[number] if len(sequences) == len(captures) else None)
             # Sequences of a gathered response are separate requests unless prompts decide.
@@ -303,7 +303,7 @@ class _Reading:
                 routing = decode_choices(placed, self._shape, ordered=self._ordered_by is not None)
             except Fault as fault:
                 # The reader does not know the request's name, which a user needs to find the fault.
-                raise Fault(f"request {quoted(name)}: {fault}") from None
+                raise Fault(f"request {quote(name)}: {fault}") from None
             self.findings.add(name, routing)
             if routing.anything:
                 # A trace of counts has no tokens, so one file cannot hold both.
@@ -358,7 +358,7 @@ class _Reading:
         try:
             layer_counts = counts_of(counts, self._shape)
         except Fault as fault:
-            raise Fault(f"input {quoted(name)}: {fault}") from None
+            raise Fault(f"input {quote(name)}: {fault}") from None
         if self._ordered_by is not None:
             raise Fault(f"counts of choices have no order; leave {option('ordered_by')} out")
         if self.load_only is False:
@@ -377,7 +377,7 @@ class _Reading:
         reader = find_reader(response, self._readers.values())
         if reader is not None:
             return next(name for name, instance in self._readers.items() if instance is reader)
-        keys = ", ".join(map(quoted, list(response)[:8])) or "none"
+        keys = ", ".join(map(quote, list(response)[:8])) or "none"
         raise not_recognized(
             f"no reader knows where this response keeps routed experts (its keys: {keys}); was the server asked to "
             f"return them? If so, name the field with {option('routing_key')}. Readers: {', '.join(self._readers)}"

@@ -36,7 +36,7 @@ from moeprobe.recordings.readers.base import (
     stated,
 )
 from moeprobe.recordings.responses import identity, responses
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 KEY = "indexer_topk"
 SCORES = f"{KEY}_scores"
@@ -186,7 +186,7 @@ class _Reading:
         for number, holder in enumerate(holders):
             name = name_of if len(holders) == 1 else f"{name_of}/{number}"
             if name in self._selections.sequences:
-                raise Fault(f"request {quoted(name)} was there before")
+                raise Fault(f"request {quote(name)} was there before")
             # Null: the server was asked and captured nothing.
             if holder.get(KEY) is None:
                 self._selections.nulls += 1

@@ -18,7 +18,7 @@ from moeprobe.recordings.log_rows import Fault, Tokens, faults_at, token_array
 from moeprobe.recordings.readers.base import Reader, choices, find_reader, objects_under
 from moeprobe.recordings.responses import GatheredResponse, identity, responses
 from moeprobe.runtime.catalog import READERS
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -136,7 +136,7 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
             several = named_sequences(response, location, readers)
         for name, tokens in several:
             if name in sequences:
-                raise UserError(f"{path}, {where}: request {quoted(name)} was there before.")
+                raise UserError(f"{path}, {where}: request {quote(name)} was there before.")
             if tokens is not None and len(tokens.ids):
                 sequences[name] = tokens
     if not sequences:

@@ -18,7 +18,7 @@ from moeprobe.recordings.reading import Block, Layer, TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing
 from moeprobe.routing.record import LayerPair
 from moeprobe.runtime.characters import exact
-from moeprobe.runtime.files import resolved
+from moeprobe.runtime.files import resolve
 from moeprobe.runtime.short_paths import shortest_ends
 
 # What two traces must have in common to be of the same inputs.
@@ -59,7 +59,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     Raises:
         UserError: one is named twice, or cannot be compared with the first.
     """
-    paths = [resolved(trace.path).with_suffix("") for trace in traces]
+    paths = [resolve(trace.path).with_suffix("") for trace in traces]
     for path, number in Counter(paths).items():
         if number > 1:
             raise UserError(f"The trace {path}.parquet was named twice.")

@@ -16,7 +16,7 @@ import pandas as pd
 
 from moeprobe.results.columns import COUNTS, INTEGERS, NUMBERS, SEEDS, WHOLE
 from moeprobe.results.own_files import REPEAT, reading
-from moeprobe.runtime.characters import restored
+from moeprobe.runtime.characters import restore
 from moeprobe.runtime.files import read_bytes
 
 # Bytes of a table.
@@ -46,7 +46,7 @@ def read_values(
         types = {name: float if name in numbers else str for name in header if name not in SEEDS}
         table = _parsed(content, dtype=types, na_values={name: [""] for name in numbers})
         columns = {
-            name: _checked(table[name]) if name in numbers else table[name].map(restored) for name in header
+            name: _checked(table[name]) if name in numbers else table[name].map(restore) for name in header
         }
         return table.assign(**columns)
 
@@ -60,7 +60,7 @@ def read_texts(path: Path, *, content: bytes | None = None) -> pd.DataFrame:
     content = _content(path, content)
     with reading(path):
         _header(content)
-        return _parsed(content, dtype=str).map(restored)
+        return _parsed(content, dtype=str).map(restore)
 
 
 def read_rows(path: Path, *, texts: Collection[str]) -> pd.DataFrame:
@@ -79,7 +79,7 @@ def read_rows(path: Path, *, texts: Collection[str]) -> pd.DataFrame:
             dtype_backend="numpy_nullable",
             na_values={name: [""] for name in header if name not in texts},
         )
-        return table.assign(**{name: table[name].map(restored) for name in text_columns})
+        return table.assign(**{name: table[name].map(restore) for name in text_columns})
 
 
 def check_numbers(

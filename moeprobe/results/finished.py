@@ -20,7 +20,7 @@ from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import VIEWS, check_plugins
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.short_paths import shortest_ends
 
@@ -90,7 +90,7 @@ def read(path: Path) -> Measured:
         raise not_as_written(path / FINISHED, f"it lacks {', '.join(sorted(missing))}")
     for name in dict.fromkeys(cell.checkpoint for cell in sums):
         if name not in checkpoints:
-            raise not_as_written(images, f"it is about {quoted(name)}, which {FINISHED} does not name")
+            raise not_as_written(images, f"it is about {quote(name)}, which {FINISHED} does not name")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest})
@@ -145,7 +145,7 @@ def read_all(paths: Sequence[Path]) -> Measured:
     Raises:
         UserError: a run cannot be read or is named twice, or two differ in more than their checkpoints.
     """
-    real_paths = [files.resolved(path) for path in paths]
+    real_paths = [files.resolve(path) for path in paths]
     for path, number in Counter(real_paths).items():
         if number > 1:
             raise UserError(f"{path} was named twice.")

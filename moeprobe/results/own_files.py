@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import display_path, resolved
+from moeprobe.runtime.files import display_path, resolve
 from moeprobe.runtime.schema import lower_first
 
 # What most files are mended by.
@@ -88,7 +88,7 @@ def run_inside(folder: Path, name: str) -> Path:
         UserError: it is a link that leads out.
     """
     path = folder / name
-    if not resolved(path).is_relative_to(resolved(folder)):
+    if not resolve(path).is_relative_to(resolve(folder)):
         raise UserError(
             f"{path} leads out of {folder}, whose runs are inside; put the folder of the run there."
         )

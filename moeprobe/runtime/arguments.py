@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from moeprobe.errors import UserError, option
 from moeprobe.runtime.catalog import did_you_mean
 
-# Of what is random: torch takes no higher one, and a negative one is a slip.
+# Seeds: torch takes no higher one, and a negative one is a slip.
 LOWEST_SEED, HIGHEST_SEED = 0, 2**63 - 1
 
 

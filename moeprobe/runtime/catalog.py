@@ -22,7 +22,7 @@ from typing import Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.runtime import plugins
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 # All that there are; those of further packages join when they are made.
 CATALOGS: "list[Catalog]" = []
@@ -211,7 +211,7 @@ def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
     Raises:
         UserError: a file does not exist, cannot be imported or holds no plug-in, or a name is taken.
     """
-    with plugins.added([files] if isinstance(files, str | Path) else files):
+    with plugins.add([files] if isinstance(files, str | Path) else files):
         for source in plugins.sources():
             if not any(catalog.takes(plugin) for plugin in source.classes() for catalog in CATALOGS):
                 for made in filter(inspect.isabstract, source.classes()):
@@ -265,7 +265,7 @@ def _texts(content: Any) -> Iterator[str]:
 def unknown(kind: str, name: str, candidates: Iterable[str]) -> str:
     """Return the sentence for an unknown name: did-you-mean, and the list."""
     names = list(candidates)
-    return f"There is no {kind} {quoted(name)}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
+    return f"There is no {kind} {quote(name)}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
@@ -302,7 +302,7 @@ def is_foreign(source: str | Path) -> bool:
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<number>\d+)')
 
 
-def blamed(error: Exception) -> UserError | None:
+def blame(error: Exception) -> UserError | None:
     """Return what to say where the code of a plug-in took part in an error; None where none did.
 
     Args:
@@ -377,7 +377,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name most like this one, or with a part most like it; None if none is much like it."""
     if len(name) > _LONGEST:
         return None
-    # Of several that are as much alike, the shortest, and of these the first.
+    # Where several are as much alike, the shortest wins, then the first.
     rated = (
         (_likeness(name, candidate), -len(candidate), -index, candidate)
         for index, candidate in enumerate(candidates)

@@ -11,7 +11,7 @@ _STEERING = re.compile(
 )
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a name as a sentence may hold it: quoted, escaped, and not too long."""
     return repr(name if len(name) <= 120 else f"{name[:100]}…{name[-19:]}")
 
@@ -19,12 +19,12 @@ def quoted(name: str) -> str:
 def in_one_line(text: str) -> str:
     """Return a text as a terminal shows it: line breaks are spaces, and what would steer the terminal is escaped."""
     joined = " ".join(line.strip() for line in text.splitlines())
-    return "".join(map(_escaped, joined))
+    return "".join(map(_escape, joined))
 
 
 def harmless(text: str) -> str:
     """Return a text with escapes in place of what would steer a terminal; line breaks stay."""
-    return _STEERING.sub(lambda match: _escaped(match[0]), text)
+    return _STEERING.sub(lambda match: _escape(match[0]), text)
 
 
 def harmless_json(text: str) -> str:
@@ -32,7 +32,7 @@ def harmless_json(text: str) -> str:
     return _STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
@@ -50,7 +50,7 @@ def neutral(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def restored(cell: str) -> str:
+def restore(cell: str) -> str:
     """Return the text that ``neutral`` made a cell of."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 

@@ -40,7 +40,7 @@ def compiler_deferred() -> Iterator[None]:
     utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
     disable = torch.compiler.disable
     sys.modules[_UTILS] = utils
-    torch.compiler.disable = functools.partial(_deferred, disable)
+    torch.compiler.disable = functools.partial(_defer, disable)
     try:
         yield
     finally:
@@ -58,10 +58,10 @@ def _is_compile_supported(device: Any) -> Any:
     return importlib.import_module(_UTILS).is_compile_supported(device)
 
 
-def _deferred(disable: Callable[..., Any], fn: Any = None, recursive: bool = True, **more: Any) -> Any:
+def _defer(disable: Callable[..., Any], fn: Any = None, recursive: bool = True, **more: Any) -> Any:
     """Return a function that is kept out of compiled graphs from the first call after the compiler was loaded."""
     if fn is None:
-        return functools.partial(_deferred, disable, recursive=recursive, **more)
+        return functools.partial(_defer, disable, recursive=recursive, **more)
     disabled: list[Any] = []
 
     @functools.wraps(fn)

@@ -15,7 +15,7 @@ _KINDS = ("cpu", "cuda", "mps")
 AUTO, FLOAT32 = "auto", "float32"
 # Precisions of forward passes.
 PRECISIONS = (FLOAT32, "bfloat16", "float16")
-# Of the weights of a language model of ``hf:``; auto = as they were saved.
+# Precisions of the weights of a language model of ``hf:``; auto = as they were saved.
 DTYPES = (AUTO, *PRECISIONS)
 _LABELS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 _NAME = re.compile(rf"({'|'.join(_KINDS)})(:\d+)?")

@@ -233,27 +233,27 @@ class Ranks:
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether this process was started as one of several."""
-    return _placed() and _number("WORLD_SIZE") > 1
+    return _is_placed() and _number("WORLD_SIZE") > 1
 
 
 def check_alone(command: str) -> None:
     """Raise ``UserError`` where a command that does all its work itself was started as one of several processes."""
-    if launched():
+    if is_launched():
         raise UserError(
             f"moeprobe {command} takes one process, and {_number('WORLD_SIZE')} were started (WORLD_SIZE); give the "
             "command without torchrun. Probes and trainings share their work among processes."
         )
 
 
-def _placed() -> bool:
+def _is_placed() -> bool:
     return all(os.environ.get(name) for name in _VARIABLES)
 
 
 def rank() -> int:
     """Return the number of this process; 0 where it is the only one."""
-    return _number("RANK") if launched() else 0
+    return _number("RANK") if is_launched() else 0
 
 
 def process_rank() -> int:
@@ -277,7 +277,7 @@ def own_device(name: str) -> str:
     """Return the name of this process' device: of several CUDA devices of a machine each process has its own."""
     import torch
 
-    if not launched() or name not in ("auto", "cuda") or not torch.cuda.is_available():
+    if not is_launched() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     return f"cuda:{int(os.environ.get('LOCAL_RANK', rank())) % torch.cuda.device_count()}"
 
@@ -291,7 +291,7 @@ def ending() -> Iterator[None]:
     answers with ``std::terminate``: the process is aborted though all its work is done. ``destroy_process_group``
     does not wait for such threads where a ``DeviceMesh`` was made, as torch keeps it until the end.
     """
-    if not _placed():
+    if not _is_placed():
         yield
         return
     code: int | str | None = 0

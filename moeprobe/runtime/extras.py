@@ -39,12 +39,12 @@ def install_command(extra: str) -> str:
     """
     folder, editable = _folder()
     if folder is None:
-        return " ".join(["pip install", *map(_quoted, requirements_of(extra))])
+        return " ".join(["pip install", *map(_quote, requirements_of(extra))])
     place_name = display_path(folder)
     constraints = (
         ["-c", shlex.quote(str(place_name / _CONSTRAINTS))] if is_file(folder / _CONSTRAINTS) else []
     )
-    return " ".join(["pip install", *constraints, *["-e"] * editable, _quoted(f"{place_name}[{extra}]")])
+    return " ".join(["pip install", *constraints, *["-e"] * editable, _quote(f"{place_name}[{extra}]")])
 
 
 def requirements_of(extra: str) -> list[str]:
@@ -84,6 +84,6 @@ def _installed_from() -> Path | None:
     return Path(unquote(parts.path)) if parts is not None and parts.scheme == "file" else None
 
 
-def _quoted(requirement: str) -> str:
+def _quote(requirement: str) -> str:
     """Return an argument in quotes, which the brackets and signs of a requirement need in any shell."""
     return f"'{requirement}'" if shlex.quote(requirement) == requirement else shlex.quote(requirement)

@@ -59,7 +59,7 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
 
 
-def resolved(path: Path) -> Path:
+def resolve(path: Path) -> Path:
     """Return a path with its links followed; one that leads to itself stays as it is, in every version of Python."""
     return Path(os.path.realpath(path))
 
@@ -109,7 +109,7 @@ def open_regular(path: Path, *, buffered: bool = True) -> Any:
         raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def expanded(location: str | Path) -> Path:
+def expand(location: str | Path) -> Path:
     """Return a path with ``~`` expanded; one of a user who does not exist stays as it is, and so leads nowhere."""
     return Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises
 
@@ -132,7 +132,7 @@ def status(path: Path, *, follow: bool = True) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
-        # Of what a user types: a name that is too long, a link to itself.
+        # A user may type a name that is too long, or one of a link to itself.
         if follow and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             return None
         raise UserError(f"Cannot read {display_path(path)}: {error.strerror or error}.") from error

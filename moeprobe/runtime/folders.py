@@ -9,7 +9,7 @@ from typing import Any
 
 from moeprobe.errors import UserError, option
 from moeprobe.runtime import files, records
-from moeprobe.runtime.files import display_path, resolved, status
+from moeprobe.runtime.files import display_path, resolve, status
 from moeprobe.runtime.locks import Lock, check_free
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
@@ -109,7 +109,7 @@ class RunFolder:
         """
         self._check_not_removed()
         name = path.relative_to(self.path).as_posix()
-        if not resolved(path.parent).is_relative_to(resolved(self.path)):
+        if not resolve(path.parent).is_relative_to(resolve(self.path)):
             raise UserError(
                 f"{display_path(path.parent)} leads out of {display_path(self.path)} through a link; remove the link."
             )
@@ -134,7 +134,7 @@ class RunFolder:
     def _check_own(self, name: str, path: Path) -> None:
         """Raise ``UserError`` if there is a file that is not on the record."""
         if name not in self._names and files.is_there(path):
-            # Of those who share a folder each has written its own part of the record.
+            # Each process that shares the folder has written its own part of the record.
             self._names |= set((records.read_record(self.path) or records.Record()).names)
             if name not in self._names:
                 raise UserError(
@@ -358,10 +358,10 @@ def check_replaceable(path: Path, contents: records.Contents, family: records.Fa
             f"{display_path(path)} holds files that moeprobe did not write: {records.list_names(contents.foreign)}. "
             f"{option('overwrite')} leaves them alone; move them away, or choose another folder."
         )
-    real_path = resolved(path)
+    real_path = resolve(path)
     for find_folder, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
-            if resolved(find_folder()).is_relative_to(real_path):
+            if resolve(find_folder()).is_relative_to(real_path):
                 raise UserError(
                     f"{display_path(path)} is or holds {what}, which {option('overwrite')} never empties; choose "
                     "another folder."

@@ -75,7 +75,7 @@ def version() -> str:
 
 
 @contextlib.contextmanager
-def added(paths: Iterable[str | Path]) -> Iterator[None]:
+def add(paths: Iterable[str | Path]) -> Iterator[None]:
     """Name further files in the environment of this process and those it starts, for good unless the block fails."""
     before = os.environ.get(VARIABLE)
     # By absolute paths, whatever the working directory is later.
@@ -108,7 +108,7 @@ def sources() -> list[Source]:
     Raises:
         UserError: a file does not exist, or a module cannot be imported.
     """
-    return [*(_of_file(path) for path in dict.fromkeys(files())), *_installed()]
+    return [*(_of_file(path) for path in dict.fromkeys(files())), *_installed_plugins()]
 
 
 @cache
@@ -121,11 +121,11 @@ def _of_file(path: Path) -> Source:
         digest = _digest(path)
     except OSError as error:
         raise UserError(f"Cannot read the plug-in file {path}: {error.strerror or error}.") from error
-    return Source(str(path), _imported(module_name(path), str(path)), digest, named=True)
+    return Source(str(path), _import(module_name(path), str(path)), digest, named=True)
 
 
 @cache
-def _installed() -> tuple[Source, ...]:
+def _installed_plugins() -> tuple[Source, ...]:
     folders = _installed_in()
     if not folders:
         return ()
@@ -139,7 +139,7 @@ def _installed() -> tuple[Source, ...]:
     ]
     installed = []
     for point in sorted(points, key=lambda point: (point.value, point.name)):
-        module = _imported(point.module, f"the plug-in {point.name} ({point.value})")
+        module = _import(point.module, f"the plug-in {point.name} ({point.value})")
         file = getattr(module, "__file__", None)
         installed.append(
             Source(point.module, module, "" if file is None else _digest(Path(file)), named=False)
@@ -171,7 +171,7 @@ def module_name(path: Path) -> str:
     return f"{_PREFIX}{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
-def _imported(name: str, described: str) -> ModuleType:
+def _import(name: str, described: str) -> ModuleType:
     """Import a module; raises ``UserError`` with the place of what went wrong."""
     try:
         return torchvision_compat.import_with_operators(name)

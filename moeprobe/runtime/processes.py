@@ -70,7 +70,7 @@ def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator
             started.append((process, receiver))
         for piece in range(pieces):
             raise_ignored()
-            yield _received(started[piece % processes][1])
+            yield _receive(started[piece % processes][1])
     finally:
         for process, receiver in started:
             process.terminate()
@@ -86,14 +86,14 @@ def _in_one_thread(work: Callable[[int], T]) -> Callable[[int], T]:
 
     libraries = ThreadpoolController()
 
-    def limited(piece: int) -> T:
+    def run_limited(piece: int) -> T:
         with libraries.limit(limits=1, user_api="blas"):
             return work(piece)
 
-    return limited
+    return run_limited
 
 
-def _received(receiver: Connection) -> Any:
+def _receive(receiver: Connection) -> Any:
     try:
         returned, error = receiver.recv()
     except EOFError:

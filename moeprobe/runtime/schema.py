@@ -26,7 +26,7 @@ def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> s
         place = ".".join(sections)
         keys = ", ".join(map(str, problem["input"])) or "nothing"
         return f"In the {what}, {place} has no name, only {keys}: add {where}=NAME to say whose parameters these are."
-    got = "" if problem["type"] == "missing" or not where else f"; got {shortened(problem['input'])}"
+    got = "" if problem["type"] == "missing" or not where else f"; got {shorten(problem['input'])}"
     if problem["type"] == "model_type":
         inside = ", ".join(f"{where}.{name}" for name in _fields(path, schema))
         return f"In the {what}, {where} is a section of keys ({inside}){got}."
@@ -47,7 +47,7 @@ def _key(location: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]:
     return key or [""]
 
 
-def shortened(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a value as messages show it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -95,7 +95,7 @@ class _Loader(Loader):
             else:
                 return
             _declare()
-            # Of what was imported before the failure, nothing may be left that knows only a part of the package.
+            # Nothing that was imported before the failure may stay: it knows only a part of the package.
             for name in [name for name in sys.modules if name.startswith(f"{_NAME}.")]:
                 del sys.modules[name]
             vars(module).clear()

@@ -1,6 +1,6 @@
 """Compare checkpoints by their finished runs, or by probing them: paired differences with verdicts.
 
-In the order in which it happens: runs or checkpoints are resolved, the request is made of them, they are measured,
+In the order in which it happens: runs or checkpoints are resolve, the request is made of them, they are measured,
 their differences are judged, and the gate says which fail. A folder works as for any run (``probes.engine.run``).
 """
 
@@ -32,7 +32,7 @@ from moeprobe.results.sidecars import Request, Sidecar, choose_names, names_in, 
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import display_path, resolved, write_csv
+from moeprobe.runtime.files import display_path, resolve, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.gate import Gate
 
@@ -303,7 +303,7 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
 def _check_outside(models: Sequence[Model], out: Path | None) -> None:
     for item in models:
         # --overwrite would delete what is to be compared.
-        if isinstance(item, str | Path) and out and resolved(Path(item)).is_relative_to(resolved(out)):
+        if isinstance(item, str | Path) and out and resolve(Path(item)).is_relative_to(resolve(out)):
             raise UserError(f"{item} is in {out}; choose another {option('out')}.")
 
 

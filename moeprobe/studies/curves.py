@@ -16,7 +16,7 @@ from moeprobe.results.columns import CURVE_COLUMNS
 from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.runtime.arguments import checked, several
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolved, write_csv
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolve, write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
 from moeprobe.runtime.records import Family, scan
 from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, read_curve
@@ -177,7 +177,7 @@ def _read(path: Path) -> list[_Training]:
             f"{path} holds no learning curve: a training's folder has config.yaml and {CURVE}"
             f"{', from its first evaluation on' if is_folder(path) else ''}."
         )
-    return [_training(resolved(path).name, load(str(path / "config.yaml")), _text(path / CURVE), path)]
+    return [_training(resolve(path).name, load(str(path / "config.yaml")), _text(path / CURVE), path)]
 
 
 def _cell(folder: Path) -> _Training:
@@ -196,7 +196,7 @@ def _training(name: str, config: TrainConfig, text: str, path: Path) -> _Trainin
     metrics = read_curve(text, path, needed=("step", "epoch"))
     if metrics.empty:
         raise UserError(f"The {CURVE} of {path} cannot be read: it has no steps.")
-    return _Training(name, resolved(path), config, metrics)
+    return _Training(name, resolve(path), config, metrics)
 
 
 def _distinct(trainings: list[_Training]) -> list[_Training]:

@@ -19,7 +19,7 @@ from moeprobe.models.training.state import discard
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import is_file, is_folder, is_there, resolved, sha256
+from moeprobe.runtime.files import is_file, is_folder, is_there, resolve, sha256
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.studies import training_files
@@ -288,13 +288,13 @@ def _check_run(folder: Path, config: TrainConfig, *, overwrite: bool) -> str:
 
 def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
     """Raise ``UserError`` where a new run would replace the weights that it starts from: it could not be repeated."""
-    replaced = {resolved(folder / name) for name in contents.own}
+    replaced = {resolve(folder / name) for name in contents.own}
     for key, source in (
         ("initialise.checkpoint", config.initialise and config.initialise.checkpoint),
         ("model.upcycle.file", config.model.upcycle and config.model.upcycle.file),
     ):
         path = Path(str(source))
-        if source and resolved(path / LAST if is_folder(path) else path) in replaced:
+        if source and resolve(path / LAST if is_folder(path) else path) in replaced:
             raise UserError(
                 f"{key} is {source}, which this run would replace; copy it out of {folder}, or choose another folder."
             )

@@ -379,7 +379,6 @@ def test_a_monitor_that_takes_too_long_says_so_once() -> None:
         ({"seed": -1}, r"seed takes a whole number from 0 to 9,223,372,036,854,775,807; got -1"),
         ({"seed": 10**30}, "seed takes a whole number from 0 to"),
         ({"limit": 2.5}, "limit takes a positive whole number; got 2.5"),
-        ({"seed": -1}, "seed takes a whole number from 0 to 9,223,372,036,854,775,807; got -1"),
         (
             {"sinks": "routing.jsonl"},
             r"sinks takes sinks, e.g. JsonLines\('routing.jsonl'\); got 'routing.jsonl'",

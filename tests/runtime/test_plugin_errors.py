@@ -7,7 +7,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.runtime import catalog, plugins
-from moeprobe.runtime.catalog import blamed
+from moeprobe.runtime.catalog import blame
 from tests.commands import refused, run
 from tests.runtime.test_plugins import OTHERS, VIEW
 
@@ -61,7 +61,7 @@ def test_what_lies_further_inside_is_named_too(tmp_path: Path) -> None:
     view = catalog.VIEWS.get("toy_contrast")()
     with pytest.raises(AttributeError) as caught:
         view.perturb(None, framing=Framing(32), severities=[0.0], rng=None)
-    said = blamed(caught.value)
+    said = blame(caught.value)
     assert said is not None and "view 'toy_contrast' of the plug-in mine.py" in said.sentence
     assert "(in " in said.sentence and said.sentence.endswith(").")
 

@@ -359,7 +359,7 @@ def test_a_module_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mo
     (about / "entry_points.txt").write_text("[moeprobe.plugins]\ntoys = installed_toys\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert [point.value for point in metadata.entry_points(group=plugins.GROUP)] == ["installed_toys"]
-    plugins._installed.cache_clear()
+    plugins._installed_plugins.cache_clear()
     try:
         assert catalog.VIEWS.describe("toy_contrast").endswith("(from installed_toys)")
         assert catalog.VIEWS.get("toy_contrast").__module__ == "installed_toys.views"
@@ -367,7 +367,7 @@ def test_a_module_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mo
         assert source["source"] == "installed_toys"
     finally:
         monkeypatch.undo()
-        plugins._installed.cache_clear()
+        plugins._installed_plugins.cache_clear()
 
 
 def test_a_process_that_unpickles_a_view_finds_its_class(view: Path) -> None:

@@ -29,7 +29,7 @@ from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.device import AUTO
-from moeprobe.runtime.files import expanded, is_folder, resolved
+from moeprobe.runtime.files import expand, is_folder, resolve
 
 # Tokens of the pass from which routers are learned, and texts and tokens of the one that checks their experts.
 _LESSON = 24
@@ -433,8 +433,8 @@ class HuggingfaceAdapter(Adapter):
             traceable.check_top_k(settings)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
-        folder = expanded(reference)
-        name = (resolved(folder) if is_folder(folder) else folder).name
+        folder = expand(reference)
+        name = (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(
             # In another precision than its own, or with other experts per token, it is another model.
             name=f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}"),

@@ -14,10 +14,10 @@ from moeprobe.adapters.huggingface.heads import class_of
 from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import check_regular_files, expanded, is_folder, is_there, read_json
+from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_there, read_json
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torchvision_compat import import_with_operators
@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
     for path, name in _names(folder):
         if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(_HASHED):
             raise UserError(
-                f"{path} names weights that are not in its folder: {quoted(str(name))}. Put all safetensors into it."
+                f"{path} names weights that are not in its folder: {quote(str(name))}. Put all safetensors into it."
             )
 
 
@@ -80,7 +80,7 @@ def check_sizes(config: Any, *, tensors: int | None) -> None:
 def _check(name: str, value: Any, *, maximum: int, least: int) -> None:
     if value is not None and (type(value) is not int or not least <= value <= maximum):
         raise UserError(
-            f"In config.json, {name} takes a whole number from {least} to {maximum:,}; got {quoted(str(value))}."
+            f"In config.json, {name} takes a whole number from {least} to {maximum:,}; got {quote(str(value))}."
         )
 
 
@@ -156,11 +156,11 @@ def load(
     except ModuleNotFoundError:
         raise missing_package("hf:", "transformers", "hf") from None
     import_with_operators("torchvision")  # which transformers imports with its first model
-    folder = expanded(reference)
+    folder = expand(reference)
     local = is_folder(folder)
     # A name on the hub is OWNER/NAME, or NAME.
     if not local and (reference.startswith((".", "~", "/")) or reference.count("/") > 1):
-        raise UserError(f"There is no folder {quoted(reference)}.{did_you_mean_path(folder)}")
+        raise UserError(f"There is no folder {quote(reference)}.{did_you_mean_path(folder)}")
     if local:
         check_regular_files(folder, "*")
         check_folder(folder)
@@ -189,14 +189,14 @@ def load(
                 else transformers.AutoTokenizer.from_pretrained(source, **keywords)
             )
     except UserError as error:
-        raise UserError(f"{quoted(f'hf:{reference}')} cannot be loaded. {error}") from None
+        raise UserError(f"{quote(f'hf:{reference}')} cannot be loaded. {error}") from None
     except Exception as error:  # files, network, hub and formats: each has errors of its own
         if not local and isinstance(error, OSError) and not may_download():
             raise UserError(
-                f"There is no folder {quoted(reference)}, and no model of that name in the local cache; {HOW}."
+                f"There is no folder {quote(reference)}, and no model of that name in the local cache; {HOW}."
             ) from None
         reason = first_line(error)[:300].rstrip(".:")
-        name = quoted(f"hf:{reference}")
+        name = quote(f"hf:{reference}")
         where = "The folder" if local else f"{name} is no folder, and the model"
         raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
     if loading_info["missing_keys"]:
@@ -234,7 +234,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 def digest_of(reference: str, model: Any) -> str:
     """Return a hash of the loaded model: a folder's files, or a hub model's name and commit."""
-    folder = expanded(reference)
+    folder = expand(reference)
     digest = hashlib.sha256()
     if not is_folder(folder):
         digest.update(f"{reference}@{model.config._commit_hash}".encode())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.schema import split_assignments
 
 TOP_K, ALL = "top_k", "all"
@@ -74,12 +74,12 @@ def split_settings(reference: str) -> tuple[str, Settings]:
     values: dict[str, str] = {}
     for key, value in assignments:
         if key != TOP_K:
-            raise UserError(f"Models of hf: have the setting {TOP_K} alone; leave {quoted(key)} out.")
+            raise UserError(f"Models of hf: have the setting {TOP_K} alone; leave {quote(key)} out.")
         if key in values:
-            raise UserError(f"{quoted(reference)} has the setting {key} twice; name it once.")
+            raise UserError(f"{quote(reference)} has the setting {key} twice; name it once.")
         # At most six digits: more experts than any model has.
         if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
-            raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quoted(value)}.")
+            raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quote(value)}.")
         values[key] = value if value == ALL else str(int(value))
     return name, Settings(values.get(TOP_K, ""))
 

@@ -32,13 +32,13 @@ def explain(
     from moeprobe.cli.front.screen import console
     from moeprobe.errors import UserError
     from moeprobe.runtime.catalog import did_you_mean
-    from moeprobe.runtime.characters import quoted
+    from moeprobe.runtime.characters import quote
 
     name, program = " ".join(words), context.find_root().command
     explained = list(explanations(name, program))
     if not explained:
         raise UserError(
-            f"Nothing is called {quoted(name)}.{did_you_mean(name, names(program))} moeprobe list names "
+            f"Nothing is called {quote(name)}.{did_you_mean(name, names(program))} moeprobe list names "
             "plug-ins and metrics, moeprobe --help commands."
         )
     if json:

@@ -51,7 +51,7 @@ def _with_options(kind: type[Probe[Any]]) -> Callable[..., None]:
         common = common_options.read(typed)
         options = common.options()
         part = None if shard is None else Shard.read(shard)
-        if part is not None and distributed.launched():
+        if part is not None and distributed.is_launched():
             raise UserError("Processes that torchrun starts take their own shards; leave --shard out.")
         check_arguments(typed | {"checkpoints": checkpoints, "data": data}, split=options.split)
         if not common.dry_run and distributed.rank() == 0:
@@ -92,7 +92,7 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
 
     def compute() -> Any:
         with contextlib.ExitStack() as stack:
-            ranks = stack.enter_context(distributed.together()) if distributed.launched() else None
+            ranks = stack.enter_context(distributed.together()) if distributed.is_launched() else None
             watcher = stack.enter_context(Bar()) if first else Progress()
             stack.enter_context(_naming_finished_parts(options.out if probe.resumes and first else None))
             if ranks is None:

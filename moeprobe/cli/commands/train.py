@@ -63,7 +63,7 @@ def train(
     check_device(device)
     options: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite, "svg": svg}
     if pipeline.is_pipeline(config):
-        if distributed.launched():
+        if distributed.is_launched():
             raise UserError(f"{config} has several stages; give torchrun one training at a time.")
         stages = pipeline.load(config, overrides or [], folder=folder)
         for stage in stages.stages.values():
@@ -78,7 +78,7 @@ def train(
     if show:
         print(dump(resolved), end="")
         return
-    if distributed.launched():
+    if distributed.is_launched():
         _train_together(resolved, folder, as_json=json, **options)
         return
     from moeprobe import api

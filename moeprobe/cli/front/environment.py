@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import harmless, harmless_json, in_one_line, is_unicode
-from moeprobe.runtime.files import expanded
+from moeprobe.runtime.files import expand
 from moeprobe.runtime.processes import ask_for_huge_pages
 
 # Objects between two looks for garbage; of Python itself 700.
@@ -88,7 +88,7 @@ def _give_matplotlib_a_folder() -> None:
         return
     folders = (("XDG_CONFIG_HOME", "~/.config"), ("XDG_CACHE_HOME", "~/.cache"))
     if all(
-        _takes_files(Path(os.environ.get(name) or expanded(usual), "matplotlib")) for name, usual in folders
+        _takes_files(Path(os.environ.get(name) or expand(usual), "matplotlib")) for name, usual in folders
     ):
         return
     folder = os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="moeprobe-matplotlib-")

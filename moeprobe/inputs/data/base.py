@@ -12,7 +12,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
-from moeprobe.runtime.files import expanded, is_folder
+from moeprobe.runtime.files import expand, is_folder
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 SPLITS = ("train", "val", "test")
@@ -161,7 +161,7 @@ def require_folder(location: str | None, *, name: str, layout: str) -> Path:
     """
     if not location:
         raise UserError(f"{name!r} needs a folder: write {name}:PATH, where PATH holds {layout}.")
-    folder = expanded(location)
+    folder = expand(location)
     if not is_folder(folder):
         raise UserError(
             f"There is no folder {location!r} for {name!r}; it should hold {layout}.{did_you_mean_path(folder)}"

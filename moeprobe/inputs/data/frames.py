@@ -9,7 +9,7 @@
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import check_split
 from moeprobe.inputs.data.readers.clips import Clips
-from moeprobe.runtime.files import expanded, is_file, is_folder
+from moeprobe.runtime.files import expand, is_file, is_folder
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 
@@ -22,7 +22,7 @@ class Frames(Clips):
             raise UserError(
                 "'frames' needs a folder or a video: write frames:PATH, with a folder of images per clip."
             )
-        root = expanded(location)
+        root = expand(location)
         if not is_folder(root) and not is_file(root):
             raise UserError(
                 f"There is no folder and no video {location!r} for 'frames'.{did_you_mean_path(root)}"

@@ -8,7 +8,7 @@ from typing import Any
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import TextDataset, TextExample, check_split
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import expanded, is_file, read_bytes
+from moeprobe.runtime.files import expand, is_file, read_bytes
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 _KEYS = ("text", "id", "label")
@@ -27,7 +27,7 @@ class Text(TextDataset):
         if not location:
             raise UserError("'text' needs a file: write text:PATH, where PATH is a .txt or a .jsonl.")
         check_split(split, self.splits)
-        path = expanded(location)
+        path = expand(location)
         if path.suffix not in (".txt", ".jsonl"):
             raise UserError(f"Texts are read from a .txt (one per line) or a .jsonl; got {location!r}.")
         if not is_file(path):

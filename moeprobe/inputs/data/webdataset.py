@@ -28,7 +28,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLIT_NAMES, Example, ImageDataset, check_split
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import JSON_LIMIT, expanded, is_file, is_folder
+from moeprobe.runtime.files import JSON_LIMIT, expand, is_file, is_folder
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm"})
 _LABELS = frozenset({"cls", "json"})
@@ -62,7 +62,7 @@ def find_shards(location: str | None) -> list[Path]:
         raise UserError(
             "'webdataset' needs shards: write webdataset:PATTERN, e.g. 'webdataset:train-{000..127}.tar'."
         )
-    path = expanded(location)
+    path = expand(location)
     if _BRACES.search(str(path)):
         shards = [Path(name) for name in islice(_expand(str(path)), _MOST_SHARDS + 1)]
         if len(shards) > _MOST_SHARDS:

@@ -11,7 +11,7 @@ import numpy as np
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import Piece
 from moeprobe.inputs.views.text import WordView
-from moeprobe.runtime.files import expanded, read_bytes
+from moeprobe.runtime.files import expand, read_bytes
 from moeprobe.runtime.schema import lower_first
 
 _LIMIT = 64 * 2**20
@@ -41,7 +41,7 @@ class Synonyms(WordView):
     @cached_property
     def _content(self) -> str:
         try:
-            return read_bytes(expanded(self.location), limit=_LIMIT).decode("utf-8-sig")
+            return read_bytes(expand(self.location), limit=_LIMIT).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"Cannot read the synonyms in {self.location!r}: {lower_first(str(error))}."

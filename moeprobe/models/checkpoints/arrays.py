@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.msgpack import Cursor, File
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 # NumPy has no bfloat16: the upper half of a float32, kept as the two bytes that it is.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
@@ -138,7 +138,7 @@ def read_dtype(cursor: Cursor, shape: tuple[int, ...]) -> str:
     """Read the name of the data type of an array of this shape."""
     name = cursor.text()
     if name not in DTYPES:
-        raise cursor.error(f"an array has the type {quoted(name)}, which is not read")
+        raise cursor.error(f"an array has the type {quote(name)}, which is not read")
     if math.prod(max(size, 1) for size in shape) * DTYPES[name].itemsize > _MOST_BYTES:
         raise cursor.error(f"an array has the impossible shape {shape}")
     return name
@@ -199,5 +199,5 @@ def check_unique(path: Path, names: Sequence[str]) -> None:
     unique_names: set[str] = set()
     for name in names:
         if name in unique_names:
-            raise UserError(f"{path} is damaged: it names {quoted(name)} twice.")
+            raise UserError(f"{path} is damaged: it names {quote(name)} twice.")
         unique_names.add(name)

@@ -13,7 +13,7 @@ from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.checkpoints.location import LAST
 from moeprobe.models.config import ModelConfig
-from moeprobe.runtime.files import Scratch, has_same_bytes, is_file, resolved
+from moeprobe.runtime.files import Scratch, has_same_bytes, is_file, resolve
 from moeprobe.runtime.folders import RunFolder, check_replaceable
 from moeprobe.runtime.records import Family, scan
 
@@ -49,7 +49,7 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
         if _source_of(folder) != str(source):
             raise _another(folder)
         return
-    if resolved(folder) in resolved(source).parents:
+    if resolve(folder) in resolve(source).parents:
         raise UserError(f"{source} is in {folder}, which would be replaced; choose another one.")
     check_replaceable(folder, contents, _FAMILY)
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import open_regular
 
 _WINDOW = 1 << 16
@@ -171,7 +171,7 @@ class Cursor:
         for _ in range(self._expect("map").value):
             key = self.text()
             if key in keys:
-                raise self.error(f"the key {quoted(key)} is given twice")
+                raise self.error(f"the key {quote(key)} is given twice")
             keys.add(key)
             yield key
 

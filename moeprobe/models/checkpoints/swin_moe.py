@@ -22,7 +22,7 @@ from moeprobe.models.checkpoints.swin_moe_files import RankParameters, find_file
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.runtime.arguments import checked
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.progress import Progress, progress_of
 
 _BLOCK = re.compile(r"layers\.(\d{1,3})\.blocks\.(\d{1,4})\.")
@@ -85,11 +85,11 @@ def infer(ranks: RankParameters, *, source: str, image_size: int | None = None) 
     def shape(name: str, axes: int) -> tuple[int, ...]:
         if name not in shared:
             raise UserError(
-                f"{source} is no Swin-MoE that is known here: it lacks the parameter {quoted(name)}."
+                f"{source} is no Swin-MoE that is known here: it lacks the parameter {quote(name)}."
             )
         if shared[name].ndim != axes or 0 in shared[name].shape:
             raise UserError(
-                f"{source} is no Swin-MoE that is known here: {quoted(name)} is {tuple(shared[name].shape)}."
+                f"{source} is no Swin-MoE that is known here: {quote(name)} is {tuple(shared[name].shape)}."
             )
         return tuple(shared[name].shape)
 
@@ -274,7 +274,7 @@ def _hidden_width(ranks: RankParameters, block: str, num_experts: int, source: s
         return len(ranks.shared[dense])
     if sparse in ranks.experts and ranks.experts[sparse][0].ndim == 3:
         return merge_experts(ranks, sparse, num_experts, source=source).shape[1]
-    raise UserError(f"{source} is no Swin-MoE that is known here: it lacks the parameter {quoted(dense)}.")
+    raise UserError(f"{source} is no Swin-MoE that is known here: it lacks the parameter {quote(dense)}.")
 
 
 def _image_size(parameters: dict[str, Tensor], patch_size: int, image_size: int | None, source: str) -> int:
@@ -430,7 +430,7 @@ def _fill_model(
         model = build_swin(config)
     model_state = model.state_dict()
     state = to_state_dict(ranks, sizes, source=source)
-    unknown = [quoted(name) for name in state if name not in model_state]
+    unknown = [quote(name) for name in state if name not in model_state]
     if unknown:
         remainder = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UserError(
@@ -438,7 +438,7 @@ def _fill_model(
         )
     for name, parameter in model_state.items():
         if name not in state:
-            raise UserError(f"{source} lacks the parameter that is called {quoted(name)} here.")
+            raise UserError(f"{source} lacks the parameter that is called {quote(name)} here.")
         _check(name, state[name], parameter, source)
     model.load_state_dict(state, assign=True)
     return model
@@ -447,10 +447,10 @@ def _fill_model(
 def _check(name: str, tensor: Tensor, parameter: Tensor, source: str) -> None:
     if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UserError(
-            f"In {source}, {quoted(name)} is {tensor.dtype}; parameters are float32, bfloat16 or float16."
+            f"In {source}, {quote(name)} is {tensor.dtype}; parameters are float32, bfloat16 or float16."
         )
     if tensor.shape != parameter.shape:
         raise UserError(
-            f"{source} does not fit together: {quoted(name)} is {tuple(tensor.shape)}, but by the others it should "
+            f"{source} does not fit together: {quote(name)} is {tuple(tensor.shape)}, but by the others it should "
             f"be {tuple(parameter.shape)}."
         )

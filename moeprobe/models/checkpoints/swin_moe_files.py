@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import DAMAGE, check_regular, is_file, is_folder
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torch_names import check_names
@@ -102,7 +102,7 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
                 odd = sorted(names ^ set(parameters))[0]
                 who, lacking = (path, files[0]) if odd in parameters else (files[0], path)
                 raise UserError(
-                    f"{who} holds {quoted(odd)} and {lacking} does not; are they ranks of one checkpoint?"
+                    f"{who} holds {quote(odd)} and {lacking} does not; are they ranks of one checkpoint?"
                 )
             names = set(parameters)
         for name, tensor in parameters.items():
@@ -112,7 +112,7 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
                 shared[name], origin[name] = tensor, path
             elif not _same(shared[name], tensor):
                 raise UserError(
-                    f"{path} and {origin[name]} are of different checkpoints: {quoted(name)}, which all ranks share, "
+                    f"{path} and {origin[name]} are of different checkpoints: {quote(name)}, which all ranks share, "
                     "differs."
                 )
         advance()
@@ -121,12 +121,12 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
         odd_ones = [rank for rank, shape in enumerate(shapes) if shape != shapes[0]]
         if odd_ones:
             raise UserError(
-                f"{files[odd_ones[0]]} does not belong to {files[0]}: {quoted(name)} is {shapes[odd_ones[0]]} there "
+                f"{files[odd_ones[0]]} does not belong to {files[0]}: {quote(name)} is {shapes[odd_ones[0]]} there "
                 f"and {shapes[0]} here."
             )
         if name in shared:
             raise UserError(
-                f"{quoted(name)} belongs to the experts, but is in {master}, which all ranks share."
+                f"{quote(name)} belongs to the experts, but is in {master}, which all ranks share."
             )
     return RankParameters(shared, experts, tuple(files if master is None else [*files, master]))
 
@@ -164,7 +164,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     parameters = {}
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            raise UserError(f"In {path}, {quoted(str(name))} is no tensor, as a parameter should be.")
+            raise UserError(f"In {path}, {quote(str(name))} is no tensor, as a parameter should be.")
         parameters[name.removeprefix("module.")] = tensor
     return parameters
 

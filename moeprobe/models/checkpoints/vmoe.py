@@ -20,7 +20,7 @@ from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, infer, to_state_di
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.runtime.arguments import checked
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.progress import Progress, progress_of
 
 _TRAINED = "params/"
@@ -156,14 +156,14 @@ def _parameters(stored: StoredArrays, source: Path) -> tuple[dict[str, AnyArray]
     prefix = _TRAINED if any(name.startswith(_TRAINED) for name in names) else ""
     skipped = [name for name in stored.others if name.startswith(prefix)]
     if skipped:
-        raise UserError(f"In {source}, {quoted(skipped[0])} is no array, as a parameter should be.")
+        raise UserError(f"In {source}, {quote(skipped[0])} is no array, as a parameter should be.")
     arrays = {
         name.removeprefix(prefix): array for name, array in stored.arrays.items() if name.startswith(prefix)
     }
     for name, array in arrays.items():
         if array.dtype not in ("float32", "float16", "bfloat16"):
             raise UserError(
-                f"In {source}, {quoted(name)} is {array.dtype}; parameters are float32, bfloat16 or float16."
+                f"In {source}, {quote(name)} is {array.dtype}; parameters are float32, bfloat16 or float16."
             )
     return arrays, dict(Counter(name.split("/")[0] for name in names if not name.startswith(prefix)))
 

@@ -38,9 +38,9 @@ from moeprobe.models.checkpoints.arrays import (
     volume,
 )
 from moeprobe.models.checkpoints.msgpack import Cursor, File
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import JSON_LIMIT, check_regular_files, is_file, is_folder, parse_json, resolved
+from moeprobe.runtime.files import JSON_LIMIT, check_regular_files, is_file, is_folder, parse_json, resolve
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 VERSION = "20220622"
@@ -109,19 +109,19 @@ def _read_sharded(prefix: Path) -> StoredArrays:
                 # Not promised, or there twice.
                 raise UserError(
                     f"{path} and {index_path(prefix)} do not belong together, or one is damaged: a chunk of "
-                    f"{quoted(leaves[number].name)} at {chunk.box} is there twice or not in the index."
+                    f"{quote(leaves[number].name)} at {chunk.box} is there twice or not in the index."
                 )
             promised[shard].remove((number, chunk.box))
             chunks[number].append(chunk)
         for number, box in promised[shard]:
             raise UserError(
-                f"{path} is damaged: the chunk of {quoted(leaves[number].name)} at {box} is missing."
+                f"{path} is damaged: the chunk of {quote(leaves[number].name)} at {box} is missing."
             )
     arrays = {}
     for leaf, leaf_chunks in zip(leaves, chunks, strict=True):
         problem = check_tiles(leaf.shape, [chunk.box for chunk in leaf_chunks])
         if problem is not None:
-            raise UserError(f"{index_path(prefix)} is damaged: of {quoted(leaf.name)}, {problem}.")
+            raise UserError(f"{index_path(prefix)} is damaged: of {quote(leaf.name)}, {problem}.")
         arrays[leaf.name] = StoredArray(leaf.shape, leaf.dtype, tuple(leaf_chunks))
     return StoredArrays(arrays)
 
@@ -147,11 +147,9 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
             elif key == "version":
                 version = cursor.text()
                 if version != VERSION:
-                    raise UserError(
-                        f"{path} has version {quoted(version)}; moeprobe reads version {VERSION}."
-                    )
+                    raise UserError(f"{path} has version {quote(version)}; moeprobe reads version {VERSION}.")
             else:
-                raise cursor.error(f"the key {quoted(key)} is not known")
+                raise cursor.error(f"the key {quote(key)} is not known")
         cursor.finish()
     if count is None or leaves is None:
         raise UserError(f"{path} is no index of a V-MoE checkpoint: it lacks shard_count or index.")
@@ -162,7 +160,7 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
     for leaf in in_order:
         if any(shard >= count for shard in leaf.shards):
             raise UserError(
-                f"{path} is damaged: a chunk of {quoted(leaf.name)} is in a shard beyond the {count:,}."
+                f"{path} is damaged: a chunk of {quote(leaf.name)} is in a shard beyond the {count:,}."
             )
     return count, in_order
 
@@ -229,7 +227,7 @@ def _read_shard(path: Path, leaves: list[_Leaf]) -> Iterator[tuple[int, Chunk]]:
                 continue
             # A number without leading zeros, or two keys could mean the same array.
             if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key) or int(key) >= len(leaves):
-                raise cursor.error(f"{quoted(key)} is no number of an array of the index")
+                raise cursor.error(f"{quote(key)} is no number of an array of the index")
             for _ in range(cursor.items()):
                 yield int(key), _read_chunk(cursor, path, leaves[int(key)])
         cursor.finish()
@@ -246,13 +244,13 @@ def _read_chunk(cursor: Cursor, path: Path, leaf: _Leaf) -> Chunk:
         flat = len(shape) == 1 and shape[0] * DTYPES[dtype].itemsize == piece.stop - piece.start
         if dtype != leaf.dtype or not flat:
             raise cursor.error(
-                f"a piece of {quoted(leaf.name)} has another type, shape or size than it should"
+                f"a piece of {quote(leaf.name)} has another type, shape or size than it should"
             )
         pieces.append(piece)
     chunk = Chunk(_read_box(cursor.extension(SLICES), leaf.shape), tuple(pieces))
     num_bytes = sum(piece.stop - piece.start for piece in pieces)
     if num_bytes != volume(chunk.box) * DTYPES[leaf.dtype].itemsize:
-        raise cursor.error(f"a chunk of {quoted(leaf.name)} at {chunk.box} has {num_bytes:,} bytes")
+        raise cursor.error(f"a chunk of {quote(leaf.name)} at {chunk.box} has {num_bytes:,} bytes")
     return chunk
 
 
@@ -291,7 +289,7 @@ class ZarrArray:
         try:
             array = self.store.read().result()
         except _PROBLEMS as error:
-            raise _error(f"Cannot read {quoted(self.name)}", error) from None
+            raise _error(f"Cannot read {quote(self.name)}", error) from None
         return array.view(BFLOAT16) if self.dtype == "bfloat16" else np.asarray(array)
 
 
@@ -331,7 +329,7 @@ def read_orbax(folder: Path) -> StoredArrays:
 
 
 def _read(folder: Path, tensorstore: Any) -> StoredArrays:
-    base = {"driver": "file", "path": f"{resolved(folder)}/"}
+    base = {"driver": "file", "path": f"{resolve(folder)}/"}
     packed = is_file(folder / _OCDBT)
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base} if packed else base).result()
     arrays: dict[str, ZarrArray] = {}
@@ -380,7 +378,7 @@ def _check_chunks(folder: Path, name: str, opened: Any) -> None:
     chunk = max(math.prod(grid.shape or ()) for grid in (layout.read_chunk, layout.write_chunk)) * itemsize
     if chunk > max(math.prod(opened.shape) * itemsize, _MOST_CHUNK):
         raise UserError(
-            f"{folder} is damaged: a chunk of {quoted(name)} should hold {chunk:,} bytes, and it is {opened.shape}."
+            f"{folder} is damaged: a chunk of {quote(name)} should hold {chunk:,} bytes, and it is {opened.shape}."
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 
 Shape = tuple[int, ...]
 
@@ -161,7 +161,7 @@ def infer(shapes: Mapping[str, Shape], *, source: str) -> VmoeSizes:
     """
     sizes = _sizes(shapes, source)
     expected = {name: parameter.shape for parameter in parameters(sizes) for name in parameter.theirs}
-    unknown = [quoted(name) for name in shapes if name not in expected]
+    unknown = [quote(name) for name in shapes if name not in expected]
     if unknown:
         remainder = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UserError(
@@ -170,10 +170,10 @@ def infer(shapes: Mapping[str, Shape], *, source: str) -> VmoeSizes:
         )
     for name, shape in expected.items():
         if name not in shapes:
-            raise UserError(f"{source} lacks the parameter {quoted(name)}.")
+            raise UserError(f"{source} lacks the parameter {quote(name)}.")
         if shapes[name] != shape:
             raise UserError(
-                f"{source} does not fit together: {quoted(name)} is {shapes[name]}, but by the others it should "
+                f"{source} does not fit together: {quote(name)} is {shapes[name]}, but by the others it should "
                 f"be {shape}."
             )
     return sizes
@@ -184,11 +184,9 @@ def _sizes(shapes: Mapping[str, Shape], source: str) -> VmoeSizes:
 
     def shape(name: str, axes: int) -> Shape:
         if name not in shapes:
-            raise UserError(
-                f"{source} is no V-MoE that is known here: it lacks the parameter {quoted(name)}."
-            )
+            raise UserError(f"{source} is no V-MoE that is known here: it lacks the parameter {quote(name)}.")
         if len(shapes[name]) != axes or 0 in shapes[name]:
-            raise UserError(f"{source} is no V-MoE that is known here: {quoted(name)} is {shapes[name]}.")
+            raise UserError(f"{source} is no V-MoE that is known here: {quote(name)} is {shapes[name]}.")
         return shapes[name]
 
     height, patch_size, _, width = shape("embedding/kernel", 4)

@@ -32,7 +32,7 @@ from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
 from moeprobe.runtime.device import FLOAT32
-from moeprobe.runtime.files import resolved
+from moeprobe.runtime.files import resolve
 from moeprobe.runtime.processes import usual_workers
 from moeprobe.runtime.short_paths import shortest_ends
 
@@ -168,7 +168,7 @@ def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
     The files of one folder (best and last) differ in their own names, folders in their parents' names, and modules
     with the same settings in their constructor.
     """
-    path = resolved(Path(provenance.get("path", name))).with_suffix("")
+    path = resolve(Path(provenance.get("path", name))).with_suffix("")
     settings = ServingSettings(**provenance.get("served", {})).suffix
     path = path.with_name(f"{path.name}{settings}")
     return path / provenance.get("factory", "").replace(":", ".")

@@ -26,9 +26,9 @@ from moeprobe.results.folder import OutputFolder, figures_as_asked
 from moeprobe.results.own_files import STRICT, validate
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.distributed import Ranks, own_device
-from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json, resolved
+from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json, resolve
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.run_files import PARTS, SHARD, SHARDS
 
@@ -235,7 +235,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
 def check_destination(shards: Shards[Any], out: Path) -> None:
     """Raise ``UserError`` if a folder belongs to a shard, which ``--overwrite`` would remove before it is read."""
     for path in shards.paths:
-        if resolved(path) == resolved(out):
+        if resolve(path) == resolve(out):
             raise UserError(f"{display_path(path)} is one of the shards; choose another {option('out')}.")
 
 
@@ -287,7 +287,7 @@ def _check_no_code(shards: Shards[Any]) -> None:
     for source in shards.checkpoints or ():
         if source.startswith("py:"):
             raise UserError(
-                f"The shards in {display_path(shards.paths[0])} are of {quoted(source)}, Python code that would be "
+                f"The shards in {display_path(shards.paths[0])} are of {quote(source)}, Python code that would be "
                 f"run; add {option('trust', True)} if they are yours."
             )
 

@@ -11,7 +11,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.naming import Files
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.runtime.files import is_folder, resolved, status
+from moeprobe.runtime.files import is_folder, resolve, status
 
 # A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: it ran so many folders above.
 _MOST_ABOVE = 3
@@ -119,7 +119,7 @@ def find(origin: Origin) -> str:
         return origin.data
     # The training ran in another folder, from which the path was relative.
     if origin.folder is not None and not Path(location).is_absolute():
-        start = resolved(origin.folder)
+        start = resolve(origin.folder)
         for root in (start, *start.parents[:_MOST_ABOVE]):
             if _exists(root / location):
                 return f"{kind}:{_relative(root / location)}"
@@ -214,7 +214,7 @@ def _resolve(data: str) -> tuple[str, str]:
     """Return the kind and an absolute location, so that two ways to call one folder are one."""
     kind, _, location = data.partition(":")
     path = Path(location).expanduser()
-    return kind, str(resolved(path)) if location and _is_path(kind) and status(path) is not None else location
+    return kind, str(resolve(path)) if location and _is_path(kind) and status(path) is not None else location
 
 
 def _relative(path: Path) -> str:

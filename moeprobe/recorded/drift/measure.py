@@ -12,7 +12,7 @@ from moeprobe.recorded.engine.work import TracesWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored import SumsStore, concat
-from moeprobe.runtime.files import resolved
+from moeprobe.runtime.files import resolve
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.short_paths import shortest_ends
 
@@ -26,7 +26,7 @@ class Series(TracesWork[Drift]):
             raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
         for trace in files:
             check_tokens(trace, purpose="that could agree")
-        labels = shortest_ends([resolved(trace.path).with_suffix("") for trace in files])
+        labels = shortest_ends([resolve(trace.path).with_suffix("") for trace in files])
         self.series = [_compared_with(files, labels, 0, FIRST), _compared_with(files, labels, -1, LAST)]
         self.steps = dict(zip(labels, steps_of(labels) or map(float, range(len(labels))), strict=True))
         return [*self.series[0], *self.series[1]]

@@ -35,7 +35,7 @@ from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from moeprobe.runtime.files import Scratch, is_file, resolved, sha256
+from moeprobe.runtime.files import Scratch, is_file, resolve, sha256
 from moeprobe.runtime.processes import spread, usable
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.short_paths import shortest_ends
@@ -54,10 +54,10 @@ class Captures(RecordingWork[Indexer]):
         for path in self.paths:
             if not is_file(path):
                 raise UserError(f"There is no file of responses {path}.{did_you_mean_path(path)}")
-        if resolved(first) == resolved(second):
+        if resolve(first) == resolve(second):
             raise UserError(f"{first} was named twice; name the responses of two captures.")
         self.shape = read_indexer_shape(probe.model_config)
-        self.name = shortest_ends([resolved(path).with_suffix("") for path in self.paths])[1]
+        self.name = shortest_ends([resolve(path).with_suffix("") for path in self.paths])[1]
         self.hashes = [sha256(path) for path in self.paths]
         self.request = self.make_request(
             _VIEW,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from moeprobe.recordings.log_rows import Fault, Tokens
 from moeprobe.recordings.model_config import MoeShape
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import NPY_DAMAGE
 
 KEY = "routed_experts"
@@ -274,7 +274,7 @@ def decode_base64(text: Any, what: str) -> bytes:
 def array(content: bytes, *, dtype: Any, shape: Sequence[int], what: str) -> NDArray[Any]:
     """Return bytes as integers of a shape, which may have one -1; nothing is copied."""
     if dtype not in DTYPES:
-        text = quoted(dtype) if isinstance(dtype, str) else type(dtype).__name__
+        text = quote(dtype) if isinstance(dtype, str) else type(dtype).__name__
         raise Fault(f"{what}: its type is one of {', '.join(DTYPES)}; got {text}")
     kind = np.dtype(dtype).newbyteorder("<")
     sizes = list(shape)

@@ -14,7 +14,7 @@ from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trac
 from moeprobe.recordings.matching import NAMES, check_match
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
-from moeprobe.runtime.files import resolved
+from moeprobe.runtime.files import resolve
 from moeprobe.runtime.progress import Progress
 
 RECORDED = AnalyzeTrace.kind
@@ -40,7 +40,7 @@ def check_recordings(paths: Sequence[Path], *, data: str | None, match: str) -> 
     check_match(match)
     if data is not None:
         raise UserError(f"A recording has its own inputs; leave {option('data')} out.")
-    if len({resolved(path) for path in paths}) < len(paths):
+    if len({resolve(path) for path in paths}) < len(paths):
         raise UserError(f"{paths[0]} was named twice; give another recording.")
 
 

@@ -17,7 +17,7 @@ from moeprobe.declarations.registry import scales
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.judging.conclusions import conclude
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, resolved, write_text
+from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, resolve, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.records import Family, scan
 from moeprobe.studies.report import render, summary
@@ -117,7 +117,7 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> bool:
     contents = scan(folder, _FAMILY)
     check_family(folder, contents, _FAMILY)
     for run in runs:
-        if resolved(folder).is_relative_to(resolved(run)):
+        if resolve(folder).is_relative_to(resolve(run)):
             raise UserError(
                 f"{folder} is in the run {run}, which a report never changes; choose another {option('out')}."
             )

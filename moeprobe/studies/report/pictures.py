@@ -13,7 +13,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.results.numbers import interval
 from moeprobe.results.palette import expert_color
-from moeprobe.runtime.files import is_there, read_bytes, resolved
+from moeprobe.runtime.files import is_there, read_bytes, resolve
 
 # The largest figure or table to embed: no browser opens a larger page.
 _LIMIT = 2**30
@@ -54,7 +54,7 @@ class Frame:
 
 def file_of(folder: Path, path: Path) -> bytes:
     """Read a file of a run; a file outside its folder is refused."""
-    if not resolved(path).is_relative_to(resolved(folder)):
+    if not resolve(path).is_relative_to(resolve(folder)):
         raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
     return read_bytes(path, limit=_LIMIT)
 

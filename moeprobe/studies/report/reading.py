@@ -34,7 +34,7 @@ from moeprobe.results.sidecars import (
     rename,
     rename_table,
 )
-from moeprobe.runtime.files import is_file, is_folder, is_there, resolved
+from moeprobe.runtime.files import is_file, is_folder, is_there, resolve
 from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
 from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -126,7 +126,7 @@ def read_runs(folders: Sequence[str | Path], *, names: Sequence[str] | None = No
     if not folders:
         raise UserError("Name at least one output folder of a finished run.")
     paths = [Path(folder) for folder in folders]
-    real_paths = [resolved(path) for path in paths]
+    real_paths = [resolve(path) for path in paths]
     for number, path in enumerate(real_paths):
         if path in real_paths[:number]:
             raise UserError(f"{paths[number]} is given twice; name each run once.")

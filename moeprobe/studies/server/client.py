@@ -16,7 +16,7 @@ from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.readers.base import KEY
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import atomic_file, is_there, write_text
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.server.bounded_http import NoAnswerError, TooLongError, fetch, shortened
@@ -53,7 +53,7 @@ class Client:
     def __post_init__(self) -> None:
         if not _is_address(self.address):
             raise UserError(
-                f"A server's address is like http://127.0.0.1:8000; got {quoted(self.address)}. Give scheme, host and "
+                f"A server's address is like http://127.0.0.1:8000; got {quote(self.address)}. Give scheme, host and "
                 "port."
             )
 

@@ -28,7 +28,7 @@ from moeprobe.results import finished
 from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.arguments import checked, several
-from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolved
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolve
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.train import make_trainer, same_training
 from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, SUMMARY, read_curve
@@ -295,7 +295,7 @@ def _of_sweep(sweep: grid.TrainingGrid, out: Path, checkpoints: Path) -> list[Tr
 
 def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Training:
     """Return the cell of a run folder; its measurements are enough where the folder is gone."""
-    name = resolved(path).name
+    name = resolve(path).name
     if is_file(path / STATE) and not is_file(path / SUMMARY):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if is_file(path / LAST) and is_file(path / "config.yaml"):

@@ -11,9 +11,9 @@ from typing import Any
 from moeprobe.errors import UserError, first_line
 from moeprobe.inputs.data.base import Example, by_split
 from moeprobe.inputs.data.readers.images import open_rgb
-from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import check_regular_files, expanded, is_file, is_folder
+from moeprobe.runtime.files import check_regular_files, expand, is_file, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 
 # What ``save_to_disk`` leaves, of several splits or of one.
@@ -90,7 +90,7 @@ def library() -> Any:
 
 def is_saved(location: str) -> bool:
     """Whether ``save_to_disk`` wrote the folder."""
-    return any(is_file(expanded(location) / name) for name in _SAVED)
+    return any(is_file(expand(location) / name) for name in _SAVED)
 
 
 def load(datasets: Any, location: str, **more: Any) -> Any:
@@ -104,7 +104,7 @@ def load(datasets: Any, location: str, **more: Any) -> Any:
     Raises:
         UserError: there is none, the hub cannot be reached, or it needs code of its own.
     """
-    folder = expanded(location)
+    folder = expand(location)
     if is_folder(folder):
         check_regular_files(folder, "**/*")
     try:
@@ -118,14 +118,14 @@ def load(datasets: Any, location: str, **more: Any) -> Any:
     except Exception as error:  # files, network, hub and formats: each has errors of its own
         if not is_folder(folder) and isinstance(error, OSError) and not may_download():
             raise UserError(
-                f"There is no folder {quoted(location)}, and no data set of that name in the local cache; {HOW}."
+                f"There is no folder {quote(location)}, and no data set of that name in the local cache; {HOW}."
             ) from None
         kind = (
             "folder of saved data or parquet files"
             if is_folder(folder)
             else "folder, or data set of the hub,"
         )
-        raise UserError(f"The {kind} {quoted(location)} cannot be loaded: {reason(error)}.") from error
+        raise UserError(f"The {kind} {quote(location)} cannot be loaded: {reason(error)}.") from error
 
 
 def reason(error: Exception) -> str:

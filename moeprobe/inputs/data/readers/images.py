@@ -23,7 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import is_file, is_folder, open_regular, resolved, sha256
+from moeprobe.runtime.files import is_file, is_folder, open_regular, resolve, sha256
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
@@ -144,7 +144,7 @@ def walk_images(root: Path) -> Iterator[str]:
         UserError: most of the first files are no images.
     """
     # Identities and not paths: links give one folder many paths.
-    outside = {_identity(folder) for folder in resolved(root).parents}
+    outside = {_identity(folder) for folder in resolve(root).parents}
     # Folders to be read: path, prefix of the names, identities of its parent folders.
     pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
     images = extra = 0
@@ -156,7 +156,7 @@ def walk_images(root: Path) -> Iterator[str]:
             continue
         if identity in outside:
             raise UserError(
-                f"The link {str(folder)!r} leads to {str(resolved(folder))!r}, which holds {str(root)!r} itself; "
+                f"The link {str(folder)!r} leads to {str(resolve(folder))!r}, which holds {str(root)!r} itself; "
                 "remove the link."
             )
         with os.scandir(folder) as entries:

@@ -10,7 +10,7 @@ from moeprobe.inputs.data.base import SPLITS, Dataset, Example, ImageDataset
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.arguments import checked
 from moeprobe.runtime.catalog import DATA, unknown
-from moeprobe.runtime.files import expanded, is_file, is_folder, status
+from moeprobe.runtime.files import expand, is_file, is_folder, status
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
 # Data sets that need no files of the user's.
@@ -29,7 +29,7 @@ def resolve_name(name: str) -> tuple[Any, str | None]:
     kind, _, location = name.partition(":")
     if kind in DATA:
         return DATA.get(kind), location or None
-    path = expanded(name)
+    path = expand(name)
     if is_folder(path):
         raise UserError(f"There is no data set {name!r}, but a folder. Did you mean 'folder:{name}'?")
     if is_file(path):
@@ -70,7 +70,7 @@ def check_data(name: str, *, split: str) -> None:
     if kind in _NO_PATH:
         return
     path = location.partition("?")[0]
-    missing = status(expanded(path)) is None if path else kind not in _BUILT_IN
+    missing = status(expand(path)) is None if path else kind not in _BUILT_IN
     if missing or split not in SPLITS:
         open_data(name, split=split)
 
