@@ -37,8 +37,10 @@ def usable() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST)
 
 
-def usual_workers(encoded_images: int) -> int:
-    """Return how many loader processes a run takes where nobody says: without any, a device waits for the decoding."""
+def loader_processes(asked: int | None, encoded_images: int) -> int:
+    """Return how many processes load a run; None asked = so many that a device need not wait for decoding."""
+    if asked is not None:
+        return asked
     if encoded_images < _MANY_IMAGES or not _SHARED_MEMORY.exists():
         return 0
     # Containers often have too little for a batch of images.

@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.processes import spread, usual_workers
+from moeprobe.runtime.processes import loader_processes, spread
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be copied here"
@@ -100,4 +100,4 @@ def test_many_encoded_images_are_loaded_in_processes(
     """Not a few, and not where memory to share is as little as Docker gives by default."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    assert usual_workers(images) == expected
+    assert loader_processes(None, images) == expected and loader_processes(5, images) == 5

@@ -33,7 +33,7 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
 from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import resolve
-from moeprobe.runtime.processes import usual_workers
+from moeprobe.runtime.processes import loader_processes
 from moeprobe.runtime.short_paths import shortest_ends
 
 
@@ -342,9 +342,7 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         seed=options.seed,
         layers=options.layers,
         batch_size=options.batch_size,
-        workers=usual_workers(len(indices) if dataset.is_encoded else 0)
-        if options.workers is None
-        else options.workers,
+        workers=loader_processes(options.workers, len(indices) if dataset.is_encoded else 0),
         skip_bad_images=options.skip_bad_images,
         labeled=labeled,
         replayed_gates=getattr(probe, "gates", "recomputed"),
