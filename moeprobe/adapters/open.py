@@ -32,6 +32,8 @@ def load_model(
     trained_capacity: bool = False,
     group_images: int = 1,
     dtype: str = AUTO,
+    prompt: str | None = None,
+    image_size: int | None = None,
 ) -> Checkpoint:
     """Load a checkpoint, or open a foreign model, for probing.
 
@@ -43,21 +45,30 @@ def load_model(
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
         dtype: precision of all of a model of ``hf:``: "float32", "bfloat16" or "float16"; "auto" = as it was saved.
+        prompt: lets a vision-language model of ``hf:`` read pictures, each beside this prompt; None = texts.
+        image_size: side in pixels of these pictures; None = the processor's own for a square picture.
 
     Raises:
         UserError: it is missing, truncated or foreign, or does not fit its settings.
     """
     check_dtype(dtype)
-    in_precision = {} if dtype == AUTO else {"dtype": dtype}
-    if in_precision and not str(source).startswith("hf:"):
-        raise UserError(f"{option('dtype')} is for models of hf:; leave it out for {source}.")
+    of_huggingface = {
+        name: value
+        for name, value, default in (
+            ("dtype", dtype, AUTO), ("prompt", prompt, None), ("image_size", image_size, None),
+        )
+        if value != default
+    }  # fmt: skip
+    for name in of_huggingface:
+        if not is_huggingface(source):
+            raise UserError(f"{option(name)} is for models of hf:; leave it out for {source}.")
     if is_foreign(source):
         return _open(
             str(source),
             device=choose_device(device),
             trained_capacity=trained_capacity,
             group_images=group_images,
-            **in_precision,
+            **of_huggingface,
         )
 
     model, info = load(source)
@@ -88,6 +99,11 @@ def load_model(
             **({"router": info.model.router_name} if info.model.router_name in ROUTERS.outside() else {}),
         },
     )
+
+
+def is_huggingface(source: Any) -> bool:
+    """Whether a model is named as one of Hugging Face's ``transformers``."""
+    return isinstance(source, str | Path) and str(source).startswith("hf:")
 
 
 def as_checkpoint(model: Model, **more: Any) -> Checkpoint:

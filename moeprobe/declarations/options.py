@@ -14,6 +14,8 @@ from moeprobe.runtime.processes import MOST_WORKERS
 
 # Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
+# What a vision-language model is asked about each picture.
+PROMPT = "What is this?"
 
 
 class Keywords(TypedDict, total=False):
@@ -36,6 +38,8 @@ class Keywords(TypedDict, total=False):
     masks: str | Path | None
     class_null: bool
     max_length: int | None
+    prompt: str
+    image_size: int | None
     skip_bad_images: bool
     allow_not_finite: bool
     out: str | Path | None
@@ -149,6 +153,17 @@ class Options:
             "For texts: number of tokens after which they are cut off; default 128, or what fits the model.",
             low=1,
             what="a number of tokens",
+        ),
+    ] = None
+    prompt: Annotated[
+        str, Arg("For pictures in a vision-language model (hf:): what it is asked about each.")
+    ] = PROMPT
+    image_size: Annotated[
+        int | None,
+        Arg(
+            "For pictures in a vision-language model: side of the square that it sees; default its processor's.",
+            low=1,
+            what="a number of pixels",
         ),
     ] = None
     skip_bad_images: Annotated[bool, Arg("Skip unreadable images and count them.")] = False

@@ -23,7 +23,10 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """``rows`` x ``columns`` square patches of ``patch_size`` pixels, numbered row by row."""
+    """``rows`` x ``columns`` square patches of ``patch_size`` pixels, numbered row by row.
+
+    Patches of size 0 have numbers, and nobody knows where they are in the image.
+    """
 
     rows: int
     columns: int

@@ -26,6 +26,8 @@ EXPERTS = "experts"
 NO_PAIR = -2
 # Tokens of a prompt, and those that a model generated.
 PARTS = ("prompt", "generated")
+# The kind of the tokens before the patches, where no other is known.
+PREFIX = "prefix"
 # Beginning of the kinds of tokens that stand at some positions of a sequence.
 POSITION = "position"
 # Choices are kept as int16.
@@ -84,10 +86,13 @@ def _patches(pair: LayerPair) -> Paired:
 
 
 def slices(layer: LayerRouting) -> dict[str, slice]:
-    """Return where the tokens of each kind stand: patches (or tokens) and, where there is one, the prefix."""
-    prefix = layer.num_prefix_tokens
-    kinds = {layer.modality.token: slice(prefix, None)}
-    return kinds | {"prefix": slice(0, prefix)} if prefix else kinds
+    """Return where the tokens of each kind stand: patches (or tokens) and, where there are any, those before."""
+    kinds, start = {layer.modality.token: slice(layer.num_prefix_tokens, None)}, 0
+    for kind, count in layer.leading or ((PREFIX, layer.num_prefix_tokens),):
+        if count:
+            kinds[kind] = slice(start, start + count)
+        start += count
+    return kinds
 
 
 def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
@@ -106,11 +111,12 @@ def _by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     if pair.generated is not None:
         for code, name in enumerate(PARTS):
             kinds[name] = replace(every, present=every.present & (pair.generated == code))
-    prefix = pair.reference.num_prefix_tokens
-    if prefix:
-        token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
+    leading = slices(pair.reference)
+    del leading[pair.view.modality.token]
+    for kind, part in leading.items():
+        token = torch.arange(part.start, part.stop, device=every.view.device).expand(len(every.view), -1)
         present = torch.ones_like(token, dtype=torch.bool)
-        kinds["prefix"] = _without_padding(pair, Paired(token, token, present, first=0))
+        kinds[kind] = _without_padding(pair, Paired(token, token, present, first=part.start))
     return kinds
 
 

@@ -35,7 +35,7 @@ class LayerRouting:
             apart.
         valid: ``(B, T)`` bool, False for padding, and for special tokens after a text.
         grid: layout of the tokens after the prefix in the image; None for a text.
-        num_prefix_tokens: tokens before the patches (CLS, registers).
+        num_prefix_tokens: tokens before the patches (CLS, registers, or a prompt around a picture).
         gates_sum_to_one: whether a token's gates are a distribution over the experts.
         token_local: a token's choice does not depend on the other tokens of its group.
         router: the router's catalog name.
@@ -49,6 +49,7 @@ class LayerRouting:
             of the token's sum.
         has_scores: what the choice is read off is here: ``scores``, or the gates where that is None.
         group_images: images whose tokens compete for the places of an expert; None = not known.
+        leading: kinds of the prefix tokens, in their order, and how many there are of each; empty = all are one kind.
     """
 
     gates: Tensor
@@ -68,6 +69,7 @@ class LayerRouting:
     places: Tensor | None = None
     has_scores: bool = True
     group_images: int | None = 1
+    leading: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"LayerRouting({self.describe_shape()})"

@@ -75,6 +75,13 @@ _MORE: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe_text": {
         "moe_intermediate_size": [16, 16], "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]},
     },
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "num_hidden_layers": 2, "head_dim": 8, "patch_size": 14,
+            "position_embedding_size": 64,
+        },
+    },
     "gemma4_text": {
         "enable_moe_block": True, "top_k_experts": 2, "num_experts": 8, "vocab_size_per_layer_input": 96,
         "hidden_size_per_layer_input": 8, "global_head_dim": 8,
@@ -89,6 +96,10 @@ _MORE: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 16,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "llama4_vision_model": {
+        "image_size": 112, "intermediate_size": 128, "projector_input_dim": 32, "projector_output_dim": 32,
+        "vision_output_dim": 32,
+    },
     "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
     "mimo_v2_flash": {"head_dim": 24, "num_key_value_heads": 2, **_LAYERS},
     "mistral4": {"head_dim": 16},

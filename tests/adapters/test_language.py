@@ -187,7 +187,14 @@ def test_what_texts_have_not_is_said(here: Path, data: str, tmp_path: Path, trai
     asked = {
         ("noise-sweep", one, "--data", data): "'gaussian_noise' perturbs images.* --view embedding_noise",
         ("match-ratio", one, "--data", data): "'random_crop' perturbs images.* e.g. --view embedding_noise",
-        ("sweep", one, "--data", "digits", "--view", "typos"): "one reads texts, and digits holds images",
+        (
+            "sweep",
+            one,
+            "--data",
+            "digits",
+            "--view",
+            "typos",
+        ): "'olmoe' reads texts and no images; name texts",
         ("confidence", one): "one does not say what it was trained on; name the data, e.g. --data text:PATH",
         ("confidence", trained["prc"], "--data", data): "prc reads images, and text:.* holds texts",
         (

@@ -5,8 +5,8 @@ tokenizer) or a name on the hub. Code that a model brings along is never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
 outputs mean is described in ``outputs``, and whether experts follow them is tried out in ``expert_check``. A model is
-opened with the head that it was saved with (``heads``). A multimodal model gets texts only. In an encoder-decoder
-model, the encoder is probed.
+opened with the head that it was saved with (``heads``). A multimodal model gets texts, or pictures with a prompt
+(``picture_model``). In an encoder-decoder model, the encoder is probed.
 
 Axes: B texts, T tokens, E experts, K choices, D width.
 """
@@ -22,7 +22,9 @@ from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
-from moeprobe.adapters.huggingface.files import digest_of, load
+from moeprobe.adapters.huggingface.files import digest_of, load, load_processor
+from moeprobe.adapters.huggingface.picture_model import PictureModel
+from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
@@ -122,6 +124,33 @@ class HuggingfaceAdapter(Adapter):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
+
+    @property
+    def body(self) -> nn.Module:
+        """The part of the model that is run."""
+        body: nn.Module = self._body
+        return body
+
+    @property
+    def blocks(self) -> nn.ModuleList | None:
+        """The list of blocks that holds the routers; None where they are in no list."""
+        holder = replay.block_list(self._body, next(iter(self._layers.values())))
+        return None if holder is None else holder[0]
+
+    def embeddings(self, texts: TokenBatch) -> Tensor:
+        """Return what enters the first of the blocks ``(B, T, ...)``."""
+        assert self.blocks is not None
+        entered: list[Tensor] = []
+
+        def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entered.append(args[0] if args else kwargs["hidden_states"])
+            raise PassEnd
+
+        with torch.inference_mode(), ExitStack() as stack:
+            stack.callback(self.blocks[0].register_forward_pre_hook(keep, with_kwargs=True).remove)
+            with suppress(PassEnd):
+                self._run(texts.to(self.device))
+        return entered[0]
 
     def router_modules(self) -> list[nn.Module]:
         """Return the modules that route; see ``routing.HasRouterModules``."""
@@ -254,6 +283,7 @@ class HuggingfaceAdapter(Adapter):
         A classifier looks for the last token by the id of its padding.
         """
         ids, stopped = texts.ids, False
+        pictures = texts.pictures if isinstance(texts, PicturedBatch) else {}
         text_config = self._body.config.get_text_config()
         own_padding = text_config.pad_token_id
         try:
@@ -262,7 +292,7 @@ class HuggingfaceAdapter(Adapter):
                 ids, text_config.pad_token_id = heads.pad_texts(self._body.config, texts)
             with running(f"The model of type {self._body.config.model_type!r}"):
                 try:
-                    return self._body(input_ids=ids, attention_mask=texts.present.long())
+                    return self._body(input_ids=ids, attention_mask=texts.present.long(), **pictures)
                 # Caught inside, since ``running`` would report it as an error of the model.
                 except PassEnd:
                     stopped = True
@@ -418,19 +448,27 @@ class HuggingfaceAdapter(Adapter):
         trained_capacity: bool,
         group_images: int,
         dtype: str = AUTO,
+        prompt: str | None = None,
+        image_size: int | None = None,
     ) -> Checkpoint:
         """Load a folder of ``save_pretrained``, or a name on the hub, in the precision ``dtype``.
 
-        ``,top_k=K`` after it sets the number of experts per token, ``,top_k=all`` to all of them.
+        ``,top_k=K`` after it sets the number of experts per token, ``,top_k=all`` to all of them. With a ``prompt`` it
+        reads pictures of ``image_size`` (None = its processor's own), each beside this prompt; otherwise texts.
 
         Raises:
-            UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe.
+            UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe; or it
+                is to read pictures, and cannot.
         """
         reference, settings = split_settings(reference)
-        model, tokenizer = load(reference, dtype=dtype, settings=settings)
+        processor = None if prompt is None else load_processor(reference)
+        model, tokenizer = load(reference, dtype=dtype, settings=settings, pictures=processor is not None)
         try:
-            traceable = cls(model.to(device), trained_capacity=trained_capacity)
-            traceable.check_top_k(settings)
+            texts = cls(model.to(device), trained_capacity=trained_capacity)
+            texts.check_top_k(settings)
+            pictures = (
+                None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
+            )
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
         folder = expand(reference)
@@ -438,18 +476,19 @@ class HuggingfaceAdapter(Adapter):
         return Checkpoint(
             # In another precision than its own, or with other experts per token, it is another model.
             name=f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}"),
-            model=traceable,
-            framing=traceable.framing(tokenizer),
-            class_names=traceable.class_names,
+            model=pictures or texts,
+            framing=pictures.framing if pictures else texts.framing(tokenizer),
+            class_names=() if pictures else texts.class_names,
             provenance={
                 "path": reference,
                 "sha256": digest_of(reference, model),
-                "capacity": "trained" if traceable._limited else "unlimited",
+                "capacity": "trained" if texts._limited else "unlimited",
                 "group_images": 1,
-                "dtype": traceable.dtype,
+                "dtype": texts.dtype,
                 "class": type(model).__name__,
-                "experts": [str(check) for check in traceable.expert_checks],
+                "experts": [str(check) for check in texts.expert_checks],
                 "training": {},
                 **({"served": settings.plain()} if settings.suffix else {}),
+                **({"pictures": pictures.picture_facts()} if pictures else {}),
             },
         )

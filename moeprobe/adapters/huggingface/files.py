@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.adapters.huggingface.heads import class_of
+from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
 from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
@@ -30,6 +30,8 @@ _ADAPTER = "adapter_config.json"
 _HASHED = (".safetensors", ".json")
 # Files of a tokenizer.
 _TOKENIZERS = ("*token*", "vocab.*", "*.model")
+# Files that name a processor of pictures.
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 def check_folder(folder: Path) -> None:
@@ -144,12 +146,79 @@ class NoTokenizer:
 
 
 def load(
-    reference: str, *, dtype: str = AUTO, settings: Settings | None = None
+    reference: str, *, dtype: str = AUTO, settings: Settings | None = None, pictures: bool = False
 ) -> tuple[Any, FastTokenizer | NoTokenizer]:
     """Return a model in a precision (auto = as it was saved), and its tokenizer.
 
+    Args:
+        reference: a folder, or a name on the hub.
+        dtype: the precision.
+        settings: of the model.
+        pictures: whether it is to read pictures too.
+
     Raises:
-        UserError: there is none, it is damaged, it needs code of its own, or a setting does not fit it.
+        UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it reads no
+            pictures.
+    """
+    with _loading(reference) as (transformers, source, folder, keywords):
+        config = transformers.AutoConfig.from_pretrained(source, **keywords)
+        check_sizes(config, tensors=None if folder is None else count_tensors(folder))
+        if settings is not None:
+            settings.apply(config)
+        kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
+        model, loading_info = kind.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            # Not those of config.json, which may name code on the hub: the library's own choice.
+            attn_implementation=None,
+            experts_implementation=None,
+            **keywords,
+        )
+        tokenizer = (
+            None
+            if folder is not None and not _has_tokenizer(folder)
+            else transformers.AutoTokenizer.from_pretrained(source, **keywords)
+        )
+    if loading_info["missing_keys"]:
+        missing = sorted(loading_info["missing_keys"])
+        raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
+    if tokenizer is None:
+        return model, NoTokenizer(reference)
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
+        )
+    return model, FastTokenizer(tokenizer)
+
+
+def load_processor(reference: str) -> Any:
+    """Return the processor of a model that reads pictures.
+
+    Raises:
+        UserError: the model reads none, or there is no processor, or it needs code of its own.
+    """
+    processor = None
+    with _loading(reference) as (transformers, source, folder, keywords):
+        class_with_pictures(transformers, transformers.AutoConfig.from_pretrained(source, **keywords))
+        if folder is None or any(is_there(folder / name) for name in _PROCESSORS):
+            processor = transformers.AutoProcessor.from_pretrained(source, **keywords)
+    if getattr(processor, "image_processor", None) is None or not hasattr(processor, "tokenizer"):
+        raise UserError(
+            f"hf:{reference} has no processor of pictures; put the files of the model's processor into its folder "
+            f"({' or '.join(_PROCESSORS)})."
+        )
+    return processor
+
+
+@contextmanager
+def _loading(reference: str) -> Iterator[tuple[Any, str, Path | None, dict[str, Any]]]:
+    """Yield the library, the source and the keywords to load from it; its folder is None where it is on the hub.
+
+    Raises:
+        UserError: whatever fails meanwhile, in a sentence.
     """
     try:
         import transformers
@@ -168,26 +237,7 @@ def load(
     keywords: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
     try:
         with _quiet(transformers), local_unless_allowed():
-            config = transformers.AutoConfig.from_pretrained(source, **keywords)
-            check_sizes(config, tensors=count_tensors(folder) if local else None)
-            if settings is not None:
-                settings.apply(config)
-            model, loading_info = class_of(transformers, config).from_pretrained(
-                source,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-                # Not those of config.json, which may name code on the hub: the library's own choice.
-                attn_implementation=None,
-                experts_implementation=None,
-                **keywords,
-            )
-            tokenizer = (
-                None
-                if local and not _has_tokenizer(folder)
-                else transformers.AutoTokenizer.from_pretrained(source, **keywords)
-            )
+            yield transformers, source, folder if local else None, keywords
     except UserError as error:
         raise UserError(f"{quote(f'hf:{reference}')} cannot be loaded. {error}") from None
     except Exception as error:  # files, network, hub and formats: each has errors of its own
@@ -199,16 +249,6 @@ def load(
         name = quote(f"hf:{reference}")
         where = "The folder" if local else f"{name} is no folder, and the model"
         raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
-    if loading_info["missing_keys"]:
-        missing = sorted(loading_info["missing_keys"])
-        raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
-    if tokenizer is None:
-        return model, NoTokenizer(reference)
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError(
-            f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
-        )
-    return model, FastTokenizer(tokenizer)
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TokenBatch
 
 NEXT_TOKEN, CLASSES, SCORE, TOKEN_LABELS, NOTHING = (
@@ -41,6 +42,20 @@ def class_of(transformers: Any, config: Any) -> Any:
         if is_model and getattr(model_class, "config_class", None) is type(config):
             return model_class
     return kind_of(transformers, config)
+
+
+def class_with_pictures(transformers: Any, config: Any) -> Any:
+    """Return the class of models that read pictures with a text.
+
+    Raises:
+        UserError: a model of this configuration reads texts alone.
+    """
+    if type(config) not in transformers.AutoModelForImageTextToText._model_mapping:
+        raise UserError(
+            f"A model of type {config.model_type!r} reads texts and no images; name texts, e.g. "
+            f"{option('data', 'text:PATH')}."
+        )
+    return transformers.AutoModelForImageTextToText
 
 
 def kind_of(transformers: Any, config: Any) -> Any:

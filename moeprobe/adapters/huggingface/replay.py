@@ -147,15 +147,21 @@ def _replay(
 # got in the pass that is resumed. Masks and positions are computed anew, which costs next to nothing.
 
 
-def blocks_until(body: nn.Module, layer: RouterLayer) -> list[nn.Module]:
-    """Return the blocks of a model up to the one that a router is in; empty where it is in no list of blocks."""
+def block_list(body: nn.Module, layer: RouterLayer) -> tuple[nn.ModuleList, int] | None:
+    """Return the list of blocks that a router is in, and the number of its block; None where it is in no list."""
     path = next(name for name, module in body.named_modules() if module is layer.module)
     parts = path.split(".")
     for depth, part in enumerate(parts):
         holder = body.get_submodule(".".join(parts[:depth]))
         if isinstance(holder, nn.ModuleList):
-            return list(holder)[: int(part) + 1]
-    return []
+            return holder, int(part)
+    return None
+
+
+def blocks_until(body: nn.Module, layer: RouterLayer) -> list[nn.Module]:
+    """Return the blocks of a model up to the one that a router is in; empty where it is in no list of blocks."""
+    holder = block_list(body, layer)
+    return [] if holder is None else list(holder[0])[: holder[1] + 1]
 
 
 @contextmanager

@@ -364,8 +364,8 @@ class TraceGroup(CommandGroup):
 # Options that commands share, by heading; what is a command's own comes before them.
 PANELS = {
     "Data": (
-        "data", "split", "limit", "seed", "masks", "class_null", "max_length", "skip_bad_images", "allow_not_finite",
-        "images", "file",
+        "data", "split", "limit", "seed", "masks", "class_null", "max_length", "prompt", "image_size",
+        "skip_bad_images", "allow_not_finite", "images", "file",
     ),
     "Model": ("layers", "names", "trained_capacity", "group_images", "dtype", "precision", "floor_images", "download"),
     "Output": ("out", "overwrite", "svg", "full", "json"),

@@ -25,7 +25,7 @@ from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.models.checkpoints.header import ServingSettings, read_info
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.outputs import without_missing_output
-from moeprobe.probes.engine.run_spec import RunSpec, check_layers, choose_images, chosen_layers
+from moeprobe.probes.engine.run_spec import RunSpec, check_layers, check_places, choose_images, chosen_layers
 from moeprobe.results.sidecars import Request
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.routing.record import LayerRouting
@@ -312,6 +312,10 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
     view_name = parse_view(view_name).name
     check_modality(probe, [origin_of(model) for model in models], dataset.modality, data, view, view_name)
     steps = steps_of(probe, view, view_name)
+    if view is not None and not view.aligned:
+        check_places(
+            models, f"the view {view_name!r} moves them; use one that does not, such as gaussian_noise"
+        )
     check_layers({model.name: model.model.layer_names for model in models}, options.layers)
     analyses = registry.measured_by(probe)
     if probe.optional:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
-from moeprobe.adapters.open import as_checkpoint
+from moeprobe.adapters.open import as_checkpoint, is_huggingface
 from moeprobe.declarations import CLEAN
-from moeprobe.declarations.options import Options
+from moeprobe.declarations.options import PROMPT, Options
 from moeprobe.errors import RunWarning, UserError, option
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_cut, distinct_names
@@ -27,12 +28,22 @@ from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.device import choose_device
 
 
-def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
+def load_models(
+    sources: Sequence[Model], options: Options, *, modality: Modality | None = None
+) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
+    Args:
+        sources: what is to be loaded.
+        options: of the run.
+        modality: what the data hold: of pictures, vision-language models are to read them; None = not known.
+
     Raises:
-        UserError: something is no checkpoint, or two have one name.
+        UserError: something is no checkpoint, two have one name, or an option is for other models.
     """
+    sees = modality is IMAGE and any(map(is_huggingface, sources))
+    if not sees:
+        _refuse_picture_options(options)
     loaded = [
         as_checkpoint(
             model,
@@ -40,6 +51,11 @@ def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
             trained_capacity=options.trained_capacity,
             group_images=options.group_images,
             dtype=options.dtype,
+            **(
+                {"prompt": options.prompt, "image_size": options.image_size}
+                if sees and is_huggingface(model)
+                else {}
+            ),
         )
         for model in sources
     ]
@@ -57,6 +73,19 @@ def load_models(sources: Sequence[Model], options: Options) -> list[Checkpoint]:
         model if model.name == name else dataclasses.replace(model, name=name)
         for model, name in zip(loaded, names, strict=True)
     ]
+
+
+def _refuse_picture_options(options: Options) -> None:
+    """Raise ``UserError`` where an option about pictures has no effect."""
+    for name, is_set in (
+        ("prompt", options.prompt != PROMPT),
+        ("image_size", options.image_size is not None),
+    ):
+        if is_set:
+            raise UserError(
+                f"{option(name)} is for vision-language models of hf: on images, e.g. {option('data', 'folder:PATH')}; "
+                "leave it out."
+            )
 
 
 def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:

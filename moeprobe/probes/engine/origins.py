@@ -9,7 +9,7 @@ from typing import Any
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
-from moeprobe.inputs.data.readers.naming import Files
+from moeprobe.inputs.data.readers.naming import Files, resolve_name
 from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.runtime.files import is_folder, resolve, status
 
@@ -99,6 +99,13 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
                 f"probe both on, e.g. {option('data', trained_on[first])}."
             )
     return trained_on[first]
+
+
+def modality_of_data(data: str | None, *, files: Sequence[str | Path] = ()) -> Modality | None:
+    """Return what data hold, which are named, or image files; None where neither is named."""
+    if files:
+        return IMAGE
+    return None if data is None else resolve_name(data)[0].modality
 
 
 def find(origin: Origin) -> str:

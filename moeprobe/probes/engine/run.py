@@ -16,7 +16,13 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
-from moeprobe.probes.engine.checks import check_folder, check_precision, check_some, preflight
+from moeprobe.probes.engine.checks import (
+    check_folder,
+    check_precision,
+    check_some,
+    preflight,
+)
+from moeprobe.probes.engine.origins import modality_of_data
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.sidecars import Sidecar, make_sidecar
@@ -365,4 +371,5 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
 
-    return probe.prepare(load_models(sources, options), data, options)
+    modality = modality_of_data(data, files=getattr(probe, "files", ()))
+    return probe.prepare(load_models(sources, options, modality=modality), data, options)

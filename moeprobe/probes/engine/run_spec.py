@@ -210,6 +210,16 @@ def check_layers(models: dict[str, Sequence[str]], selection: Sequence[str] | No
             )
 
 
+def check_places(models: Sequence[Checkpoint], consequence: str) -> None:
+    """Raise ``UserError`` where the places of image tokens are not known; ``consequence`` ends the sentence."""
+    for model in models:
+        doubt = model.provenance.get("pictures", {}).get("layout_doubt")
+        if doubt:
+            raise UserError(
+                f"Where the image tokens of {model.name} are in the picture is not known ({doubt}), and {consequence}."
+            )
+
+
 def make_request(
     probe: Probe[Any], spec: RunSpec, models: Sequence[Checkpoint], *, data: str, options: Options
 ) -> dict[str, Any]:
@@ -232,7 +242,11 @@ def make_request(
         "checkpoints": {
             model.name: _settings_of(model)
             # Only for routers from outside the package, and for settings that differ from the trained ones.
-            | {key: model.provenance[key] for key in ("router", "served") if key in model.provenance}
+            | {
+                key: model.provenance[key]
+                for key in ("router", "served", "pictures")
+                if key in model.provenance
+            }
             for model in models
         },
         # Named only where it is on, so that earlier runs without it still ask the same.

@@ -27,7 +27,7 @@ from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
-from moeprobe.probes.engine.run_spec import RunSpec, make_request, recipe
+from moeprobe.probes.engine.run_spec import RunSpec, check_places, make_request, recipe
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.record import ImageOverlay, InputOverlay, TextOverlay, overlay, overlay_text
 from moeprobe.probes.sweep import Sweep
@@ -269,6 +269,7 @@ class Drawing(ProbeWork[OverlayResult]):
             severities = (SEVERITY if probe.severity is None else probe.severity,)
         sweep = Sweep(view=probe.view, severities=severities)
         spec = make_spec(sweep, models, data=data, options=options)
+        check_places(models, "an overlay draws them; for numbers: moeprobe sweep")
         modality = spec.dataset.modality
         if modality is TEXT and probe.animate:
             raise UserError(
