@@ -53,6 +53,7 @@ DRAWN = {
     "data.png": "guide_figures",
     "overlay-strip.png": "guide_figures",
     "overlay-texts.png": "guide_figures",
+    "overlay-picture.png": "guide_figures",
     "shards.png": "guide_figures",
     "good-kappa.png": "kappa_reference",
     "align.png": "printed",

@@ -28,6 +28,7 @@ from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.seeds import generator
 from reports.scripts.printed import in_256_colors
 from reports.scripts.regenerate_precision import license_lines, made
+from tests.adapters.tiny_pictures import save as save_tiny
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "img"
@@ -44,6 +45,7 @@ def main(names: Sequence[str]) -> None:
     pictures = {
         "overlay-strip": strip,
         "overlay-texts": texts,
+        "overlay-picture": picture,
         "data": data_sets,
         "shards": shards,
         "flips": flips,
@@ -138,6 +140,18 @@ def balance(requests: int = 160, tokens: int = 40, layers: int = 6, experts: int
         log.write_text("\n".join(lines))
         api.import_trace(log, trace)
         return api.trace_balance(trace, ranks=8).plot()["balance"]
+
+
+def picture() -> Figure:
+    """Return the overlay of a photograph that comes with Matplotlib, of a vision-language model with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny(Path(folder) / "tiny-vision")
+        photograph = Path(folder) / "hopper.jpg"
+        photograph.write_bytes(Path(mpl.get_data_path(), "sample_data", "grace_hopper.jpg").read_bytes())
+        with contextlib.chdir(folder):
+            result = api.overlay("hf:tiny-vision", files=[photograph.name], layers="first", figures=False)
+        (figure,) = result.plot().values()
+    return figure
 
 
 def texts() -> Figure:

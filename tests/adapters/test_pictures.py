@@ -198,7 +198,7 @@ def test_the_command_line_says_how_pictures_were_read(here: Path, data: str, tmp
     assert (pictures["prompt"], pictures["image_size"], pictures["image_tokens"]) == ("a cat ?", 56, "2 x 2")
     assert pictures["layout"].startswith("patches merged")
     # Another prompt is another question.
-    assert "another" in run(*arguments).output or run(*arguments).exit_code != 0
+    assert "holds a finished run of something else" in refused(*arguments)
 
 
 def test_scores_are_of_the_next_token(one: Checkpoint, data: str) -> None:
@@ -329,3 +329,9 @@ def test_a_layout_is_believed_only_where_it_is_proved(name: str, embed: Any, is_
     layout = find_layout(ids, {}, image_id=9, special_ids={4}, size=16, embed=embed)
     assert (layout.doubt == "") == is_placed and (layout.grid.patch_size == 4) == is_placed, name
     assert layout.leading == (("before", 1), ("special", 1)) and layout.order.tolist()[:2] == [0, 17]
+
+
+def test_an_audit_reads_pictures_too(here: Path, data: str) -> None:
+    plan = run("audit", f"hf:{here / 'one'}", "--data", data, "--limit", 3, "--dry-run", "--json")
+    assert plan.exit_code == 0, plan.output
+    assert "match-ratio" in plan.output

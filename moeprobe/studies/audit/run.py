@@ -18,7 +18,7 @@ from moeprobe.inputs.open import content_of
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.models import are_hashed, load_models
-from moeprobe.probes.engine.origins import choose_data, describe_origins
+from moeprobe.probes.engine.origins import choose_data, describe_origins, modality_of_data
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.recordings.matching import NAMES
@@ -121,7 +121,7 @@ def plan_audit(
     sources = _check_sources(models, minutes)
     if is_recorded(sources):
         raise UserError(f"Recorded routing needs no forward passes; leave {option('dry_run')} out.")
-    loaded = load_models(sources, options)
+    loaded = load_models(sources, options, modality=modality_of_data(data))
     return _plan_of(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
 
 
@@ -154,7 +154,7 @@ class _ModelsAudit(_AuditWork):
         probes: Sequence[str] | None,
         options: Options,
     ) -> None:
-        self.models = load_models(sources, options)
+        self.models = load_models(sources, options, modality=modality_of_data(data))
         self.data = choose_data(data, self.models)
         self.words = " ".join(
             str(source.name if isinstance(source, Checkpoint) else source) for source in sources
