@@ -37,10 +37,10 @@ def usable() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST)
 
 
-def loader_processes(asked: int | None, encoded_images: int) -> int:
-    """Return how many processes load a run; None asked = so many that a device need not wait for decoding."""
-    if asked is not None:
-        return asked
+def loader_processes(workers: int | None, encoded_images: int) -> int:
+    """Return how many processes load a run; None = so many that a device need not wait for decoding."""
+    if workers is not None:
+        return workers
     if encoded_images < _MANY_IMAGES or not _SHARED_MEMORY.exists():
         return 0
     # Containers often have too little for a batch of images.
