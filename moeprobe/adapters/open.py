@@ -13,7 +13,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.checkpoints.header import refuse_settings
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import AUTO, check_dtype, choose_device
 from moeprobe.runtime.run_files import TAKEN
@@ -23,7 +23,7 @@ from moeprobe.runtime.seeds import random_state_kept
 _LONGEST_NAME = 200
 
 
-@checked
+@check_arguments
 @random_state_kept()
 def load_model(
     source: str | Path,
@@ -134,7 +134,7 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
     )
 
 
-@checked
+@check_arguments
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
     """Return a model of your own, made traceable by ``Hooks``, ready to probe; tables call it ``name``.
 

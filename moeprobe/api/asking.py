@@ -22,7 +22,7 @@ from moeprobe.probes.engine.run import Plan
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime import catalog
-from moeprobe.runtime.arguments import checked, several, signature_of
+from moeprobe.runtime.arguments import check_arguments, several, signature_of
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.device import full_float32
 from moeprobe.runtime.progress import Progress
@@ -30,7 +30,7 @@ from moeprobe.runtime.progress import Progress
 R = TypeVar("R")
 
 # Checked here: what checks keywords suggests names by means of the catalog.
-use_plugins = checked(catalog.use_plugins)
+use_plugins = check_arguments(catalog.use_plugins)
 
 
 def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tuple[Probe[R], Options]:
@@ -65,7 +65,7 @@ def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tupl
     return probe, combine(options, keywords, defaults=probe.defaults)  # type: ignore[arg-type]
 
 
-@checked
+@check_arguments
 def probe(
     kind: str | Probe[R],
     models: Models,
@@ -91,7 +91,7 @@ def probe(
     return engine.run(question, models, data=data, options=options, watcher=watcher)
 
 
-@checked
+@check_arguments
 def plan(kind: str | Probe[R], models: Models, *, data: str | None = None, **keywords: Any) -> Plan:
     """Return what a probe would take, by running a few images of each checkpoint; nothing is written.
 
@@ -108,7 +108,7 @@ def plan(kind: str | Probe[R], models: Models, *, data: str | None = None, **key
     return engine.plan(question, models, data=data, options=options)
 
 
-@checked
+@check_arguments
 def measure_shard(
     kind: str | Probe[R],
     models: Models,
@@ -137,7 +137,7 @@ def measure_shard(
     )
 
 
-@checked
+@check_arguments
 def merge(
     runs: Sequence[str | Path],
     *,
@@ -171,7 +171,7 @@ def merge(
     return merging.merge(shards, options, models=models, trust=trust, watcher=watcher)
 
 
-@checked
+@check_arguments
 def trace(
     model: Model, images: Any, *, layers: str | Sequence[str] | None = None
 ) -> tuple[Tensor | None, RoutingTrace]:

@@ -14,7 +14,7 @@ from moeprobe.declarations.fields import arg_of, fields_of, keyword_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.declarations.question import Question, StandaloneQuestion, check_fields
 from moeprobe.declarations.recording_probe import Files, RecordingProbe
-from moeprobe.runtime.arguments import checked, signature_of
+from moeprobe.runtime.arguments import check_arguments, signature_of
 from moeprobe.runtime.catalog import PROBES
 from moeprobe.runtime.progress import Progress
 
@@ -88,7 +88,7 @@ def _of_what_it_names(kind: type[StandaloneQuestion[Any]]) -> Callable[..., Any]
         question = kind(**fields_among(kind, keywords))
         return question.ask(combine(options, keywords, defaults=kind.defaults), watcher)  # type: ignore[arg-type]
 
-    return checked(_with_signature(ask, kind))
+    return check_arguments(_with_signature(ask, kind))
 
 
 def _with_signature(function: Callable[..., Any], kind: type[Question[Any]]) -> Callable[..., Any]:

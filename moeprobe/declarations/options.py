@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 from moeprobe.declarations.fields import NONE, Arg, fields_of, read_field
 from moeprobe.errors import UserError
-from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, checked, checked_class
+from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, check_arguments, checked_class
 from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
 from moeprobe.runtime.processes import MOST_WORKERS
 
@@ -199,5 +199,7 @@ def combine(options: Options | None, changes: Keywords, *, defaults: Mapping[str
 
 
 def with_options(function: F) -> F:
-    """Refuse wrong arguments of a function whose keywords are the fields of ``Options``, as ``checked`` does."""
-    return checked(function, defaults={field.name: field.default for field in dataclasses.fields(Options)})
+    """Refuse wrong arguments of a function whose keywords are fields of ``Options``, as ``check_arguments`` does."""
+    return check_arguments(
+        function, defaults={field.name: field.default for field in dataclasses.fields(Options)}
+    )

@@ -20,7 +20,7 @@ from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.faults import Finding, first_names
 from moeprobe.recordings.matching import NAMES, TOKENS, check_match, match_traces
 from moeprobe.recordings.reading import TraceFile
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.progress import Progress, progress_of
 
 # Shifts to either side; inputs and tokens that are looked at.
@@ -261,7 +261,7 @@ class CheckedTrace:
         return not any(finding.fault for finding in self.findings)
 
 
-@checked
+@check_arguments
 def check_trace(
     path: str | Path,
     *,

@@ -32,7 +32,7 @@ from moeprobe.recordings.router_logits import FUNCTIONS
 from moeprobe.recordings.rows import order_by_weight
 from moeprobe.recordings.unknown_file import not_recognized
 from moeprobe.recordings.validate_capture import Routed, decode_choices
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import absolute, check_regular, is_file
@@ -76,7 +76,7 @@ class ImportedExperts:
     mtp_lines: int
 
 
-@checked
+@check_arguments
 def import_routed_experts(
     files: str | Path | Sequence[str | Path],
     path: str | Path,

@@ -17,7 +17,7 @@ from moeprobe.recordings.format import is_ordered, metadata, writing
 from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
 from moeprobe.recordings.long_text import read_line
 from moeprobe.recordings.responses import MOST_BYTES, group_rows
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -116,7 +116,7 @@ class ImportedTrace:
     unordered: list[str]
 
 
-@checked
+@check_arguments
 def import_trace(
     log: str | Path,
     path: str | Path,

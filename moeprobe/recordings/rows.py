@@ -25,7 +25,7 @@ from moeprobe.recordings.log_rows import Row
 from moeprobe.recordings.readers.base import Weights
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.routing.record import LayerRouting, RoutingTrace, highest_gates
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import unknown
 
 _SUMMARY = ("highest", "second", "rest")
@@ -207,7 +207,7 @@ def order_by_weight(row: Row, weights: Weights) -> Row:
     )
 
 
-@checked
+@check_arguments
 def recorded_routing(
     path: str | Path, *, inputs: str | Sequence[str] | None = None, layers: str | Sequence[str] | None = None
 ) -> RoutingTrace:

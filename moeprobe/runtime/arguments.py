@@ -166,7 +166,7 @@ T = TypeVar("T")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
-def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
+def check_arguments(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
     """Refuse keywords that a function does not take, positional arguments too many, and values of another type.
 
     A lone number or name where the function takes several is one of them.

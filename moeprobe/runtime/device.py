@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def label_of(kind: str) -> str:
     return _LABELS.get(kind, kind)
 
 
-@checked
+@check_arguments
 def choose_device(name: str) -> "torch.device":
     """Return the device called ``name``; "auto" takes CUDA, then MPS, then the CPU.
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from importlib import import_module
 
 from moeprobe.errors import option
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 
 _allowed: ContextVar[bool] = ContextVar("downloads", default=False)
 _SWITCH = "HF_HUB_OFFLINE"
@@ -25,7 +25,7 @@ def may_download() -> bool:
     return _allowed.get()
 
 
-@checked
+@check_arguments
 @contextmanager
 def downloads() -> Iterator[None]:
     """Let models and data sets be fetched from the hub of Hugging Face inside the block."""

@@ -14,7 +14,7 @@ from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.results.columns import CURVE_COLUMNS
 from moeprobe.results.packed import CELLS, find_cell, read_pack
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolve, write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
@@ -89,7 +89,7 @@ class _Training:
     metrics: pd.DataFrame
 
 
-@checked
+@check_arguments
 def curves(
     runs: str | Path | Sequence[str | Path],
     *,

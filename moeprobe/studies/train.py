@@ -16,7 +16,7 @@ from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import PartlyLabeled, choose_labeled
 from moeprobe.models.training.state import discard
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import is_file, is_folder, is_there, resolve, sha256
@@ -42,7 +42,7 @@ FAMILY = Family(
 )
 
 
-@checked
+@check_arguments
 def train(
     config: str | Path | TrainConfig,
     *,
@@ -321,7 +321,7 @@ def _is_of(path: Path, config: TrainConfig) -> bool:
 # A pipeline: stages, each in a folder of its own, from the checkpoint of the one before.
 
 
-@checked
+@check_arguments
 def train_pipeline(
     source: str | Path | Pipeline,
     *,

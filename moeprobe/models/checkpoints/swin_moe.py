@@ -21,7 +21,7 @@ from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_na
 from moeprobe.models.checkpoints.swin_moe_files import RankParameters, find_files, read_ranks
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.swin import build_swin
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -331,7 +331,7 @@ class ImportedSwinMoe:
     classes: str | None
 
 
-@checked
+@check_arguments
 def import_swin_moe(
     source: str | Path,
     folder: str | Path,

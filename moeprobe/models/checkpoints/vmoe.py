@@ -19,7 +19,7 @@ from moeprobe.models.checkpoints.vmoe_files import read_vmoe
 from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, infer, to_state_dict
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -85,7 +85,7 @@ class Imported:
     classes: str | None
 
 
-@checked
+@check_arguments
 def import_vmoe(
     source: str | Path,
     folder: str | Path,

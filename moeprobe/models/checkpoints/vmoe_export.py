@@ -20,7 +20,7 @@ from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, parameters
 from moeprobe.models.checkpoints.vmoe_write import existing_files, write_vmoe
 from moeprobe.models.nn.build import build_model, is_ours
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there, read_json, write_json
 from moeprobe.runtime.records import RECORD
 
@@ -41,7 +41,7 @@ class Exported:
     nbytes: int
 
 
-@checked
+@check_arguments
 def export_vmoe(
     source: str | Path, prefix: str | Path, *, shards: int = 1, overwrite: bool = False
 ) -> Exported:

@@ -28,7 +28,7 @@ from moeprobe.results.layouts.page import environment
 from moeprobe.results.own_files import STRICT, RunName, reading, run_inside, validate
 from moeprobe.results.showing import one_line
 from moeprobe.results.sidecars import Sidecar, names_in, read_sidecar, rename_table
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.files import read_bytes
 from moeprobe.runtime.run_files import FINISHED
 from moeprobe.studies.audit import sentences
@@ -105,7 +105,7 @@ class _AuditSidecar(BaseModel):
     wall_seconds: FiniteFloat
 
 
-@checked
+@check_arguments
 def read_audit(folder: Path) -> AuditResult:
     """Read a finished audit from its folder.
 

@@ -16,7 +16,7 @@ import pandas as pd
 from moeprobe.declarations.registry import scales
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.judging.conclusions import conclude
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.files import atomic_file, is_file, is_there, read_bytes, remove, resolve, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.records import Family, scan
@@ -67,7 +67,7 @@ class Document:
         return f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" width="100%" height="700"></iframe>'
 
 
-@checked
+@check_arguments
 def report(
     runs: str | Path | Sequence[str | Path],
     *,

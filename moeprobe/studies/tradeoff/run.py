@@ -18,7 +18,7 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.sidecars import Sidecar, make_sidecar, provenance
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.files import check_can_write, is_file, write_csv, write_json, write_text
 from moeprobe.runtime.locks import InUseError, Lock
@@ -67,7 +67,7 @@ class TradeoffResult:
     out: Path
 
 
-@checked
+@check_arguments
 def tradeoff(
     given: str | Path | Sequence[str | Path],
     *,

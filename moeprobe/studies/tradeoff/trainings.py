@@ -27,7 +27,7 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.results import finished
 from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.results.sidecars import read_sidecar
-from moeprobe.runtime.arguments import checked, several
+from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolve
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.train import make_trainer, same_training
@@ -351,7 +351,7 @@ class TradeoffPlan:
     seconds: float
 
 
-@checked
+@check_arguments
 def plan_tradeoff(
     given: str | Path | Sequence[str | Path],
     *,

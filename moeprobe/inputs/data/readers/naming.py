@@ -8,7 +8,7 @@ from typing import Any
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLITS, Dataset, Example, ImageDataset
 from moeprobe.inputs.data.readers.images import open_rgb
-from moeprobe.runtime.arguments import checked
+from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.catalog import DATA, unknown
 from moeprobe.runtime.files import expand, is_file, is_folder, status
 from moeprobe.runtime.similar_paths import did_you_mean_path
@@ -39,7 +39,7 @@ def resolve_name(name: str) -> tuple[Any, str | None]:
     raise UserError(unknown("data set", kind, DATA.names()))
 
 
-@checked
+@check_arguments
 def open_data(name: str, *, split: str = "test") -> Dataset:
     """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
 
