@@ -11,7 +11,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.arguments import checked_class
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def wanted_layers(layers: Sequence[str] | None, available: Sequence[str]) -> lis
     """
     for name in layers or ():
         if name not in available:
-            raise UserError(unknown("MoE layer", name, available))
+            raise UserError(describe_unknown("MoE layer", name, available))
     return [name for name in available if layers is None or name in layers]
 
 

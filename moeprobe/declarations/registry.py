@@ -8,7 +8,7 @@ from moeprobe.declarations.kinds import Kind, audit_entry, resolve
 from moeprobe.declarations.probe import Probe
 from moeprobe.declarations.question import Question, StandaloneQuestion
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED, unknown
+from moeprobe.runtime.catalog import ANALYSES, PROBES, RECORDED, describe_unknown
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -83,7 +83,7 @@ def probe_named(name: str) -> type[Probe[Any]]:
     """
     by_name = {kind.name: kind for kind in probes()}
     if name not in by_name:
-        raise UserError(unknown("probe", name, by_name))
+        raise UserError(describe_unknown("probe", name, by_name))
     return by_name[name]
 
 
@@ -134,5 +134,5 @@ def comparable_kind(name: str | None) -> "type[Probe[Result]]":
                 f"{name} does not probe checkpoints: run it, moeprobe {of_files.name} ... --out FOLDER, and compare "
                 "the run: moeprobe compare FOLDER."
             )
-        raise UserError(unknown("probe", name, comparable()))
+        raise UserError(describe_unknown("probe", name, comparable()))
     return probe_named(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.schema import shorten
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml, read_yaml
@@ -68,7 +68,7 @@ def find(source: str, available: Iterable[str], *, what: str, folder: str = "") 
     for root in folders():
         if source in available and (root / folder / f"{source}.yaml").is_file():
             return root / folder / f"{source}.yaml"
-    raise UserError(unknown(what, source, available))
+    raise UserError(describe_unknown(what, source, available))
 
 
 def read(path: Path) -> dict[str, Any]:

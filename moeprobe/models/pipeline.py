@@ -26,7 +26,7 @@ from moeprobe.errors import UserError
 from moeprobe.models import config_files
 from moeprobe.models.config import LENGTHS, NAME, TrainConfig, with_changes
 from moeprobe.models.config_files import PIPELINES
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.files import is_file
 from moeprobe.runtime.schema import sentence
 
@@ -123,7 +123,7 @@ def load_with(
     """
     content = config_files.read(path_of(source))
     if wrong := [stage for stage in only if stage not in (content.get(KEY) or {})]:
-        raise UserError(unknown("stage", wrong[0], list(content.get(KEY) or {})))
+        raise UserError(describe_unknown("stage", wrong[0], list(content.get(KEY) or {})))
     left_out: set[str] = set()
     if only:
         left_out = content[KEY].keys() - set(only)
@@ -139,7 +139,7 @@ def load_with(
         if stage in left_out:
             continue
         if stage not in stages:
-            raise UserError(unknown("stage", stage, stages))
+            raise UserError(describe_unknown("stage", stage, stages))
         if not inner:
             raise UserError(f"An override of a stage names a key of it: {KEY}.{stage}.epochs=5.")
         stages[stage].append((inner, value))

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.checks import expert_problems
 from moeprobe.recordings.format import ORDERS, as_set
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.characters import is_unicode
 
 _KNOWN = (
@@ -200,7 +200,7 @@ def _fields(line: bytes | bytearray) -> dict[str, Any]:
         )
     for name in fields:
         if name not in _KNOWN:
-            raise Fault(unknown("field", name, _KNOWN).rstrip("."))
+            raise Fault(describe_unknown("field", name, _KNOWN).rstrip("."))
     for name in ("id", "layer", "experts"):
         if name not in fields:
             raise Fault(f"{name} is missing")

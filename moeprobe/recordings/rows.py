@@ -26,7 +26,7 @@ from moeprobe.recordings.readers.base import Weights
 from moeprobe.recordings.reading import Block, TraceFile
 from moeprobe.routing.record import LayerRouting, RoutingTrace, highest_gates
 from moeprobe.runtime.arguments import check_arguments, several
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 _SUMMARY = ("highest", "second", "rest")
 
@@ -238,7 +238,7 @@ def recorded_routing(
     for what, requested, available in (("input", ids, trace.ids), ("layer", names, list(trace.layers))):
         for name in requested:
             if name not in available:
-                raise UserError(f"{trace.path}: {unknown(what, name, available)}")
+                raise UserError(f"{trace.path}: {describe_unknown(what, name, available)}")
     for name in names:
         if trace.layers[name].load_only or not trace.layers[name].top_k or trace.layers[name].experts_choose:
             raise UserError(f"{trace.path}: tokens of {name} choose no experts that could be repeated.")

@@ -126,7 +126,7 @@ class Catalog:
     def check(self, name: str) -> None:
         """Raise what ``get`` raises, and import nothing of the package."""
         if name not in self:
-            raise UserError(unknown(self.kind, name, self.names()))
+            raise UserError(describe_unknown(self.kind, name, self.names()))
 
     def describe(self, name: str) -> str:
         """Return the first line of the plug-in's docstring, as plain text, and where it is from if from outside.
@@ -262,7 +262,7 @@ def _texts(content: Any) -> Iterator[str]:
         yield from (text for value in content for text in _texts(value))
 
 
-def unknown(kind: str, name: str, candidates: Iterable[str]) -> str:
+def describe_unknown(kind: str, name: str, candidates: Iterable[str]) -> str:
     """Return the sentence for an unknown name: did-you-mean, and the list."""
     names = list(candidates)
     return f"There is no {kind} {quote(name)}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import did_you_mean, unknown
+from moeprobe.runtime.catalog import describe_unknown, did_you_mean
 
 
 def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> str:
@@ -112,7 +112,7 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
     for key, value in values.items():
         if key not in parameters:
             free = [name for name in parameters if name not in fixed]
-            raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, free))
+            raise UserError(describe_unknown(f"parameter of the {what} {plugin.name!r} called", key, free))
         try:
             TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
         except ValidationError as error:

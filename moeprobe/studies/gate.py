@@ -17,7 +17,7 @@ from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results.columns import UNJUDGED
 from moeprobe.results.finished import Measured
 from moeprobe.results.values import estimators
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _no_metric(metric: str, names: Sequence[str]) -> UserError:
         return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(names)}.")
     commands = ", ".join(measuring(metric))
     where = f" {metric} is measured by: {commands}." if commands else ""
-    return UserError(unknown("metric", metric, names) + where)
+    return UserError(describe_unknown("metric", metric, names) + where)
 
 
 def _not_shared(metric: str, shared: Iterable[str]) -> UserError:

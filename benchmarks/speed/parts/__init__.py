@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import class_name, unknown
+from moeprobe.runtime.catalog import class_name, describe_unknown
 
 if TYPE_CHECKING:
     from benchmarks.speed.parts.base import Part
@@ -33,7 +33,7 @@ def chosen(given: Sequence[str]) -> list[str]:
     """
     for name in given:
         if name != ALL and name not in names():
-            raise UserError(unknown("part of the benchmark", name, [*names(), ALL]))
+            raise UserError(describe_unknown("part of the benchmark", name, [*names(), ALL]))
     return names() if not given or ALL in given else list(dict.fromkeys(given))
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from benchmarks.speed.race import Race
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 Clock = Literal["wall", "cpu"]
 
@@ -43,7 +43,7 @@ class Settings:
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be at least 1; got {value}.")
         if self.clock not in get_args(Clock):
-            raise UserError(unknown("clock", self.clock, get_args(Clock)))
+            raise UserError(describe_unknown("clock", self.clock, get_args(Clock)))
 
 
 class Part(ABC):

@@ -14,7 +14,7 @@ from torch import nn
 from moeprobe.adapters.hooks.use import find_block
 from moeprobe.adapters.hooks.watch import ChoiceAt, HookedChoice, ScoresOrigin, SeenChoice, Watch, watching
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _no_match(pattern: str, names: Mapping[str, nn.Module]) -> str:
     """Return the sentence for a glob that fits nothing; of names that differ in numbers alone one is named."""
     kinds = {".".join("*" if part.isdigit() else part for part in name.split(".")): name for name in names}
     gates = [kind for kind in kinds if any(word in kind.lower() for word in ("gat", "rout"))]
-    sentence = unknown("module", pattern, kinds)
+    sentence = describe_unknown("module", pattern, kinds)
     first, _, _ = sentence.partition(" There are:")
     named_kinds = gates or list(kinds)[:20]
     return f"{first} Modules {'that sound like routers' if gates else 'here'}: {', '.join(named_kinds)}."

@@ -31,7 +31,7 @@ from moeprobe.adapters.hooks.watch import ChoiceAt, Force, Watch, tensors_of, wa
 from moeprobe.errors import UserError
 from moeprobe.routing.capabilities import FEATURES, SCORES
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.torch_state import random_numbers_kept
 
 
@@ -223,7 +223,7 @@ class HookedModule:
         """
         modules = [name for name, _ in self.net.named_modules() if name]
         if head not in modules:
-            raise UserError(unknown("module", head, [name for name, _ in self.net.named_children()]))
+            raise UserError(describe_unknown("module", head, [name for name, _ in self.net.named_children()]))
         calls = arguments_of(self.net, self._normalize(images), head)
         features = calls[0][0] if calls and calls[0] else None
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):

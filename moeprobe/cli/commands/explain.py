@@ -110,7 +110,7 @@ def listing(
             _print({f"moeprobe list {name}": description for name, description in KINDS.items()})
         return
     if kind not in KINDS:
-        raise UserError(catalog.unknown("list", kind, KINDS))
+        raise UserError(catalog.describe_unknown("list", kind, KINDS))
     if kind == "keys":
         _print_keys(as_json=json)
         return

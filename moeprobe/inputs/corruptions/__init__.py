@@ -11,7 +11,7 @@ Functions return values outside of [0, 1], which the view ``corruption`` cuts of
 from urllib.parse import parse_qsl
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 # The size of the images that the constants are for.
 SIDE = 224
@@ -55,7 +55,7 @@ def parse_location(location: str | None, *, name: str) -> tuple[str, str, int]:
         )
     kind, severity = fields["corruption"], fields["severity"]
     if kind not in NAMES:
-        raise UserError(unknown("corruption", kind, NAMES))
+        raise UserError(describe_unknown("corruption", kind, NAMES))
     if severity not in {f"{value:g}" for value in SEVERITIES}:
         raise UserError(f"The severity of {name!r} is a whole number from 1 to 5; got {severity!r}.")
     return path, kind, int(severity)

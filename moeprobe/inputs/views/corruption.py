@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.corruptions import MOVING, NAMES
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.base import Amounts, SeverityView
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.seeds import generator
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Corruption(SeverityView):
 
     def __post_init__(self) -> None:
         if self.kind not in NAMES:
-            raise UserError(unknown("corruption", self.kind, NAMES))
+            raise UserError(describe_unknown("corruption", self.kind, NAMES))
         if not self.moves and self.kind not in MOVING:
             raise UserError(
                 f"The corruption {self.kind!r} moves nothing, so it needs no control; use moves=false with "

@@ -26,7 +26,7 @@ from moeprobe.inputs.geometry import Map
 from moeprobe.inputs.images import FILL, Framing, Sample, render, to_tensor
 from moeprobe.inputs.views.base import Amounts, PairView, SeverityView
 from moeprobe.inputs.views.crops import ASPECT, Range, check_ranges, draw_crop
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 _ROTATION = 30.0  # degrees
 _SHEAR = 0.3
@@ -166,7 +166,7 @@ class Randaugment(PairView, SeverityView):
             raise UserError(f"operations is empty; choose from {', '.join(OPERATIONS)}.")
         for name in self.operations:
             if name not in OPERATIONS:
-                raise UserError(unknown("RandAugment operation", name, OPERATIONS))
+                raise UserError(describe_unknown("RandAugment operation", name, OPERATIONS))
 
     def pair(
         self, image: Image.Image, *, framing: Framing, rng: np.random.Generator

@@ -7,7 +7,7 @@ from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.sparse import SIZES, make_sparse
 from moeprobe.models.nn.vit import check_patches
 from moeprobe.models.timm import VisionTransformer, is_model, list_models, model_entrypoint, timm
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 
 def build_model(config: ModelConfig) -> VisionTransformer:
@@ -19,7 +19,9 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     if config.swin is not None:
         raise UserError("A Swin-MoE (model.swin) can be imported and probed, not trained.")
     if not is_model(config.name):
-        raise UserError(unknown("model", config.name, list_models("v*moe*")) + " Any ViT of timm works too.")
+        raise UserError(
+            describe_unknown("model", config.name, list_models("v*moe*")) + " Any ViT of timm works too."
+        )
     if config.num_classes is None:
         raise UserError("The model needs model.num_classes.")
     arguments: dict[str, Any] = {"num_classes": config.num_classes}

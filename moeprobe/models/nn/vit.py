@@ -19,7 +19,7 @@ from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
 from moeprobe.models.nn.sparse import SIZES, VARIANTS, make_sparse
 from moeprobe.models.timm import VisionTransformer, register_model
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.schema import sentence
 
 
@@ -68,7 +68,7 @@ def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) 
     blocks' own.
     """
     if head not in _HEADS:
-        raise UserError(unknown("head", head, _HEADS))
+        raise UserError(describe_unknown("head", head, _HEADS))
     if kwargs.pop("pretrained", False):
         raise UserError("There are no downloadable weights for V-MoE models; load a checkpoint instead.")
     for key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):

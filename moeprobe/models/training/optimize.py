@@ -22,7 +22,7 @@ from moeprobe.models.timm import (
     list_optimizers,
 )
 from moeprobe.models.training.objectives.base import Term
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 # torch's own optimizers that update a parameter in one pass over it and its moments, and where they do.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -48,7 +48,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     ]
     names = list_optimizers()
     if config.name not in names:
-        raise UserError(unknown("optimizer", config.name, names))
+        raise UserError(describe_unknown("optimizer", config.name, names))
     kind = get_optimizer_class(config.name, bind_defaults=False)
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
     arguments = inspect.signature(kind.__init__).parameters

@@ -9,7 +9,7 @@ from moeprobe.declarations import AGREEMENT, Agreement, Arg, Headline, Layout, P
 from moeprobe.declarations.fields import plain
 from moeprobe.errors import UserError, option
 from moeprobe.probes.sweep import Attributed
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,7 +127,7 @@ class Attack(Attributed):
             ("target of an attack", self.on, tuple(VIEWS)),
         ):
             if value not in values:
-                raise UserError(unknown(what, value, values))
+                raise UserError(describe_unknown(what, value, values))
         highest = LEVELS if self.norm == LINF else math.inf
         if not self.levels or any(
             not (0 <= level <= highest and math.isfinite(level)) for level in self.levels

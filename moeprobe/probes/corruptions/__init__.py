@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from moeprobe.declarations import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property, Views
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.corruptions import CONTROL, MEAN, MOVING, NAMES, SEVERITIES
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,7 +85,7 @@ class Corruptions(Probe["Result"]):
         """Raise ``UserError`` for a corruption or a severity that there is not, or is there twice."""
         for name in self.corruptions:
             if name not in NAMES:
-                raise UserError(unknown("corruption", name, NAMES))
+                raise UserError(describe_unknown("corruption", name, NAMES))
         for name, values in (("corruptions", self.corruptions), ("severities", self.severities)):
             if not values or len(set(values)) < len(values):
                 raise UserError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from moeprobe.declarations import Agreement, Arg, AuditEntry, Layout, Panel, Probe, Property, Rule
 from moeprobe.errors import UserError, option
 from moeprobe.routing.parts import PARTS
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class Precision(Probe["Result"]):
         for what, values, choices in (("part", self.parts, PARTS), ("format", self.formats, FORMATS)):
             for name in values:
                 if name not in choices:
-                    raise UserError(unknown(what, name, choices))
+                    raise UserError(describe_unknown(what, name, choices))
             if not values or len(set(values)) < len(values):
                 raise UserError(
                     f"{option(f'{what}s')} takes each of {', '.join(choices)} once at most, and at least one."

@@ -18,7 +18,7 @@ from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.run import ProbeWork
 from moeprobe.probes.engine.run_spec import chosen_layers
 from moeprobe.results.own_files import STRICT, validate
-from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.catalog import describe_unknown
 from moeprobe.runtime.files import is_file, read_json, write_json
 
 # Images per batch of the timing, which runs two batches of every probe.
@@ -111,7 +111,7 @@ def joining(names: Sequence[str] | None) -> list[tuple[type[Probe[Any]], AuditEn
     by_name = {kind.name: kind for kind, _ in entries}
     for name in names or ():
         if name not in by_name:
-            raise UserError(unknown("probe of an audit", name, by_name))
+            raise UserError(describe_unknown("probe of an audit", name, by_name))
     selected = [item for item in entries if names is None or item[0].name in names]
     return sorted(selected, key=lambda item: (item[1].order, item[0].name))
 

@@ -9,7 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLITS, Dataset, Example, ImageDataset
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.arguments import check_arguments
-from moeprobe.runtime.catalog import DATA, unknown
+from moeprobe.runtime.catalog import DATA, describe_unknown
 from moeprobe.runtime.files import expand, is_file, is_folder, status
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -36,7 +36,7 @@ def resolve_name(name: str) -> tuple[Any, str | None]:
         kind_hint = "text" if path.suffix in _TEXTS else "webdataset" if path.suffix == ".tar" else None
         hint = f"Did you mean '{kind_hint}:{name}'?" if kind_hint else "Give its folder: folder:PATH."
         raise UserError(f"There is no data set {name!r}, but a file. {hint}")
-    raise UserError(unknown("data set", kind, DATA.names()))
+    raise UserError(describe_unknown("data set", kind, DATA.names()))
 
 
 @check_arguments
