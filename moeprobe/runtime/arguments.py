@@ -187,7 +187,7 @@ def check_arguments(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -
     parameters = [parameter for parameter in signature_read.parameters.values() if parameter not in unpacked]
     for parameter in unpacked:
         [keywords] = get_args(parameter.annotation)
-        declared = {one.name for one in parameters}
+        declared = {parameter.name for parameter in parameters}
         parameters += [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind

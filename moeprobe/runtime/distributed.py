@@ -161,8 +161,8 @@ class Ranks:
                 self._sum(message, group)
                 message /= self.size
                 parts = message.split([queued.numel() for queued in waiting])
-                for one, part in zip(waiting, parts, strict=True):
-                    one.copy_(part.view_as(one))
+                for queued, part in zip(waiting, parts, strict=True):
+                    queued.copy_(part.view_as(queued))
                 waiting = []
 
     def following(self, tensor: "Tensor") -> "Tensor":

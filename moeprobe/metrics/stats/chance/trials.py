@@ -105,7 +105,7 @@ def _histograms(codes: Codes, image: Integers, num_images: int) -> Histograms:
     return reference, view
 
 
-# Of each trial the token of the reference and that of the view, as numbers (M,).
+# The token of the reference and the token of the view of each trial, as numbers (M,).
 Tokens = tuple[Integers, Integers]
 
 
