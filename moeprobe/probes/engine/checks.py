@@ -98,11 +98,7 @@ def _subject(model: Model) -> _Subject | None:
     """Return the facts about a checkpoint; None where that takes loading it."""
     if isinstance(model, Checkpoint):
         return _Subject(
-            model.name,
-            model.model.layer_names,
-            model.class_names,
-            model.framing.modality,
-            model.provenance,
+            model.name, model.model.layer_names, model.class_names, model.framing.modality, model.provenance
         )
     # Foreign models run their own code when they load; headers tell nothing about them.
     if not isinstance(model, str | Path) or is_foreign(model):
