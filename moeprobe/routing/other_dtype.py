@@ -47,6 +47,8 @@ def _has_instructions() -> bool:
     """Whether this processor multiplies bfloat16 itself; what nobody can tell of it counts as yes."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
+    if not hasattr(torch.cpu, "get_capabilities"):  # older releases of torch do not say it
+        return True
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in _INSTRUCTIONS)
 

@@ -34,6 +34,7 @@ def rows_of_page() -> dict[str, str]:
     return {line.split("|")[1].strip(): line for line in lines if not line.startswith("| family ")}
 
 
+@families.of_pinned_release
 def test_the_page_names_every_family_and_nothing_else() -> None:
     assert list(rows_of_page()) == families.recorded()
 

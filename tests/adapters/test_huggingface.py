@@ -102,6 +102,7 @@ def test_the_choice_is_the_routers_own_in_every_kind_of_family(family: str) -> N
     check_family(family)
 
 
+@families.of_pinned_release
 def test_the_families_that_are_refused_exist() -> None:
     assert set(families.recorded()) >= families.REFUSED | families.NOT_FOLLOWING
     assert len(TRIED) >= 66
