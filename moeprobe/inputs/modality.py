@@ -48,6 +48,9 @@ CLIP = Modality("clip", "clips", "patch", "patches", "CLS")
 REQUEST = Modality("request", "requests", "token", "tokens", "BOS", data="requests")
 # The ordinary tokens of any modality: what tables and figures show first.
 ORDINARY = (IMAGE.token, TEXT.token)
+# Tokens around the input's own, as the column ``tokens`` calls them: a prefix (CLS, BOS); and in a prompt with a
+# picture, what stands before the picture, and words and special tokens behind it.
+AROUND = PREFIX, BEFORE, WORDS, SPECIAL = "prefix", "before", "text", "special"
 
 
 def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from moeprobe.inputs.modality import PREFIX
 from moeprobe.inputs.regions import REGIONS
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ EXPERTS = "experts"
 NO_PAIR = -2
 # Tokens of a prompt, and those that a model generated.
 PARTS = ("prompt", "generated")
-# The kind of the tokens before the patches, where no other is known.
-PREFIX = "prefix"
 # Beginning of the kinds of tokens that stand at some positions of a sequence.
 POSITION = "position"
 # Choices are kept as int16.

@@ -61,9 +61,9 @@ COLUMNS: dict[str, str] = {
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
     "balance` the window, for `trace locality` the tokens of `distinct_experts`; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
-    "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
-    "background; for recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
-    "one of two checkpoints has); empty for the model's output",
+    "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
+    "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "
+    "position …, and unshared (tokens whose experts only one of two checkpoints has); empty for the model's output",
     "metric": "name of the metric",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token; of "
     "indexers and hot experts random, of indexers also recency; of reuse along sequences sequence and even",

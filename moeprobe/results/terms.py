@@ -63,7 +63,8 @@ TERMS = (
     GlossaryEntry(
         "prefix tokens",
         f"Tokens in front of the input's own: {IMAGE.prefix} and registers in image models, {TEXT.prefix} in "
-        "language models. They have rows of their own in tables (prefix in the column tokens).",
+        "language models. They have rows of their own in tables (prefix in the column tokens; before, text and special "
+        "around a picture in a prompt).",
         also=("prefix", "prefix token", IMAGE.prefix, TEXT.prefix, "registers"),
     ),
     GlossaryEntry(

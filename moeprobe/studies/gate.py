@@ -10,6 +10,7 @@ import pandas as pd
 from moeprobe.declarations import Kind
 from moeprobe.declarations.registry import measured_by
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import AROUND
 from moeprobe.judging import words
 from moeprobe.metrics import registry
 from moeprobe.metrics.registry import measuring
@@ -79,8 +80,8 @@ class Gate:
     def failures(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that fail: worse, collapsed in the checkpoint alone, or impossible to judge.
 
-        Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of prefix tokens may,
-        except values that are not finite.
+        Rows without a verdict (too few images, chance near 1) must not pass for stable; rows of tokens around the input
+        may, except values that are not finite.
 
         Raises:
             UserError: the metric was compared nowhere, so that nothing can be vouched for.
@@ -96,11 +97,11 @@ class Gate:
             # What is the same by construction: how far the clean input agrees with itself.
             itself = rows["severity"].eq(0) & (not registry.find(self.metric).metric.of_labels)
             excluded = (lowest > -self.allowed) | (itself & (rows["verdict"] == "identical"))
-            # Where nothing can be judged, prefix tokens are judged as without.
-            without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
+            # Where nothing can be judged, tokens around the input are judged as without.
+            without = rows["tokens"].isin(AROUND) & (unjudged | (rows["collapsed"] != ""))
             failed = ~excluded & (~without | (rows["collapsed"] == "checkpoint"))
         failed |= rows["verdict"] == words.NOT_FINITE
-        return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]
+        return rows[failed | (unjudged & ~rows["tokens"].isin(AROUND))]
 
 
 def _no_metric(metric: str, names: Sequence[str]) -> UserError:

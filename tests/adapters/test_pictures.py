@@ -21,6 +21,7 @@ from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch
+from moeprobe.probes.routes.tables import sentences
 from moeprobe.results.folder import Result
 from moeprobe.routing.correspondence import pair_up
 from tests.adapters import tiny_pictures
@@ -335,3 +336,19 @@ def test_an_audit_reads_pictures_too(here: Path, data: str) -> None:
     plan = run("audit", f"hf:{here / 'one'}", "--data", data, "--limit", 3, "--dry-run", "--json")
     assert plan.exit_code == 0, plan.output
     assert "match-ratio" in plan.output
+
+
+def test_tokens_around_a_picture_fail_no_comparison_and_take_no_row_of_the_patches(
+    here: Path, data: str, tmp_path: Path
+) -> None:
+    tiny_pictures.save(tmp_path / "other", "minimax_m3_vl")
+    models = [f"hf:{here / 'one'}", f"hf:{tmp_path / 'other'}"]
+    api.match_ratio(models, data=data, limit=12, layers="first", out=tmp_path / "run", figures=False)
+    # So few images allow no verdict, which only the input's own tokens must have.
+    comparison = api.compare(tmp_path / "run", fail_if_worse="top1_match_kappa")
+    assert set(comparison.table["tokens"]) > {"patch", "text"} and set(comparison.failures["tokens"]) == {
+        "patch"
+    }
+    rows = api.routes(models[0], data=data, figures=False).table
+    assert set(rows["tokens"]) > {"patch", "text"}
+    assert sentences(rows) == sentences(rows[rows["tokens"] == "patch"])

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.inputs.modality import BEFORE, SPECIAL, WORDS
 from moeprobe.routing.record import LayerRouting
 
-# Kinds of tokens around a picture. What stands before it does not see it where tokens see only earlier ones.
-BEFORE, TEXT, SPECIAL = "before", "text", "special"
 # A smaller part of the largest change is rounding.
 _ROUNDING = 1e-3
 # Pictures of a trial that run at once.
@@ -136,7 +135,8 @@ def _kinds_around(ids: Tensor, is_image: Tensor, special_ids: set[int]) -> dict[
     before = position < is_image.nonzero()[0]
     special = torch.isin(ids, torch.tensor(sorted(special_ids), dtype=ids.dtype))
     after = ~before & ~is_image
-    marks = {BEFORE: before, TEXT: after & ~special, SPECIAL: after & special}
+    # What stands before a picture does not see it where tokens see only earlier ones.
+    marks = {BEFORE: before, WORDS: after & ~special, SPECIAL: after & special}
     return {kind: position[mark] for kind, mark in marks.items() if mark.any()}
 
 

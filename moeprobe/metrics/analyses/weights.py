@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeprobe.inputs.modality import ORDINARY
+from moeprobe.inputs.modality import AROUND, ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.chance.trials import per_trial
@@ -114,7 +114,7 @@ class WeightsAnalysis(LayerAnalysis):
         return {
             tokens: _sums(pair, paired)
             for tokens, paired in by_token_kind(pair).items()
-            if tokens in (*ORDINARY, "prefix")
+            if tokens in (*ORDINARY, *AROUND)
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.data.checkerboard import COLORS
+from moeprobe.inputs.modality import AROUND
 from moeprobe.metrics.analyses.color_bias import SAME_COLOR, SAME_PLACE, ColorBias
 from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.declaration import KAPPA
@@ -246,7 +247,7 @@ _KINDS = ("class", "position", "color")
 
 def sentences(table: "DataFrame") -> list[str]:
     """Return what the experts of each layer say most about, and how many key routes the classes have."""
-    token_rows = table[~table["tokens"].isin(["prefix"])]
+    token_rows = table[~table["tokens"].isin(AROUND)]
     tables = []
     for checkpoint in dict.fromkeys(token_rows["checkpoint"]):
         class_rows = token_rows[token_rows["checkpoint"] == checkpoint]

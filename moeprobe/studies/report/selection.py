@@ -6,7 +6,7 @@ import pandas as pd
 
 from moeprobe.declarations import Layout
 from moeprobe.declarations.registry import of_kind
-from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.inputs.modality import AROUND, PREFIX, Modality, modality_of
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.results.layouts.agreement import aligned_tables
@@ -78,7 +78,7 @@ def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     metrics: dict[str, list[str]] = {}
     modality = modality_of(table["tokens"])
     for metric, null, layer, tokens in table.loc[is_zero, keys].drop_duplicates().values:
-        where = f"{layer} prefix" if tokens == "prefix" else layer
+        where = f"{layer} {tokens}" if tokens in AROUND else layer
         metrics.setdefault(find(metric).full_label(null, modality).strip(), []).append(where)
     labels = [
         f"{label} ({', '.join(dict.fromkeys(filter(None, layers)))})" if any(layers) else label
@@ -108,16 +108,18 @@ def _of_layout(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -
 
 
 def _side_by_side(table: pd.DataFrame, comparison: pd.DataFrame | None, modality: Modality) -> list[Table]:
-    """Return two tables: patches and output, then prefix tokens."""
+    """Return two tables: patches and output, then tokens around them."""
     pairs = (
         []
         if comparison is None
         else list(dict.fromkeys(zip(comparison["checkpoint"], comparison["reference"], strict=True)))
     )
-    prefix = table["tokens"] == "prefix"
+    around = table["tokens"].isin(AROUND)
+    has_prefix = (table.loc[around, "tokens"] == PREFIX).all()
+    of_around = f"the prefix ({modality.prefix}) token" if has_prefix else "tokens around the picture"
     parts = (
-        (table[~prefix], _CAPTION, False),
-        (table[prefix], f"The same for the prefix ({modality.prefix}) token", True),
+        (table[~around], _CAPTION, False),
+        (table[around], f"The same for {of_around}", True),
     )
     return [
         side_by_side_table(rows, comparison, pairs, modality=modality, caption=caption, folded=folded)
