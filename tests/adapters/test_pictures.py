@@ -253,7 +253,11 @@ def test_what_cannot_be_read_is_said(here: Path, data: str, tmp_path: Path) -> N
     asked = {
         (f"hf:{tmp_path / 'text'}", "--data", data): "'olmoe' reads texts and no images",
         (f"hf:{bare}", "--data", data): "has no processor of pictures; put the files",
-        (f"hf:{tmp_path / 'ernie'}", "--data", data): "saw 6 tokens where the batch has 2",
+        (
+            f"hf:{tmp_path / 'ernie'}",
+            "--data",
+            data,
+        ): "saw 6 tokens where the batch has 2.* probe it on texts",
         (one, "--data", data, "--image-size", 100): "by more than a normalization.* use --image-size 112",
         (one, "--data", f"text:{here}", "--prompt", "hi"): "--prompt is for vision-language models",
         (
@@ -352,3 +356,28 @@ def test_tokens_around_a_picture_fail_no_comparison_and_take_no_row_of_the_patch
     rows = api.routes(models[0], data=data, figures=False).table
     assert set(rows["tokens"]) > {"patch", "text"}
     assert sentences(rows) == sentences(rows[rows["tokens"] == "patch"])
+
+
+def test_a_template_may_be_with_the_tokenizer(here: Path, one: Checkpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "older"
+    folder.mkdir()
+    for path in (here / "one").iterdir():
+        if path.name != "chat_template.jinja":
+            (folder / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = (here / "one" / "chat_template.jinja").read_text(encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    older = load_model(f"hf:{folder}", device="cpu", prompt=PROMPT)
+    assert model_of(older).layout.leading == model_of(one).layout.leading
+
+
+def test_tiles_with_a_thumbnail_are_numbered(tmp_path: Path) -> None:
+    folder = tiny_pictures.save(tmp_path / "tiles", "llama4")
+    path = folder / "processor_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["image_processor"]["max_patches"] = 4
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    # By default a picture is one tile.
+    assert not model_of(load_model(f"hf:{folder}", device="cpu", prompt=PROMPT)).layout.doubt
+    tiled = model_of(load_model(f"hf:{folder}", device="cpu", prompt=PROMPT, image_size=224))
+    assert tiled.layout.doubt == "80 image tokens make no square grid"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.huggingface.picture_layout import PictureLayout, find_layout, unmixed
 from moeprobe.adapters.huggingface.pictures import PictureReader
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.parts import Weight
 from moeprobe.routing.record import RoutingTrace
@@ -48,7 +48,13 @@ class PictureModel:
         self.size = self._reader.size
         self.layout = self._find_layout(processor)
         # A family may route image tokens by routers of their own, which the pass over texts did not show.
-        self.trace(self.framing.blank(), logits=False)
+        try:
+            self.trace(self.framing.blank(), logits=False)
+        except UserError as error:
+            texts_instead = option("data", "text:PATH")
+            raise UserError(
+                f"{error} So it is on pictures; probe it on texts, e.g. {texts_instead}."
+            ) from None
 
     @property
     def device(self) -> torch.device:

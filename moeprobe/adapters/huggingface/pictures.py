@@ -144,11 +144,13 @@ class PictureReader:
 
 def _in_template(processor: Any, prompt: str) -> tuple[str, dict[str, Any]]:
     """Return the text around a picture, and keywords of the processor that go with it."""
-    if getattr(processor, "chat_template", None) is None:
+    # Older folders have the template with the tokenizer.
+    of_tokenizer = {} if processor.chat_template else {"chat_template": processor.tokenizer.chat_template}
+    if None in of_tokenizer.values():
         return f"{processor.image_token}{prompt}", {}
     content = [{"type": "image"}, {"type": "text", "text": prompt}]
     text: str = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, **of_tokenizer
     )
     # A template writes the special tokens itself.
     return text, {"add_special_tokens": False}
