@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from moeprobe import api
 from moeprobe.adapters.hooks.factory import FileSettings
 from moeprobe.runtime.catalog import VIEWS, use_plugins
-from tests.adapters import zoo
+from tests.adapters import tiny_pictures, zoo
 from tests.adapters.test_packages import mixture_of_experts
 from tests.commands import refused, run
 from tests.contracts import test_probes as probe_contract
@@ -38,6 +38,7 @@ PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 RECORDED = ROOT / "docs" / "guide" / "recorded-routing.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 MONITOR = ROOT / "docs" / "guide" / "monitor.md"
+PICTURES = ROOT / "docs" / "guide" / "vision-language-models.md"
 READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
 
 
@@ -48,7 +49,20 @@ def test_every_python_block_is_run_here() -> None:
         RECORDED: 1,  # tests/examples/test_servers.py
         OTHER_FORMS: 1,
         MONITOR: 4,  # tests/integrations/test_page.py
+        PICTURES: 1,
     }  # fmt: skip
+
+
+def test_a_vision_language_model_is_probed_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_pictures.save(tmp_path / "tiny-vision")
+    tiny_pictures.photographs(tmp_path / "photos", 6)
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks("python", PICTURES)
+    names: dict[str, Any] = {}
+    exec(compile(example, PICTURES.name, "exec"), names)
+    assert (names["result"].table["tokens"] == "patch").any()
 
 
 def test_the_notebook_example_runs(

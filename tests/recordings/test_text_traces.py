@@ -90,5 +90,5 @@ def test_screen_and_refusals(folder: Path, tmp_path: Path) -> None:
     assert f"5 texts of text:{folder}/lines.jsonl" in " ".join(said.output.split()).replace("- ", "-")
     moved = refused(*command, f"text:{folder}/lines.jsonl", "--view", "typos", "--out", tmp_path / "u")
     assert "typos moves the tokens of a text" in moved and "--view embedding_noise" in moved
-    assert "holds images; name texts" in refused(*command, "digits", "--out", tmp_path / "u")
+    assert "reads texts and no images; name texts" in refused(*command, "digits", "--out", tmp_path / "u")
     assert not (tmp_path / "u").exists() or not any((tmp_path / "u").rglob("*.parquet"))

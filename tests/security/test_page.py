@@ -30,7 +30,7 @@ def test_bounds() -> None:
         f"| CIFAR's file | {cifar._MOST // 2**30} GiB; its list of names {cifar._LONGEST // MIB} MiB |",
         f"| texts | {text._LIMIT // MIB} MiB |",
         f"| synonyms | {synonyms._LIMIT // MIB} MiB |",
-        f"| one response of a server | {responses.MOST_BYTES // MIB} MiB |",
+        f"| one response of a server, in a file | {responses.MOST_BYTES // MIB} MiB |",
         f"| Parquet | {parquet.MOST_VALUES / 1e6:.0f} million values in a row group; "
         f"{parquet.MOST_ROWS / 1e6:.0f} million rows",
         f"at most {vmoe_files._MOST_UNPACKED:,} times its size",

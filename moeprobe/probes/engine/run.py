@@ -371,5 +371,7 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
 
-    modality = modality_of_data(data, files=getattr(probe, "files", ()))
+    # Sequences of tokens take the place of data.
+    is_given = getattr(probe, "tokens", None) is not None
+    modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
     return probe.prepare(load_models(sources, options, modality=modality), data, options)
