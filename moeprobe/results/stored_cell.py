@@ -143,8 +143,9 @@ class RowGroup:
 @functools.lru_cache(maxsize=4)
 def _whole_group(path: Path, version: Version, number: int) -> pa.Table:
     """Return a row group that cells share, which is small."""
-    table = open_parquet(path, version).read_row_group(number, use_threads=False)
-    return table.replace_schema_metadata(None)
+    with reading(path):
+        table = open_parquet(path, version).read_row_group(number, use_threads=False)
+        return table.replace_schema_metadata(None)
 
 
 @dataclass(frozen=True)

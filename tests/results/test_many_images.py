@@ -25,7 +25,7 @@ from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.results.values import Evaluator
 from moeprobe.runtime import parquet
-from moeprobe.runtime.files import write_csv
+from moeprobe.runtime.files import version_of, write_csv
 
 IMAGES = 2300
 
@@ -143,6 +143,22 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
     ):
         cell.load_all()
     assert next(iter(of_file(path))).num_images == 40
+
+
+def test_damage_in_rows_that_cells_share_is_one_sentence(tmp_path: Path) -> None:
+    """What says which cells there are is whole."""
+    path = tmp_path / "sums.parquet"
+    write(path, Size(30, patches=6, layers=2, severities=2, top_k=2))
+    group = parquet.open_parquet(path, version_of(path)).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    column = next(each for each in columns if each.path_in_schema.split(".")[0] not in stored_cell.KEYS)
+    content = bytearray(path.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    content[start : start + column.total_compressed_size] = b"\xa5" * column.total_compressed_size
+    path.write_bytes(content)
+    cell = next(iter(of_file(path)))
+    with pytest.raises(UserError, match=r"sums\.parquet is not as moeprobe wrote it \(.*; run its command again"):
+        cell.load_all()
 
 
 def test_numbers_of_an_image_are_computed_once_and_blocks_read_twice(
