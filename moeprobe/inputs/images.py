@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -120,12 +120,17 @@ class Framing:
         return f"RGB in [0, 1], {self.size} x {self.size} pixels, {extent}"
 
     def clean(self, image: Image.Image) -> Sample:
-        """Return the clean view of ``image``, whose pixels are not to be changed."""
-        if self._last is None or self._last[0] is not image:
+        """Return the clean view of ``image``."""
+        last = self._last
+        if last is None or last[0] is not image:
             last = image, sample(image, self.to_source(image), self.size)
             object.__setattr__(self, "_last", last)
-            return last[1]
-        return self._last[1]
+        # A view may write into its pixels, which the next draw needs as they were.
+        return Sample(last[1].pixels.clone(), last[1].to_source.copy())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: a loader process needs no image of this one."""
+        return {name: value for name, value in vars(self).items() if name != "_last"}
 
     def blank(self) -> torch.Tensor:
         """Return a black image as a batch, to learn of what kind a model's routing is."""

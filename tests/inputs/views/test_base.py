@@ -1,5 +1,7 @@
 """The clean view: which part of the source it shows, and as what numbers."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,25 @@ def test_a_clean_image_of_the_frames_size_is_its_bytes_over_255() -> None:
     sample = Framing(8).clean(Image.fromarray(values))
     assert torch.equal(sample.pixels, torch.from_numpy(values.transpose(2, 0, 1).copy()).float() / 255)
     np.testing.assert_array_equal(sample.to_source, np.eye(3))
+
+
+def test_a_clean_view_that_was_written_into_is_made_again() -> None:
+    """A view of a plug-in may, and is given the image once per draw."""
+    image, framing = Image.new("RGB", (8, 8), (255, 0, 51)), Framing(4)
+    expected = framing.clean(image).pixels.clone()
+    written = framing.clean(image)
+    written.pixels.zero_()
+    written.to_source[:] = 0
+    again = framing.clean(image)
+    assert torch.equal(again.pixels, expected)
+    np.testing.assert_array_equal(again.to_source, framing.to_source(image))
+
+
+def test_a_framing_travels_without_the_last_image() -> None:
+    framing = Framing(4)
+    empty = pickle.dumps(framing)
+    framing.clean(Image.new("RGB", (800, 800)))
+    assert pickle.dumps(framing) == empty and pickle.loads(empty) == framing
 
 
 def test_channels_come_first_and_rows_before_columns() -> None:
