@@ -157,7 +157,9 @@ def test_damage_in_rows_that_cells_share_is_one_sentence(tmp_path: Path) -> None
     content[start : start + column.total_compressed_size] = b"\xa5" * column.total_compressed_size
     path.write_bytes(content)
     cell = next(iter(of_file(path)))
-    with pytest.raises(UserError, match=r"sums\.parquet is not as moeprobe wrote it \(.*; run its command again"):
+    with pytest.raises(
+        UserError, match=r"sums\.parquet is not as moeprobe wrote it \(.*; run its command again"
+    ):
         cell.load_all()
 
 
