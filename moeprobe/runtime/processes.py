@@ -37,14 +37,28 @@ def usable() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST)
 
 
-def loader_processes(workers: int | None, encoded_images: int) -> int:
-    """Return how many processes load a run; None = so many that a device need not wait for decoding."""
+def loader_processes(workers: int | None, encoded_images: int, *, batch_bytes: int) -> int:
+    """Return how many processes load a run; None = so many that a device need not wait for decoding.
+
+    ``batch_bytes``: of the pixels of a batch, all views together.
+    """
     if workers is not None:
         return workers
-    if encoded_images < _MANY_IMAGES or not _SHARED_MEMORY.exists():
+    # Where torch does not copy this process, a script without a guard of its main part would be run again by each.
+    is_copied = _start_method() == "fork"
+    if encoded_images < _MANY_IMAGES or not is_copied or not _SHARED_MEMORY.exists():
         return 0
     # Containers often have too little for a batch of images.
-    return usable() - 1 if shutil.disk_usage(_SHARED_MEMORY).free >= _SHARED_BYTES else 0
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    # Each loads two ahead; some are in use, or on their way.
+    fitting = (free // max(batch_bytes, 1) - 4) // 2
+    return max(min(usable() - 1, fitting), 0) if free >= _SHARED_BYTES else 0
+
+
+def _start_method() -> str:
+    """Return how Python starts processes, without making the choice final."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator[T]:

@@ -100,4 +100,30 @@ def test_many_encoded_images_are_loaded_in_processes(
     """Not a few, and not where memory to share is as little as Docker gives by default."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    assert loader_processes(None, images) == expected and loader_processes(5, images) == 5
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
+    assert loader_processes(None, images, batch_bytes=2**20) == expected
+    assert loader_processes(5, images, batch_bytes=2**20) == 5
+
+
+@pytest.mark.parametrize(("free", "expected"), [(2**30, 0), (2**31, 1), (2**32, 3)])
+def test_batches_that_wait_fit_into_shared_memory(
+    free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 64 images at seven severities: three processes were seen to fill 1.3 GiB."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
+    assert loader_processes(None, 5000, batch_bytes=64 * 7 * 3 * 224**2 * 4) == expected
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_processes_that_would_run_the_script_again_are_not_started_unasked(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.14 starts them so."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=2**34))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: None)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [method, "fork"])
+    assert loader_processes(None, 5000, batch_bytes=2**20) == 0
+    assert loader_processes(5, 5000, batch_bytes=2**20) == 5

@@ -33,7 +33,6 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, is_foreign
 from moeprobe.runtime.device import FLOAT32
 from moeprobe.runtime.files import resolve
-from moeprobe.runtime.processes import loader_processes
 from moeprobe.runtime.short_paths import shortest_ends
 
 
@@ -331,10 +330,9 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         raise UserError(
             f"{data} {options.split} has no labels, so there is no class for {option('class_null')}."
         )
-    indices = choose_images(dataset, limit=options.limit, seed=options.seed)
-    return RunSpec(
+    spec = RunSpec(
         dataset=dataset,
-        indices=indices,
+        indices=choose_images(dataset, limit=options.limit, seed=options.seed),
         view_name=view_name,
         view=view,
         severities=steps,
@@ -342,13 +340,13 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         seed=options.seed,
         layers=options.layers,
         batch_size=options.batch_size,
-        workers=loader_processes(options.workers, len(indices) if dataset.is_encoded else 0),
         skip_bad_images=options.skip_bad_images,
         labeled=labeled,
         replayed_gates=getattr(probe, "gates", "recomputed"),
         floor_images=options.floor_images if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,
     )
+    return spec.with_workers(probe, models, options)
 
 
 def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> None:

@@ -26,6 +26,7 @@ from moeprobe.probes.engine.shard import Shard
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32
+from moeprobe.runtime.processes import loader_processes
 from moeprobe.runtime.seeds import generator
 
 
@@ -103,6 +104,18 @@ class RunSpec:
     def is_pair(self) -> bool:
         """Whether two random views are compared, and not a view with the clean image."""
         return isinstance(self.view, PairView) and not self.severities
+
+    def with_workers(self, probe: Probe[Any], models: Sequence[Checkpoint], options: Options) -> "RunSpec":
+        """Return the same with the loader processes that were asked for, or that fit it."""
+        # All that a probe may load at once: pairs and the view of another, steps, and small draws.
+        views = 2 + len(self.severities) + getattr(probe, "draws", 0)
+        pixels = max((getattr(model.framing, "size", 0) ** 2 for model in models), default=0)
+        workers = loader_processes(
+            options.workers,
+            len(self.indices) if self.dataset.is_encoded else 0,
+            batch_bytes=self.batch_size * views * pixels * 3 * 4,  # channels in float32
+        )
+        return dataclasses.replace(self, workers=workers)
 
 
 def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int]:
