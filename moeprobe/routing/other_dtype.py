@@ -6,7 +6,7 @@ the result rounded. The format is the same; products are added up in the order i
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -74,9 +74,20 @@ class _Emulated(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _PRODUCTS or "out" in kwargs or not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
+        if _has_float64((*args, *kwargs.values())):  # which autocast leaves alone
+            return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             result = func(*_round_operands(args), **_round_operands(kwargs))
         return result.to(torch.bfloat16)
+
+
+def _has_float64(values: Iterable[Any]) -> bool:
+    return any(
+        value.dtype == torch.float64
+        if isinstance(value, Tensor)
+        else isinstance(value, tuple | list) and _has_float64(value)
+        for value in values
+    )
 
 
 def _round_operands(value: Any) -> Any:

@@ -202,6 +202,17 @@ def test_emulated_products_are_those_of_rounded_operands(monkeypatch: pytest.Mon
     assert other_dtype.other_dtype_name(CPU) == "bfloat16, emulated"
 
 
+@pytest.mark.parametrize("emulated", [False, True])
+def test_products_in_float64_stay_as_they_are(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast leaves them alone, e.g. of a router in float64."""
+    monkeypatch.setattr(other_dtype, "is_emulated", lambda _device: emulated)
+    rows, weight = torch.rand(4, 8, dtype=torch.float64), torch.rand(3, 8, dtype=torch.float64)
+    with other_dtype.in_dtype(CPU):
+        products = torch.nn.functional.linear(rows, weight), torch.einsum("bi,oi->bo", rows, weight)
+    for product in products:
+        assert product.dtype == torch.float64 and torch.allclose(product, rows @ weight.T, atol=1e-12)
+
+
 def test_an_emulated_floor_is_of_the_size_of_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = named(checkpoint().model)
     pixels = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(1))
