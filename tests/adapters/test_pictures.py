@@ -336,6 +336,14 @@ def test_a_layout_is_believed_only_where_it_is_proved(name: str, embed: Any, is_
     assert layout.leading == (("before", 1), ("special", 1)) and layout.order.tolist()[:2] == [0, 17]
 
 
+def test_more_image_tokens_than_patches_are_numbered() -> None:
+    """As of a processor that ends each row with one."""
+    ids = torch.tensor([1, *[9] * 20, 2])
+    outputs = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
+    layout = find_layout(ids, outputs, image_id=9, special_ids={1}, size=56, embed=None)
+    assert layout.name == NUMBERED and layout.doubt == "20 image tokens make no square grid"
+
+
 def test_an_audit_reads_pictures_too(here: Path, data: str) -> None:
     plan = run("audit", f"hf:{here / 'one'}", "--data", data, "--limit", 3, "--dry-run", "--json")
     assert plan.exit_code == 0, plan.output

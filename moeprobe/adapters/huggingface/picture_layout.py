@@ -43,7 +43,8 @@ def _merged(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | Non
     if "image_grid_thw" not in outputs:
         return None
     _, rows, columns = outputs["image_grid_thw"][0].tolist()
-    merge = math.isqrt(rows * columns // tokens)
+    # Separators may be image tokens too, which are then more than patches.
+    merge = max(math.isqrt(rows * columns // tokens), 1)
     sides = rows // merge, columns // merge
     return sides if sides[0] * sides[1] == tokens else None
 
