@@ -70,6 +70,7 @@ def values(result: Result, **wanted: Any) -> pd.Series:
 def test_a_family_is_opened_with_its_image_tokens_in_their_places(
     family: str, data: str, tmp_path: Path
 ) -> None:
+    pytest.importorskip(f"transformers.models.{family}")  # older releases have fewer
     folder = tiny_pictures.save(tmp_path / family, family)
     checkpoint = load_model(f"hf:{folder}", device="cpu", prompt=PROMPT)
     model = model_of(checkpoint)

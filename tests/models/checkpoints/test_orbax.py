@@ -148,7 +148,12 @@ def test_a_chunk_of_forty_gigabytes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("driver", "name"), [("zarr", ".zarray"), ("zarr3", "zarr.json")])
-@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a": ' * 70 + b"0" + b"}" * 70, b"{", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 200_000, b'{"a": ' * 70 + b"0" + b"}" * 70, b"{", b"\xff"],
+    # The name of a test is handed to processes that it starts.
+    ids=["brackets", "levels", "cut off", "no UTF-8"],
+)
 def test_a_description_that_would_overflow_the_stack(
     tmp_path: Path, driver: str, name: str, content: bytes
 ) -> None:
