@@ -9,7 +9,11 @@ import pytest
 
 from tests.commands import Trained
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise,
+    pytest.mark.skipif(sys.platform == "win32", reason="sends signals"),
+]
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()
 # In place of ``moeprobe list`` a command in which the signal is raised by ``__del__``, and that goes on to its end.
 COMMAND = """

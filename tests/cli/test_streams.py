@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Real shells, which take their time.
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
+
 CLOSED = {"output": ">&-", "errors": "2>&-", "output and input": "<&- >&-", "all": "<&- >&- 2>&-"}
 closed = pytest.mark.parametrize("redirection", CLOSED.values(), ids=CLOSED)
 # As a library in C does: it prints to the numbers of the streams, while a file is open.

@@ -29,6 +29,9 @@ from moeprobe.integrations import (
 from moeprobe.integrations.delivery import Deliveries
 from tests.integrations.trainings import STEPS, Draws, equal, random_states, train, vmoe
 
+# Real processes and servers, which take their time.
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
+
 KEY = "routing/kappa/typos"
 
 ERRORS = (

@@ -19,6 +19,9 @@ pytest.importorskip("transformers")
 
 from tests.recordings.test_sequences import saved_model
 
+# Real processes and servers, which take their time.
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
+
 _HEAD = b"HTTP/1.1 200 OK\r\n"
 _DEEP = b"[" * 100_000 + b"]" * 100_000
 _SLOW = "none came within 0.3 s"
