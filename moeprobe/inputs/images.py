@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from PIL import Image
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
 from moeprobe.inputs.modality import IMAGE, Modality
+from moeprobe.runtime.caching import cache_last
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +99,6 @@ class Framing:
     crop_fraction: float | None = None
 
     modality: ClassVar[Modality] = IMAGE
-    # The last image with its clean view: a view asks for it once per draw, and resizing takes longer than the noise.
-    _last: ClassVar[tuple[Image.Image, Sample] | None] = None
 
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""
@@ -121,16 +120,18 @@ class Framing:
 
     def clean(self, image: Image.Image) -> Sample:
         """Return the clean view of ``image``."""
-        last = self._last
-        if last is None or last[0] is not image:
-            last = image, sample(image, self.to_source(image), self.size)
-            object.__setattr__(self, "_last", last)
         # A view may write into its pixels, which the next draw needs as they were.
-        return Sample(last[1].pixels.clone(), last[1].to_source.copy())
+        kept = self._clean(image)
+        return Sample(kept.pixels.clone(), kept.to_source.copy())
+
+    # A view asks for it once per draw, and resizing takes longer than the noise.
+    @cache_last
+    def _clean(self, image: Image.Image) -> Sample:
+        return sample(image, self.to_source(image), self.size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: a loader process needs no image of this one."""
-        return {name: value for name, value in vars(self).items() if name != "_last"}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def blank(self) -> torch.Tensor:
         """Return a black image as a batch, to learn of what kind a model's routing is."""

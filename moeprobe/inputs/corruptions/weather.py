@@ -37,8 +37,8 @@ _GRAY = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]  # of ITU-R B
 _CRYSTALS = (40, 700)
 _BEND = 40
 _ICE = np.array([0.78, 0.9, 1.0])[:, None, None]
-# The last ice with the state that its draws began in, and its side.
-_LAST_ICE: list[tuple[tuple[str, int], Pixels]] = []
+# The last ice, by the state that its draws began in and its side.
+_LAST_ICE: dict[tuple[str, int], Pixels] = {}
 
 
 def fog(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
@@ -96,11 +96,11 @@ def frost(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 def _resized_ice(rng: np.random.Generator, side: int) -> Pixels:
     """Return ice, which the severities of an image share: drawing it takes longer than all else of a frost."""
     key = (str(rng.bit_generator.state), side)
-    for last, drawn in _LAST_ICE:
-        if last == key:
-            return drawn
-    resized = resize(ice(rng), side)
-    _LAST_ICE[:] = [(key, resized)]
+    resized = _LAST_ICE.get(key)
+    if resized is None:
+        resized = resize(ice(rng), side)
+        _LAST_ICE.clear()
+        _LAST_ICE[key] = resized
     return resized
 
 

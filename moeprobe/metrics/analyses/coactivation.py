@@ -16,8 +16,9 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Array, Share, Totals, cache_last, divide
+from moeprobe.metrics.stats.statistic import Array, Share, Totals, divide
 from moeprobe.metrics.token_kinds import double, patches
+from moeprobe.runtime.caching import cache_last
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.statistic import Array, Totals, cache_last, divide
+from moeprobe.metrics.stats.statistic import Array, Totals, divide
+from moeprobe.runtime.caching import cache_last
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.kappa import room
-from moeprobe.metrics.stats.statistic import Array, Statistic, cache_last, divide, is_linear
+from moeprobe.metrics.stats.statistic import Array, Statistic, divide, is_linear
+from moeprobe.runtime.caching import cache_last
 from moeprobe.runtime.seeds import generator
 
 # One of so many experts is hot.

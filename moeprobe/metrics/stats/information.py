@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 
 from moeprobe.metrics.stats.entries import Entries, sum_by_key
-from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide
+from moeprobe.metrics.stats.statistic import Array, Integers, divide
+from moeprobe.runtime.caching import cache_last
 from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.

@@ -13,12 +13,12 @@ from moeprobe.metrics.stats.statistic import (
     Array,
     Statistic,
     Totals,
-    cache_last,
     counted_trials,
     divide,
     is_additive,
     is_bounded,
 )
+from moeprobe.runtime.caching import cache_last
 
 # A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
 COLLAPSED = 1e-6

@@ -17,7 +17,8 @@ from moeprobe.metrics.stats.chance.counts import Counts, count
 from moeprobe.metrics.stats.chance.strata import Strata, are_thin
 from moeprobe.metrics.stats.chance.totals import ChanceTotals
 from moeprobe.metrics.stats.chance.trials import Histograms, Trials
-from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide, expand_linearly
+from moeprobe.metrics.stats.statistic import Array, Integers, divide, expand_linearly
+from moeprobe.runtime.caching import cache_last
 
 # Numbers held at a time: products of counts and image weights.
 NUMBERS_AT_ONCE = 2**21

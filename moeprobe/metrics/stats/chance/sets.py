@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.chance.strata import are_thin
-from moeprobe.metrics.stats.statistic import Array, Integers, cache_last, divide, expand_linearly
+from moeprobe.metrics.stats.statistic import Array, Integers, divide, expand_linearly
+from moeprobe.runtime.caching import cache_last
 
 # Sets as ones and zeros, in any precision.
 Members = NDArray[np.floating]

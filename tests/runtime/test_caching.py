@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, cache_last
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.runtime.caching import cache_last
 
 
 @dataclass(frozen=True)
