@@ -9,7 +9,7 @@ from moeprobe.runtime.arguments import check_keywords, checked_class, signature_
 _PACKAGE = "integrations"
 # What a callback hands to its monitor itself.
 _HANDED_IN = ("model", "data")
-check_arguments = partial(checked_class, package=_PACKAGE)
+check_class = partial(checked_class, package=_PACKAGE)
 
 
 def check_settings(callback: type, settings: Mapping[str, Any], *, monitor: type) -> None:

@@ -7,14 +7,14 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from moeprobe.errors import UserError
-from moeprobe.integrations.arguments import check_arguments, check_settings
+from moeprobe.integrations.arguments import check_class, check_settings
 from moeprobe.integrations.guard import NOT_RESUMED, TrainingGuard
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
 
 
-@check_arguments
+@check_class
 class HuggingfaceMonitor(TrainerCallback):
     """Makes a ``RoutingMonitor`` of the model that is trained, and calls it after each step.
 

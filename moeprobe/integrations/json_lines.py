@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moeprobe.errors import UserError
-from moeprobe.integrations.arguments import check_arguments
+from moeprobe.integrations.arguments import check_class
 from moeprobe.integrations.sinks import RoutingRecord, Sink, cannot_write
 from moeprobe.runtime.files import expand
 
 _BLOCK = 1 << 16
 
 
-@check_arguments
+@check_class
 class JsonLines(Sink):
     """A file with a line per record: all that was measured, with intervals and layer by layer.
 

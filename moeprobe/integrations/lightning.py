@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moeprobe.integrations.arguments import check_arguments, check_settings
+from moeprobe.integrations.arguments import check_class, check_settings
 from moeprobe.integrations.guard import NOT_RESUMED, TrainingGuard
 from moeprobe.integrations.monitor import RoutingMonitor
 from moeprobe.integrations.probe_set import Data
@@ -15,7 +15,7 @@ except ModuleNotFoundError:  # the same under its earlier name, which can be ins
     from pytorch_lightning import Callback
 
 
-@check_arguments
+@check_class
 class LightningMonitor(Callback):
     """Makes a ``RoutingMonitor`` of a part of the module that is trained, and calls it after each step.
 

@@ -28,7 +28,7 @@ from moeprobe.declarations.options import Options
 from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.integrations import measure
-from moeprobe.integrations.arguments import check_arguments
+from moeprobe.integrations.arguments import check_class
 from moeprobe.integrations.choices import RecordedChoices, choices_of, state_of
 from moeprobe.integrations.delivery import Deliveries
 from moeprobe.integrations.guard import TrainingGuard
@@ -55,7 +55,7 @@ SINCE_FIRST, SINCE_LAST = "since_first", "since_last"
 Normalization = tuple[Sequence[float], Sequence[float]]
 
 
-@check_arguments
+@check_class
 class RoutingMonitor:
     """Measures the routing of a model on a fixed probe set, every so many steps of its training.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError, option
-from moeprobe.integrations.arguments import check_arguments
+from moeprobe.integrations.arguments import check_class
 from moeprobe.runtime.extras import missing_package
 from moeprobe.runtime.files import expand
 
@@ -60,7 +60,7 @@ class Sink(ABC):
         """Finish writing, when the training has ended."""
 
 
-@check_arguments
+@check_class
 class TensorBoard(Sink):
     """Event files of TensorBoard (extra ``tensorboard``).
 
@@ -91,7 +91,7 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
-@check_arguments
+@check_class
 class WeightsAndBiases(Sink):
     """A run of Weights & Biases (extra ``wandb``), online or offline as the run is.
 
@@ -126,7 +126,7 @@ class WeightsAndBiases(Sink):
         self._run.log({**record.values, "routing/step": record.step})
 
 
-@check_arguments
+@check_class
 class Mlflow(Sink):
     """A run of MLflow (extra ``mlflow``), on a server or in a store of files.
 

@@ -111,8 +111,8 @@ class LayerRouting:
 
     @cached_property
     def processed_mask(self) -> Tensor:
-        # A choice of -1 may still be marked as processed.
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
+        # A choice of -1 may still be marked as processed.
         return self._mask(self.processed & (self.selected >= 0))
 
     def selects_the_same(self, view: LayerRouting) -> Tensor:

@@ -84,21 +84,18 @@ class Probes(Part):
 
 
 def _race(probe: Probe[Any], subject: Subject) -> Race:
-    passes = count_passes(partial(subject.ask, probe), subject)
+    ours = partial(subject.ask, probe)
+    passes = count_passes(ours, subject)
     return Race(
         f"{probe.name}, {subject.sizes.images} images, {subject.sizes.name}: {passes.said(subject.num_batches)}",
         [
-            Contestant(OURS, partial(_ask, subject, probe), "ours"),
+            Contestant(OURS, ours, "ours"),
             Contestant(BARE, partial(_bare, subject, passes), "limit"),
         ],
         tolerance=None,
         targets=[Target(OURS, BARE, at_least=_SHARES[probe.name])],
         items=subject.sizes.images,
     )
-
-
-def _ask(subject: Subject, probe: Probe[Any]) -> None:
-    subject.ask(probe)
 
 
 def count_passes(work: Callable[[], object], subject: Subject) -> Passes:

@@ -16,12 +16,7 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, RunWarning, UserError, option
-from moeprobe.probes.engine.checks import (
-    check_folder,
-    check_precision,
-    check_some,
-    preflight,
-)
+from moeprobe.probes.engine.checks import check_folder, check_precision, check_some, preflight
 from moeprobe.probes.engine.origins import modality_of_data
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.engine.shard import Shard, check_splits

@@ -113,8 +113,8 @@ class FewshotMeasurement(Measurement[Result]):
         return dataclasses.replace(spec, severities=severities, labeled=True)
 
     def make_request(self) -> dict[str, Any]:
-        # The rule that chooses a strength changes the numbers, so it belongs to the request.
         """Return everything that the numbers depend on, including the choice of strengths."""
+        # The rule that chooses a strength changes the numbers, so it belongs to the request.
         return super().make_request() | {"held_out_per_class": self._held_out, "l2_strengths": _L2}
 
     def run(
