@@ -19,25 +19,29 @@ def _steps() -> list[dict[str, object]]:
     return action["runs"]["steps"]
 
 
-def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
-    """The last step as GitHub runs it, on the folder of a finished run of two models."""
+def _compare(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """Run the last step of the action as GitHub runs it."""
     script = str(_steps()[-1]["run"]).replace("python ", f"{sys.executable} ")
-    finished = tmp_path / "summary.md"
-    environment = os.environ | {
-        "GITHUB_ACTION_PATH": str(PROJECT),
-        "GITHUB_STEP_SUMMARY": str(finished),
-        "REFERENCE": "checkpoints/reference/digits-baseline-k2-seed0",
-        "CANDIDATE": "checkpoints/reference/digits-prc-k2-seed0",
-        "FAIL_IF_WORSE": "top1_match_kappa",
-        "OPTIONS": "--probe match-ratio --limit 24",
-    }
-    run = subprocess.run(
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=PROJECT,
-        env=environment,
+        cwd=folder,
+        env=os.environ | {"GITHUB_ACTION_PATH": str(PROJECT)} | given,
         capture_output=True,
         text=True,
         check=False,
+    )
+
+
+def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
+    """On the folder of a finished run of two models."""
+    finished = tmp_path / "summary.md"
+    run = _compare(
+        PROJECT,
+        GITHUB_STEP_SUMMARY=str(finished),
+        REFERENCE="checkpoints/reference/digits-baseline-k2-seed0",
+        CANDIDATE="checkpoints/reference/digits-prc-k2-seed0",
+        FAIL_IF_WORSE="top1_match_kappa",
+        OPTIONS="--probe match-ratio --limit 24",
     )
     assert run.returncode in (0, 3), run.stderr
     text = finished.read_text(encoding="utf-8")
@@ -50,20 +54,13 @@ def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
 
 def test_a_reference_is_never_an_option(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("open('marker', 'w').close()")
-    script = str(_steps()[-1]["run"]).replace("python ", f"{sys.executable} ")
-    given = {
-        "REFERENCE": f"--plugins={tmp_path / 'code.py'}",
-        "CANDIDATE": "b",
-        "FAIL_IF_WORSE": "",
-        "OPTIONS": "",
-    }
-    run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=os.environ | given | {"GITHUB_ACTION_PATH": str(PROJECT), "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
+    run = _compare(
+        tmp_path,
+        REFERENCE=f"--plugins={tmp_path / 'code.py'}",
+        CANDIDATE="b",
+        FAIL_IF_WORSE="",
+        OPTIONS="",
+        PYTHONPATH=str(PROJECT),
     )
     assert run.returncode == 2
     assert "There is no checkpoint '--plugins=" in run.stderr

@@ -15,7 +15,6 @@ from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.recordings.faults import Finding
 from moeprobe.results.numbers import interval
-from moeprobe.studies.server import client
 from moeprobe.studies.server.result import page_html, page_text
 from tests.commands import run
 from tests.studies.server_stub import Answer, StatusError, Stub, late, running
@@ -26,17 +25,7 @@ from tests.adapters.tiny_texts import texts
 from tests.recordings.test_sequences import saved_model
 
 # Intervals are asserted.
-pytestmark = pytest.mark.resamples
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("server") / "small", "olmoe")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAUSE", 0.01)
+pytestmark = [pytest.mark.resamples, pytest.mark.usefixtures("impatient")]
 
 
 def check(stub: Stub, out: Path, **changes: Any) -> api.ServerResult:

@@ -10,31 +10,19 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.studies.server import client
 from tests.commands import refused
 from tests.studies.rude_server import Rude, Speak, drip, flood, listening, reply
 from tests.studies.server_stub import Answer, Stub, running
 
 pytest.importorskip("transformers")
 
-from tests.recordings.test_sequences import saved_model
 
 # Real processes and servers, which take their time.
-pytestmark = [pytest.mark.slow, pytest.mark.promise]
+pytestmark = [pytest.mark.slow, pytest.mark.promise, pytest.mark.usefixtures("impatient")]
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
 _DEEP = b"[" * 100_000 + b"]" * 100_000
 _SLOW = "none came within 0.3 s"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("distrust") / "small", "olmoe")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAUSE", 0.01)
 
 
 @pytest.fixture
