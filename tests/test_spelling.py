@@ -1,10 +1,9 @@
 """One spelling, American, in code and pages; what files of runs and configurations say stays as it is."""
 
 import re
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.sources import ROOT, tracked_files
+
 BRITISH = re.compile(
     r"colour|neighbour|behaviour|favour|[a-z]ecognis|ummaris|serialis|organis|optimis(?!m|tic)|generalis|centre\b|\bgrey|"
     r"ormalis(?:ed|es|ing|ation)|nitialis(?:ed|es|ing|ation)|nlabelled|labelling|modelling|catalogue",
@@ -15,13 +14,9 @@ KEPT = re.compile(r"\"(colours|normalisation)\"")
 
 
 def test_spelling_is_american() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "moeprobe", "tests", "docs", "reports", "benchmarks", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
     files = [
         ROOT / name
-        for name in listed
+        for name in tracked_files("moeprobe", "tests", "docs", "reports", "benchmarks", "*.md")
         if name.endswith((".py", ".md", ".jinja", ".css", ".js"))
         and name not in ("tests/test_spelling.py", "tests/models/test_config.py")
     ]

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +14,7 @@ from markdown.extensions.toc import slugify
 from moeprobe.runtime.files import sha256
 from reports.scripts.archive import read_manifest
 from tests.docs.pages import PAGES, README, ROOT, TEXT, name_of
+from tests.sources import tracked_files
 
 DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -191,10 +191,7 @@ def test_every_drawn_picture_has_its_script(generate: ModuleType) -> None:
 
 def tracked(folder: Path) -> bool:
     """Whether git knows a file of the folder: runs of one's own lie beside the committed reports."""
-    listed = subprocess.run(
-        ["git", "ls-files", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return bool(listed.stdout)
+    return bool(tracked_files(str(folder)))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- printed by: " in TEXT[page]], ids=name_of)

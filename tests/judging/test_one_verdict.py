@@ -22,9 +22,10 @@ from moeprobe.results.finished import read_result
 from moeprobe.results.numbers import interval, number
 from moeprobe.studies.report.reading import Run, read_runs
 from moeprobe.studies.report.summary import lead_of
+from tests.sources import tracked_files
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = sorted(path.parent for path in (ROOT / "reports").rglob("comparison.csv"))
+FOLDERS = sorted((ROOT / name).parent for name in tracked_files("reports/*/comparison.csv"))
 CELL = ["checkpoint", "reference", "layer", "view", "severity", "tokens", "metric", "null"]
 SCALES = scales()
 

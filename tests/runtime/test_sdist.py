@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.sources import tracked_files
+
 ROOT = Path(__file__).parents[2]
 CONTENT = {
     "CHANGELOG.md",
@@ -73,9 +75,7 @@ def test_two_clones_give_the_same_bytes(
         second = build(kind, there, tmp_path / f"{kind} of there", umask=0o077)
         assert first.name == second.name
         assert first.read_bytes() == second.read_bytes(), kind
-    tracked = subprocess.run(
-        ["git", "ls-files", "moeprobe", "configs"], cwd=here, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = tracked_files("moeprobe", "configs", root=here)
     with zipfile.ZipFile(next((tmp_path / "wheel of here").iterdir())) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == {

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import tracked_files
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STEPS = (
@@ -80,8 +82,6 @@ def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
     def named(folder: Path) -> set[str]:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
-    tracked = subprocess.run(
-        ["git", "ls-files", "moeprobe", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = tracked_files("moeprobe", "configs")
     wanted = {name if name.startswith("moeprobe/") else f"moeprobe/{name}" for name in tracked}
     assert wanted <= {f"moeprobe/{name}" for name in named(installed / "moeprobe")}
