@@ -139,11 +139,12 @@ def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) 
     if run.table is None:
         return []
     collected = []
+    table, comparison = (None if rows is None else _pooled_rows(rows) for rows in (run.table, run.comparison))
     for headline in resolve_headlines(declared, run.table, run.modality):
         every = (headline.which, *(which for _, which in headline.companions))
         values, differences = (
-            {which: None if table is None else select_rows(table, which) for which in every}
-            for table in (_of_view(run.table, headline.view), _of_view(run.comparison, headline.view))
+            {which: None if rows is None else _rows_about(rows, which) for which in every}
+            for rows in (_of_view(table, headline.view), _of_view(comparison, headline.view))
         )
         leading = values[headline.which]
         assert leading is not None
@@ -222,7 +223,15 @@ def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> He
 
 def select_rows(table: pd.DataFrame, which: Which) -> pd.DataFrame:
     """Return the rows of ordinary tokens, or the output, about a metric and null: of draws and experts their pool."""
-    keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
+    return _pooled_rows(_rows_about(table, which))
+
+
+def _rows_about(table: pd.DataFrame, which: Which) -> pd.DataFrame:
+    return table[(table["metric"] == which[0]) & (table["null"] == which[1])]
+
+
+def _pooled_rows(table: pd.DataFrame) -> pd.DataFrame:
+    keep = table["tokens"].isin([*ORDINARY, ""])
     for column in ("draw", "expert"):
         if column in table:
             keep &= is_pooled(table[column])

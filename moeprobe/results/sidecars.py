@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -302,15 +303,18 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow
 
 def provenance() -> dict[str, Any]:
     """Return versions of what computes, the format of sums and tables, the platform, and the commit of a checkout."""
-    versions = {"moeprobe": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        versions[package] = metadata.version(package)
     return {
-        "versions": versions,
+        "versions": {"moeprobe": __version__, "python": platform.python_version()} | _package_versions(),
         "format": FORMAT,
         "platform": f"{platform.system()} {platform.machine()}",
         "git_commit": _git_commit(),
     }
+
+
+@cache
+def _package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute; reading them parses their descriptions whole."""
+    return {package: metadata.version(package) for package in _PACKAGES}
 
 
 def _git_commit() -> str | None:

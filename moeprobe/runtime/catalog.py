@@ -16,7 +16,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class Catalog:
             "its class."
         )
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The place of its files."""
         # By its place on disk: looking a package up by name would import its parents, and torch with them.
