@@ -25,8 +25,12 @@ gc.disable()
 from moeprobe.runtime.torchvision_compat import import_with_operators  # noqa: E402
 from tests.browser import browser  # noqa: E402, F401  # a fixture of several folders
 
-# Before any test imports timm or transformers, which need a torchvision that works.
-import_with_operators("torchvision")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load torchvision before any test imports timm or transformers, which need one that works."""
+    # The process that only hands out tests needs none, and the others wait for it.
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        import_with_operators("torchvision")
 
 
 def pytest_collection_finish() -> None:

@@ -316,6 +316,8 @@ def first_with_torch(*statements: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_must_not_import_torch() -> None:
     assert not first_with_torch(*WITHOUT_TORCH)
 

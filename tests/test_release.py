@@ -32,6 +32,8 @@ def _compare(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
     """On the folder of a finished run of two models."""
     finished = tmp_path / "summary.md"
@@ -52,6 +54,8 @@ def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
     assert ("Worse in" in text) == (run.returncode == 3)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_reference_is_never_an_option(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("open('marker', 'w').close()")
     run = _compare(
@@ -77,6 +81,8 @@ def test_names_in_the_summary_are_shown_as_they_are() -> None:
     assert "](" not in row.replace(r"\](", "")
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_mistake_fails_the_action(tmp_path: Path) -> None:
     finished = tmp_path / "summary.md"
     run = subprocess.run(

@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
         + " ".join(f"{code(name)}: {text}." for name, text in BENCH_COLUMNS.items()),
         *_sections(on_cpu),
         full_size.section(),
-        "## On a GPU\n\nThe targets are those of a CPU. On a GPU these sizes are small: a product takes less time than "
+        "## On a GPU\n\nThe targets were set for a CPU. On a GPU these sizes are small: a product takes less time than "
         "the steps around it take to start, so what does fewer steps is quicker. The matrices of one MoE layer of "
         "V-MoE-S/32 with 16 images are meant to fill a CPU. Other processes used this machine at the same time. Shown "
         "is the quickest of the others; limits are in the table of the report.",

@@ -60,6 +60,8 @@ def test_what_is_measured_has_the_sizes_that_were_asked_for() -> None:
     assert SMALL.images >= 256 and MANY.images >= 256 and len(SIGMAS) == 10
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("race", ["noise-sweep", "match-ratio"])
 def test_a_notebook_that_computes_something_else_is_refused(
     race: str, monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,8 @@ def test_the_header_names_the_layers_of_the_model(kind: str) -> None:
     assert Header({}, shapes).moe_layers == tuple(moe_layers(model))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained, tmp_path: Path) -> None:
     for name, options in (
         ("match", ("match-ratio",)),
@@ -227,6 +229,8 @@ def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained,
     assert (tmp_path / "compared/comparison.csv").is_file() and (tmp_path / "report/report.html").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_recorded_routing_is_analyzed_without_what_draws(trained: Trained, tmp_path: Path) -> None:
     api.record(trained["prc"], data="digits", limit=4, out=tmp_path / "recorded")
     (trace,) = (tmp_path / "recorded").rglob("*.parquet")
@@ -235,6 +239,8 @@ def test_recorded_routing_is_analyzed_without_what_draws(trained: Trained, tmp_p
     assert (code, brought) == (0, False), said
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: Path) -> None:
     (tmp_path / "last.safetensors").write_bytes(b"")
     without_arrays = [

@@ -53,6 +53,8 @@ def test_help_is_printed_in_any_encoding(encoding: str) -> None:
     assert "P.rank1, ..." in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="looks where matplotlib keeps its fonts on Linux")
 def test_a_home_that_takes_no_files_is_no_matter(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "home").touch()
@@ -104,6 +106,8 @@ except SystemExit:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_backend_of_matplotlib_that_there_is_not() -> None:
     def python(code: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"MPLBACKEND": "nosuch"}
@@ -130,6 +134,8 @@ print(sum(map(int, sizes)) // 1024)
 _ASKED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.skipif(
     not _ASKED.exists() or "[madvise]" not in _ASKED.read_text(encoding="utf-8"),
     reason="this system has no huge pages for those who ask",

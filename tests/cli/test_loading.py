@@ -43,10 +43,14 @@ print(len(runs))
     return int(done.stdout)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_torch_is_loaded_with_few_collections() -> None:
     assert collections("collect_rarely(at_end=False)") < collections("") / 4
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("before", "inside", "after"),
     [("", "", WRITE), ("", WRITE, ""), ("from helper import log", "", "")],

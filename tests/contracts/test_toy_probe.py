@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.commands import Trained
 from tests.contracts.dropped_in import run_with
 
@@ -33,6 +35,8 @@ class Toy(Probe["Result"]):
 '''
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_probe_is_one_file(tmp_path: Path, trained: Trained) -> None:
     run, page = str(tmp_path / "run"), str(tmp_path / "page")
     checkpoints = [str(path.resolve()) for path in trained.values()]

@@ -115,6 +115,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_built_site_is_whole(site: Path) -> None:
     """Every picture and link of every page is there, with its section; each table has a header; nothing is fetched."""
     pages = {path: Page() for path in site.rglob("*.html") if path.name != "404.html"}
@@ -134,6 +136,8 @@ def test_the_built_site_is_whole(site: Path) -> None:
     assert not [path.name for path, page in pages.items() if page.headless]
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_built_site_loads_nothing_from_elsewhere(site: Path) -> None:
     loaded = re.compile(r"<(?:script|img|link|iframe|source)[^>]*(?:src|href)=\"?https?:[^>]*")
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
@@ -143,6 +147,8 @@ def test_the_built_site_loads_nothing_from_elsewhere(site: Path) -> None:
     assert '<svg class="flow"' in pages["architecture.html"]
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @needs_browser
 def test_the_search_works_from_a_folder(site: Path, browser: Any) -> None:
     from selenium.webdriver.common.by import By

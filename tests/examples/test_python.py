@@ -99,6 +99,8 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_model_of_ones_own_is_probed_as_the_readme_says(my_models: Path) -> None:
     """In a process of its own: which import comes first matters where torchvision does not fit PyTorch."""
     (example,) = blocks("python", README)

@@ -146,6 +146,8 @@ def test_all_names_are_there() -> None:
             assert getattr(integrations, name).__name__ == name
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.filterwarnings("default")
 def test_the_trainer_of_transformers_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip(
@@ -162,6 +164,8 @@ def test_the_trainer_of_transformers_ends_with_the_same_bits(folder: Path, tmp_p
     assert sum("routing/load_entropy" in entry for entry in trainers[1].state.log_history) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.filterwarnings("default")
 def test_the_trainer_of_transformers_resumes_the_drift(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip(

@@ -240,6 +240,8 @@ def test_a_checkpoint_that_has_changed_since_is_refused(
     assert "checkpoint prc is" in refused("merge", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "out")
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     measured: Path, trained: Trained, tmp_path: Path
 ) -> None:
@@ -262,6 +264,7 @@ def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     assert {name for name in own if PARTS in name} <= set(contents(tmp_path / "2"))
 
 
+@pytest.mark.promise
 @pytest.mark.pictures
 @pytest.mark.parametrize(
     "moment",

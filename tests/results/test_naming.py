@@ -82,6 +82,8 @@ def test_traces_are_named_after_checkpoints(trained: Trained, tmp_path: Path) ->
     assert "named after the checkpoints; leave --names out" in said
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 @pytest.mark.parametrize(
     "command",

@@ -319,6 +319,8 @@ def test_a_probe_takes_no_name_of_another(tmp_path: Path, name: str, said: str) 
         registry.kinds()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_process_of_its_own_says_the_same(tmp_path: Path) -> None:
     result = shell("--plugins=none.py", "list", "views", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -370,6 +372,8 @@ def test_a_module_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mo
         plugins._installed_plugins.cache_clear()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_process_that_unpickles_a_view_finds_its_class(view: Path) -> None:
     """Where loader processes are not forked, they get the views pickled."""
     catalog.use_plugins([view])

@@ -47,6 +47,8 @@ def clone(folder: Path, *, umask: int, time: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_source_distribution_is_small_and_builds_the_wheel(tmp_path: Path) -> None:
     archive = build("sdist", ROOT, tmp_path / "dist")
     assert archive.stat().st_size < LARGEST

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Each starts a Python that loads torch and torchvision.
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
+
 # What the C++ library of torchvision does when it loads. A second declaration would end the process.
 LOADS = """
 import torch

@@ -162,6 +162,8 @@ def test_what_is_wrong_is_one_sentence(four: list[Path], tmp_path: Path) -> None
         api.curves([])
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_in_a_process_of_its_own_without_torch(four: list[Path], tmp_path: Path) -> None:
     said = shell("curves", *(path.name for path in four), "--out", "out", cwd=tmp_path)
     assert said.returncode == 0 and not said.stderr, said.stderr

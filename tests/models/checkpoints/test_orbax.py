@@ -147,6 +147,8 @@ def test_a_chunk_of_forty_gigabytes_is_refused(tmp_path: Path) -> None:
         read_vmoe(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize(("driver", "name"), [("zarr", ".zarray"), ("zarr3", "zarr.json")])
 @pytest.mark.parametrize(
     "content",

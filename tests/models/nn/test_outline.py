@@ -75,6 +75,8 @@ def test_what_the_header_does_not_say_is_built(tmp_path: Path) -> None:
         inspect_checkpoint(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_header_is_inspected_without_timm_and_the_compiler(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c", {})
     code = (

@@ -32,7 +32,7 @@ from tests.studies.report.making import (
     write_text_overlay,
 )
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.promise]
 PHONE, DESK = 390, 1280
 
 

@@ -57,6 +57,8 @@ def assert_as_one(name: str, out: Path, folder: Path) -> None:
                     assert_alike(alone, dict(found), tolerance=tolerance)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("name", FIRST)
 def test_steps_of_two_processes_are_those_of_one(name: str, shared: Path, tmp_path: Path) -> None:
     assert_as_one(name, shared, tmp_path)

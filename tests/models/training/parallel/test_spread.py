@@ -60,6 +60,8 @@ def assert_as_one(name: str, out: Path, folder: Path) -> None:
                 assert_alike(alone, dict(found), tolerance=allowed)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("name", FIRST)
 def test_parts_of_a_model_are_trained_as_the_whole(name: str, spread: Path, tmp_path: Path) -> None:
     assert_as_one(name, spread, tmp_path)
