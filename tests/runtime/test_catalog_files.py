@@ -13,7 +13,7 @@ def test_a_file_without_its_class_is_one_sentence(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_view.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(Catalog, "folder", tmp_path)
+    monkeypatch.setattr(VIEWS, "folder", tmp_path)
     assert VIEWS.built_in() == ["my_view"]
     with pytest.raises(UserError, match="my_view holds no class MyView: a view is called by its file"):
         VIEWS.describe("my_view")
