@@ -72,7 +72,7 @@ def sweep(folder: Path) -> Document:
     """A sweep of trainings."""
     from moeprobe.models import grid
 
-    return Document(SWEEP, _file(folder, lambda path: grid.load(str(path))), 300, every=3)
+    return Document(SWEEP, _file(folder, lambda path: grid.load(str(path))), 300, every=9)
 
 
 def pipeline(folder: Path) -> Document:
@@ -80,7 +80,7 @@ def pipeline(folder: Path) -> Document:
     from moeprobe.models import pipeline
 
     content = yaml.safe_load((ROOT / "configs/pipelines/dense-to-sparse-digits.yaml").read_text("utf-8"))
-    return Document(content, _file(folder, lambda path: pipeline.load(str(path))), 800, every=10)
+    return Document(content, _file(folder, lambda path: pipeline.load(str(path))), 800, every=30)
 
 
 def settings(folder: Path) -> Document:
@@ -102,7 +102,7 @@ def response(folder: Path) -> Document:
     def load(path: Path) -> None:
         import_routed_experts([path], folder / "out.parquet", model_config=config, overwrite=True)
 
-    return Document(content, _file(folder, load), 150, every=5)
+    return Document(content, _file(folder, load), 150, every=15)
 
 
 def model_config(folder: Path) -> Document:
@@ -119,7 +119,7 @@ def row_of_a_log(folder: Path) -> Document:
     def load(path: Path) -> None:
         import_trace(path, folder / "out.parquet", overwrite=True)
 
-    return Document(ROW, _file(folder, load), 250, every=3)
+    return Document(ROW, _file(folder, load), 250, every=9)
 
 
 def run_to_compare(folder: Path) -> Document:
@@ -133,7 +133,7 @@ def run_to_compare(folder: Path) -> Document:
         (folder / "run/table.json").write_text(json.dumps(content), encoding="utf-8")
         finished.read(folder / "run")
 
-    return Document(content, read, 450, every=3)
+    return Document(content, read, 450, every=9)
 
 
 def audit_plan(folder: Path) -> Document:
@@ -163,7 +163,7 @@ def audit(folder: Path) -> Document:
         (folder / "audit/table.json").write_text(json.dumps(content), encoding="utf-8")
         print_audit(read_audit(folder / "audit"), as_json=False)
 
-    return Document(content, read, 400, every=12)
+    return Document(content, read, 400, every=36)
 
 
 def shard(folder: Path) -> Document:
@@ -179,7 +179,7 @@ def shard(folder: Path) -> Document:
         (folder / "shard1/shard.json").write_text(json.dumps(content), encoding="utf-8")
         merging.read_shards([folder / "shard1", folder / "shard2"])
 
-    return Document(content, read, 600, every=4)
+    return Document(content, read, 600, every=12)
 
 
 def checkpoint(folder: Path) -> Document:
@@ -196,7 +196,7 @@ def checkpoint(folder: Path) -> Document:
         save_file({"a": torch.zeros(1)}, path, metadata={"description": json.dumps(content)})
         header.read_info(path)
 
-    return Document(content, read, 500, every=3)
+    return Document(content, read, 500, every=9)
 
 
 def trace(folder: Path) -> Document:
@@ -217,7 +217,7 @@ def trace(folder: Path) -> Document:
         for layer in file.layers:
             file.read(layer, file.ids)
 
-    return Document(json.loads(table.schema.metadata[KEY]), read, 300, every=4)
+    return Document(json.loads(table.schema.metadata[KEY]), read, 300, every=12)
 
 
 DOCUMENTS = {

@@ -117,6 +117,8 @@ def tables(content: bytes) -> Iterator[tuple[str, bytes]]:
         yield name, damage(content)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["table.csv", "comparison.csv"])
 def test_tables_of_values(match: Path, name: str) -> None:
     """Each way is refused, by a report and by whoever reads a finished run."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.resamples
 # Those that take long.
 LONG = (
     "noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism", "corruptions", "flips", "margins",
-    "attack",
+    "attack", "sweep", "experts", "s-matrix",
 )  # fmt: skip
 # Those that are tried with one model; the others compare two.
 OF_ONE = ("sweep", "attack", "margins", "flips", "experts")
@@ -264,15 +264,10 @@ def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     assert {name for name in own if PARTS in name} <= set(contents(tmp_path / "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.promise
 @pytest.mark.pictures
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "table.csv",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (0.0, 0.3, 1.0, "figures/routing.png")),
-    ],
-)
+@pytest.mark.parametrize("moment", ["table.csv", 0.0, 0.3, 1.0, "figures/routing.png"])
 def test_a_killed_merge_leaves_nothing_half_written_and_goes_on(
     measured: Path, tmp_path: Path, moment: float | str
 ) -> None:

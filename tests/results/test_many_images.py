@@ -47,6 +47,8 @@ def tables(sums: SumsStore) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     return table, comparison, judged
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tables(of_file(path))
     monkeypatch.setattr(stored_cell, "BLOCK_IMAGES", 97)
@@ -63,6 +65,7 @@ def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch:
         ).read_bytes()
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("images", [pytest.param(IMAGES, marks=pytest.mark.slow), 50])
 def test_any_number_of_processes_gives_the_same_bytes(
     images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

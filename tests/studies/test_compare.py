@@ -229,6 +229,8 @@ def test_at_severity_0_both_are_the_clean_image(trained: Trained) -> None:
     assert set(rows["family_cells"]) == {2}, "what cannot differ is no cell of the family"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_was_interrupted_goes_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,13 @@ def check(stub: Stub, out: Path, **changes: Any) -> api.ServerResult:
     return api.check_server(stub.address, out=out, **settings | {"model": str(stub.folder)} | changes)
 
 
-@pytest.mark.parametrize("dialect", [pytest.param("vllm", marks=pytest.mark.pictures), "sglang"])
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        pytest.param("vllm", marks=pytest.mark.pictures),
+        pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.promise]),
+    ],
+)
 def test_a_server_that_routes_as_its_model(dialect: str, model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(texts(24)))
@@ -103,6 +109,8 @@ def test_a_server_that_differs_from_its_model_and_not_from_itself(model: Path, t
     assert 0 < row["ci_low"] < row["value"] < row["ci_high"] < 0.1
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_precision_alone_stands_beside_the_server_and_all_is_said_in_one_order(
     model: Path, tmp_path: Path
 ) -> None:
@@ -190,6 +198,8 @@ def test_addresses_where_no_such_server_is(model: Path, tmp_path: Path) -> None:
         check(stub, tmp_path / "out", model=str(tmp_path))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_an_interrupted_check_goes_on_and_a_busy_server_is_asked_again(model: Path, tmp_path: Path) -> None:
     def spoil(stub: Stub, answer: Answer) -> Answer:
         if len(stub.asked) == 3:
