@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch import Tensor
 
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
@@ -42,22 +40,8 @@ def data(here: Path) -> str:
 def opened(here: Path, name: str, *, bias: float = 0.0) -> Checkpoint:
     """The model, whose routers add ``bias`` to the logit of one expert where a token is an image token."""
     checkpoint = load_model(f"hf:{here / 'one'}", device="cpu", prompt=PROMPT)
-    model = checkpoint.model
-    assert isinstance(model, PictureModel)
-    layout = model.layout
-    is_image = torch.zeros(len(layout.order), dtype=torch.bool)
-    is_image[layout.order[-layout.grid.num_patches :]] = True
-    for router in model.router_modules():
-        # The router is linear and has more inputs than experts: this input moves one logit alone.
-        shift = bias * torch.linalg.pinv(router.get_parameter("weight").detach())[:, EXPERT]
-
-        def add(
-            module: torch.nn.Module, inputs: tuple[Tensor, ...], shift: Tensor = shift
-        ) -> tuple[Tensor, ...]:
-            tokens = inputs[0].reshape(-1, len(is_image), len(shift))
-            return ((tokens + is_image[:, None] * shift).reshape(inputs[0].shape), *inputs[1:])
-
-        router.register_forward_pre_hook(add)
+    assert isinstance(checkpoint.model, PictureModel)
+    tiny_pictures.with_bias(checkpoint.model, bias, expert=EXPERT)
     return dataclasses.replace(checkpoint, name=name)
 
 
