@@ -54,6 +54,7 @@ DRAWN = {
     "overlay-strip.png": "guide_figures",
     "overlay-texts.png": "guide_figures",
     "overlay-picture.png": "guide_figures",
+    "modality.png": "guide_figures",
     "shards.png": "guide_figures",
     "good-kappa.png": "kappa_reference",
     "align.png": "printed",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.metrics import alignment, corruption_error, costs, key_routes, registry
+from moeprobe.metrics import alignment, corruption_error, costs, key_routes, one_kind, registry
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
@@ -40,6 +40,8 @@ FLIPS = (
 )
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
+# What is measured of image tokens and words, and of the classes of a run.
+SPECIALIZATION = (key_routes.measures, one_kind.measures)
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
 
 
@@ -68,14 +70,15 @@ def pages() -> dict[str, str]:
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
         "The column `null` names the chance level. Pages of their own have [recorded routing](metrics-traces.md), "
-        "[trainings](metrics-trainings.md), and [margins, flips and experts](metrics-flips.md).",
+        "[trainings](metrics-trainings.md), [margins, flips and experts](metrics-flips.md), and "
+        "[specialization](metrics-routes.md).",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
         *(
             section(analysis, measures)
             for analysis, measures in rest
-            if analysis not in TRACES + FLIPS and measures not in TRAININGS
+            if analysis not in (*TRACES, *FLIPS, "modality") and measures not in TRAININGS + SPECIALIZATION
         ),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
@@ -103,8 +106,17 @@ def pages() -> dict[str, str]:
         "[Price of a flip](../concepts/flips.md) and [Redundant experts](../concepts/experts.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in FLIPS),
     )
+    routes = page(
+        "Metrics of specialization",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say in `routes` of all layers or all tokens together, "
+        "beside [other metrics](metrics.md): see [What the experts specialize in](../guide/routes.md).",
+        *(section(analysis, measures) for analysis, measures in rest if analysis == "modality"),
+        *(section("", measures) for measures in SPECIALIZATION),
+    )
     return {
         "reference/metrics.md": text,
+        "reference/metrics-routes.md": routes,
         "reference/metrics-flips.md": flips,
         "reference/metrics-traces.md": traces,
         "reference/metrics-trainings.md": trainings,
@@ -125,6 +137,8 @@ def section(analysis: str, measures: Iterable[Declaration]) -> str:
         title, about = "Aligned experts", "Agreement of trainings whose experts are aligned, in `align`."
     elif measures is key_routes.measures:
         title, about = "Key routes", "Key routes of classes over all MoE layers, in `routes`."
+    elif measures is one_kind.measures:
+        title, about = "Exchanged places", "Image tokens and words of a sequence, in `routes`."
     elif measures is corruption_error.measures:
         title, about = "Corruption error", "Errors relative to a baseline, in `corruptions --baseline`."
     else:

@@ -860,8 +860,9 @@ def routes(
     """What do the experts specialize in: classes, positions, colors?
 
     Tokens per expert, layer, class and position; what experts say about each, beyond what permuted images give; how
-    evenly the experts are loaded, and how differently from image to image; which experts share tokens. With ``data``
-    checkerboard: do patches keep their expert by color or by place?
+    evenly the experts are loaded, and how differently from image to image; which experts share tokens. With a
+    vision-language model: which experts see pictures? With ``data`` checkerboard: do patches keep their expert by color
+    or by place?
 
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.

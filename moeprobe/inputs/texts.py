@@ -52,8 +52,11 @@ class TokenBatch:
 
     @property
     def last(self) -> Tensor:
-        """``(B,)`` the last token of each text that is not padding."""
-        return self.present.sum(1) - 1
+        """``(B,)`` the last token of each text that is not padding, on whichever side padding stands."""
+        import torch
+
+        number = torch.arange(1, self.present.shape[1] + 1, device=self.present.device)
+        return (self.present * number).amax(1) - 1
 
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""

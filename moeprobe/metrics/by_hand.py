@@ -60,7 +60,7 @@ def route(
         "selected": selected,
         "processed": selected >= 0,
         "valid": torch.ones(selected.shape[:2], dtype=torch.bool),
-        "grid": PatchGrid(1, selected.shape[1], 1),
+        "grid": PatchGrid(1, selected.shape[1] - fields.get("num_prefix_tokens", 0), 1),
         "num_prefix_tokens": 0,
         "gates_sum_to_one": True,
         "token_local": True,
@@ -82,7 +82,8 @@ def pair(reference: LayerRouting, view: LayerRouting | None = None, **fields: An
 
     from moeprobe.routing.record import LayerPair
 
-    patches = torch.arange(reference.valid.shape[1]).expand_as(reference.valid)
+    inputs, tokens = reference.valid.shape
+    patches = torch.arange(tokens - reference.num_prefix_tokens).expand(inputs, -1)
     standard: dict[str, Any] = {"reference_patch": patches, "view_patch": patches, "aligned": True}
     return LayerPair(reference, view or reference, **standard | fields)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from moeprobe.declarations.registry import kinds, measured_by
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.metrics import alignment, corruption_error, costs, key_routes, relabeled_ranks
+from moeprobe.metrics import alignment, corruption_error, costs, key_routes, one_kind, relabeled_ranks
 from moeprobe.metrics.analyses.match import TOP_K, TOP_K_SET
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
@@ -143,6 +143,7 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
         # Measured by no analysis of sums: these come from runs as a whole.
         ("", alignment.measures),
         ("", key_routes.measures),
+        ("", one_kind.measures),
         ("", relabeled_ranks.measures),
         ("", corruption_error.measures),
         ("", costs.measures),

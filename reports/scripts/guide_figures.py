@@ -46,6 +46,7 @@ def main(names: Sequence[str]) -> None:
         "overlay-strip": strip,
         "overlay-texts": texts,
         "overlay-picture": picture,
+        "modality": modality,
         "data": data_sets,
         "shards": shards,
         "flips": flips,
@@ -140,6 +141,14 @@ def balance(requests: int = 160, tokens: int = 40, layers: int = 6, experts: int
         log.write_text("\n".join(lines))
         api.import_trace(log, trace)
         return api.trace_balance(trace, ranks=8).plot()["balance"]
+
+
+def modality() -> Figure:
+    """Return which experts see pictures, of a vision-language model with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny(Path(folder) / "tiny-vision")
+        result = api.routes(f"hf:{folder}/tiny-vision", data="shapes:112", limit=60, count=0, figures=False)
+        return result.plot()["modality"]
 
 
 def picture() -> Figure:

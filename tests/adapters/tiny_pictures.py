@@ -3,14 +3,17 @@
 The weights are random: they show how pictures reach the routers, and nothing about trained models.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor, nn
 
+from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.runtime.torchvision_compat import import_with_operators
 from tests.adapters import families
 
@@ -267,3 +270,27 @@ def photographs(folder: Path, count: int = 24, *, size: tuple[int, int] = (160, 
         colors = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
         Image.fromarray(colors).resize(size, Image.Resampling.BICUBIC).save(folder / f"{number:02d}.png")
     return folder
+
+
+def with_bias(
+    model: PictureModel, bias: float, *, expert: int, image_tokens: bool = True, layers: Sequence[str] = ()
+) -> PictureModel:
+    """Let routers add ``bias`` to the logit of one expert, for image tokens alone or for all tokens.
+
+    Experts and their weights go by the biased logits; what the experts get is not changed. ``layers``: of these alone.
+    """
+    layout = model.layout
+    is_biased = torch.zeros(len(layout.order), dtype=torch.bool)
+    is_biased[layout.order[-layout.grid.num_patches :] if image_tokens else slice(None)] = True
+    for name, router in zip(model.layer_names, model.router_modules(), strict=True):
+        if layers and name not in layers:
+            continue
+        # The router is linear and has more inputs than experts: this input moves one logit alone.
+        shift = bias * torch.linalg.pinv(router.get_parameter("weight").detach())[:, expert]
+
+        def add(module: nn.Module, inputs: tuple[Tensor, ...], shift: Tensor = shift) -> tuple[Tensor, ...]:
+            tokens = inputs[0].reshape(-1, len(is_biased), len(shift))
+            return ((tokens + is_biased[:, None] * shift).reshape(inputs[0].shape), *inputs[1:])
+
+        router.register_forward_pre_hook(add)
+    return model

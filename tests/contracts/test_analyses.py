@@ -46,6 +46,7 @@ from moeprobe.runtime import catalog
 from tests.results.stores import cells
 from tests.routing.routings import (
     Softened,
+    Worded,
     aligned,
     checkpoint,
     expert_choice,
@@ -345,6 +346,13 @@ def examples(name: str) -> list[Asked]:
         (soft(SIZE, seed=1), soft(SIZE, seed=2)),
         (soft(SIZE, seed=1, prefix=0), soft(SIZE, seed=2, prefix=0)),
     ]
+    if name == "modality":
+        more: dict[str, Any] = {"prefix": 4, "leading": (("before", 1), ("text", 3))}
+        padded = valid.repeat(1, 2)[:, :10]
+        layers = [
+            (routing(SIZE, seed=1, **more), routing(SIZE, seed=2, **more)),
+            (routing(SIZE, seed=1, valid=padded, **more), routing(SIZE, seed=2, valid=padded, **more)),
+        ]
     pixels = torch.rand(SIZE, 3, 16, 24, generator=torch.Generator().manual_seed(0))
     found: list[Asked] = [
         dataclasses.replace(aligned(*both), pixels=pixels, token_ids=_some_tokens(both[0].valid))
@@ -429,6 +437,7 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
                     one.null not in ("", "image")
                     or one.name.startswith("load_entropy")
                     or "information" in one.name
+                    or one.name.startswith("modality_divergence")
                     or one.name.endswith("_shuffled")
                 ):
                     # Of pairs of *other* images: a copy is one, the same image drawn twice is not. Permutations of
@@ -489,7 +498,7 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
         "buffer_fill": {"trained_capacity": True, "eval_capacity_factor": 1.0},
     }
     router = needs.get(name, {})
-    model = checkpoint(adapter=Softened if name == "slot_match" else Vmoe, **router)
+    model = checkpoint(adapter={"slot_match": Softened, "modality": Worded}.get(name, Vmoe), **router)
     images, _ = run(asked, model)
     assert images.num_rows == 0
     monkeypatch.undo()

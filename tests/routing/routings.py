@@ -13,6 +13,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
+from moeprobe.inputs.modality import WORDS
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.routing.record import LayerPair, LayerRouting, RoutingTrace, order_choices
 
@@ -101,6 +102,21 @@ class Softened(Vmoe):
                     slot=layer.gates.argmax(-1),
                     router="soft_moe",
                 )
+                for name, layer in found.layers.items()
+            }
+        )
+
+
+class Worded(Vmoe):
+    """A model whose prefix tokens are said to be words beside a picture."""
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        scores, found = super().trace(images, layers=layers, logits=logits)
+        return scores, RoutingTrace(
+            {
+                name: dataclasses.replace(layer, leading=((WORDS, layer.num_prefix_tokens),))
                 for name, layer in found.layers.items()
             }
         )

@@ -192,9 +192,15 @@ class HuggingfaceAdapter(Adapter):
         self, texts: TokenBatch, routing: RoutingTrace, *, gates: str = "recomputed"
     ) -> Tensor:
         """Return how probable each token is where the layers repeat a routing; see ``routing.Rerouted``."""
+        with self.repeating(routing, gates=gates):
+            return self.log_probabilities(texts)
+
+    @contextmanager
+    def repeating(self, routing: RoutingTrace, *, gates: str) -> Iterator[None]:
+        """Let the layers repeat a routing of sequences; ``gates`` as of ``replayed_log_probabilities``."""
         replay.check_replay(self._layers, list(routing.layers), routing)
         with torch.inference_mode(), replay.replaying(self._layers, routing, gates=gates):
-            return self.log_probabilities(texts)
+            yield
 
     def text_trunks(self, texts: TokenBatch, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return how far a pass has come at each layer; see ``routing.ResumableText``."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.huggingface.picture_layout import PictureLayout, find_layout, unmixed
-from moeprobe.adapters.huggingface.pictures import PictureReader
+from moeprobe.adapters.huggingface.pictures import PicturedBatch, PictureReader
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.parts import Weight
@@ -70,13 +70,23 @@ class PictureModel:
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model on pictures with the prompt; its scores belong to the next token. See ``routing.Traceable``."""
-        expected = (3, self.size, self.size)
-        if not isinstance(images, Tensor) or images.shape[1:] != expected:
-            raise UserError(f"The model reads images (B, {', '.join(map(str, expected))}) in [0, 1].")
-        output, trace = self.texts.trace(self._reader.read(images.cpu()), layers=layers, logits=logits)
+        output, trace = self.texts.trace(self._read(images), layers=layers, logits=logits)
         return output, RoutingTrace(
             {name: self.layout.arrange(layer) for name, layer in trace.layers.items()}
         )
+
+    def check_replay(self, layers: Sequence[str] | None = None) -> None:
+        """Raise ``UserError`` unless layers can be made to repeat choices; see ``routing.refusal_to_replay``."""
+        self.texts.check_replay(layers)
+
+    def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
+        """Return the scores of the next token where the layers repeat a routing; see ``routing.Replayable``."""
+        layers = {name: self.layout.in_sequence(layer) for name, layer in routing.layers.items()}
+        with self.texts.repeating(RoutingTrace(layers), gates=gates):
+            scores, _ = self.texts.trace(self._read(images), layers=())
+        if scores is None:
+            raise UserError("The model writes no texts, so it has no scores of a next token.")
+        return scores
 
     def router_modules(self) -> list[nn.Module]:
         """Return the modules that route; see ``routing.HasRouterModules``."""
@@ -101,6 +111,12 @@ class PictureModel:
             "tokens_around": dict(self.layout.leading),
             **({"layout_doubt": self.layout.doubt} if self.layout.doubt else {}),
         }
+
+    def _read(self, images: Tensor) -> PicturedBatch:
+        expected = (3, self.size, self.size)
+        if not isinstance(images, Tensor) or images.shape[1:] != expected:
+            raise UserError(f"The model reads images (B, {', '.join(map(str, expected))}) in [0, 1].")
+        return self._reader.read(images.cpu())
 
     def _find_layout(self, processor: Any) -> PictureLayout:
         batch = self._reader.read(torch.zeros(1, 3, self.size, self.size))

@@ -43,8 +43,8 @@ PER_EXPERT = (BANNED, "forced")
 # The numbers, each with its description, its label, and the rest of its declaration.
 _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "price": (
-        "rise of the loss by an intervention in one layer, per image of the cross-entropy with the label, per token of "
-        "a text of its negative log-probability",
+        "rise of the loss by an intervention in one layer: for images the cross-entropy with the label, or without "
+        "labels with the model's own answer; per token of a text its negative log-probability",
         "rise of the loss",
         {"unit": "nats", "better": "less"},
     ),
@@ -104,7 +104,8 @@ class Outcome:
 
     Attributes:
         price: ``(B, N)`` summed rise of the loss, in nats, of an input's trials.
-        trials: ``(B,)`` 1 for an image with a label; of a text its tokens that have a log-probability; else 0.
+        trials: ``(B,)`` 1 for an image with a label, or whose own answer is the loss; of a text its tokens that have a
+            log-probability; else 0.
         correct: ``(B, N)`` whether the label is predicted; None = not known.
         answer: ``(B, N)`` whether another class is predicted than without the intervention; None = there is none.
     """

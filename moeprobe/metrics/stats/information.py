@@ -39,10 +39,18 @@ class Association:
         codes: ``(n, J)`` whole numbers, -1 = nothing is known of the token, which is left out.
         num_experts: E.
         within: whether a permutation stays within the images.
+        balanced: whether all codes weigh the same, however many tokens have each. Of two codes, the information is
+            then the Jensen-Shannon divergence of their experts.
     """
 
     def __init__(
-        self, entries: Entries, codes: NDArray[np.generic], *, num_experts: int, within: bool
+        self,
+        entries: Entries,
+        codes: NDArray[np.generic],
+        *,
+        num_experts: int,
+        within: bool,
+        balanced: bool = False,
     ) -> None:
         has_code = codes.astype(np.int64) >= 0
         rows = has_code[entries.image, entries.token]
@@ -51,7 +59,7 @@ class Association:
         self._codes: Integers = np.full(codes.shape, -1)
         values, numbered = np.unique(codes[has_code], return_inverse=True)
         self._codes[has_code] = numbered
-        self._within, self._num_images = within, len(codes)
+        self._within, self._balanced, self._num_images = within, balanced, len(codes)
         self._shape = len(values), num_experts
         self._present = np.zeros(codes.shape, dtype=bool)
         self._present[self._image, self._token] = True
@@ -72,7 +80,7 @@ class Association:
         # Tables of all resamples at once may not fit into memory.
         step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
         parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
-        plain = np.concatenate([information(self._observed_table(part)) for part in parts])
+        plain = np.concatenate([self._information(self._observed_table(part)) for part in parts])
         mean = np.concatenate([self._of_mean(part) for part in parts])
         # The bias is computed once for the observed images and added to every resample.
         return plain / self.scale, (mean + self._permutation_bias) / self.scale
@@ -81,7 +89,7 @@ class Association:
     def influences(self) -> tuple[Array, Array]:
         """Each image's influence ``(n,)`` on the information, and on the permuted one."""
         table = self._observed_table(np.ones((self._num_images, 1)))[..., 0]
-        slope = _slope(table)
+        slope = self._slope(table)
         code = self._codes[self._image, self._token]
         influence = self._by_image(slope[code, self._expert])
         return influence / self.scale, self._influence_of_mean() / self.scale
@@ -101,7 +109,8 @@ class Association:
         """What permutations leave on average, beyond the information of their mean table."""
         if not self._has_tokens.any():
             return 0.0
-        mean = np.mean([information(self.permuted_table(draw)[..., None])[0] for draw in range(PERMUTATIONS)])
+        tables = (self.permuted_table(draw)[..., None] for draw in range(PERMUTATIONS))
+        mean = np.mean([self._information(table)[0] for table in tables])
         return float(mean - self._of_mean(np.ones((self._num_images, 1)))[0])
 
     def _exchange_images(self, rng: np.random.Generator) -> Integers:
@@ -192,13 +201,26 @@ class Association:
     def _of_mean(self, weights: Array) -> Array:
         if self._mean_says_nothing:
             return np.zeros(weights.shape[-1])
-        return information(self._mean(weights))
+        return self._information(self._mean(weights))
+
+    def _information(self, table: Array) -> Array:
+        return information(shares_by_code(table) if self._balanced else table)
+
+    def _slope(self, table: Array) -> Array:
+        """Return the derivative of the information by each entry of a table ``(K, E)``."""
+        if not self._balanced:
+            return _slope(table)
+        shares = shares_by_code(table)
+        slope = _slope(shares)
+        # An entry also makes the other shares of its code smaller.
+        centered = np.where(table > 0, slope - (slope * shares).sum(1, keepdims=True), 0.0)
+        return divide(centered, table.sum(1, keepdims=True), empty=0.0)
 
     def _influence_of_mean(self) -> Array:
         if self._mean_says_nothing:
             return np.zeros(self._num_images)
         unit_weights = np.ones((self._num_images, 1))
-        slope = _slope(self._mean(unit_weights)[..., 0])
+        slope = self._slope(self._mean(unit_weights)[..., 0])
         if self._within:
             return self._spread @ slope.ravel()
         experts = (self._by_token @ unit_weights).reshape(-1, self._shape[1])
@@ -226,6 +248,11 @@ def information(table: Array) -> Array:
     terms = special.xlogy(table, table).sum((0, 1))
     terms -= sum(special.xlogy(table.sum(axis), table.sum(axis)).sum(0) for axis in (0, 1))
     return divide(terms, total) + np.log(np.where(total > 0, total, 1.0))
+
+
+def shares_by_code(table: Array) -> Array:
+    """Return a table ``(K, E, ...)`` with each code's entries divided by their sum."""
+    return divide(table, table.sum(1, keepdims=True), empty=0.0)
 
 
 def _slope(table: Array) -> Array:

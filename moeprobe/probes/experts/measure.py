@@ -94,7 +94,7 @@ def _batch_sums(
     sums: Sums = {Cell(): output_sums(spec, checkpoint, batch, None, scores)} if spec.of_output else {}
     before = model.log_probabilities(inputs) if isinstance(model, Rerouted) else scores
     assert before is not None
-    labels = labels_of(spec, batch).to(before.device)
+    labels = labels_of(spec, batch).to(before.device) if spec.labeled else None
     names = [name for name, layer in routing.layers.items() if can_flip(layer)]
     images: Any = inputs  # texts have neither
     trunks = model.trunks(images, layers=names) if isinstance(model, Resumable) else {}
@@ -178,22 +178,30 @@ def _relabel_experts(layer: LayerRouting, generators: Sequence[np.random.Generat
     return following.gather(1, experts).view_as(layer.selected).where(layer.selected >= 0, layer.selected)
 
 
-def _outcome(run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor, *, is_text: bool) -> Outcome:
-    """Run the interventions of one kind, and compare what they give with ``before``."""
+def _outcome(
+    run: Run, sets: Iterator[Tensor], before: Tensor, labels: Tensor | None, *, is_text: bool
+) -> Outcome:
+    """Run the interventions of one kind, and compare what they give with ``before``.
+
+    Without ``labels``, the loss is that of the answer that the model gave before.
+    """
     if is_text:
         has_score = before.isfinite()
         falls = [(before - run(selected)).double().masked_fill(~has_score, 0).sum(1) for selected in sets]
         return Outcome(torch.stack(falls, 1), has_score.sum(1), None, None)
-    is_labeled, target = labels >= 0, labels.clamp_min(0)
-    score_before, answer_before = log_probability(before, target), before.argmax(-1)
+    answer_before = before.argmax(-1)
+    expected = answer_before if labels is None else labels
+    is_labeled, target = expected >= 0, expected.clamp_min(0)
+    score_before = log_probability(before, target)
     price, correct, answer = [], [], []
     for selected in sets:
         scores = run(selected)
         price.append((score_before - log_probability(scores, target)).masked_fill(~is_labeled, 0))
         predicted = scores.argmax(-1)
-        correct.append((predicted == labels) & is_labeled)
+        correct.append((predicted == expected) & is_labeled)
         answer.append(predicted != answer_before)
-    return Outcome(torch.stack(price, 1), is_labeled.long(), torch.stack(correct, 1), torch.stack(answer, 1))
+    is_correct = None if labels is None else torch.stack(correct, 1)
+    return Outcome(torch.stack(price, 1), is_labeled.long(), is_correct, torch.stack(answer, 1))
 
 
 def _output_sums(model: Separable, name: str, tokens: Tensor, layer: LayerRouting) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.metrics.analyses.flips import DECILES, FlipsAnalysis
 from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
+from moeprobe.metrics.token_kinds import slices
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
 from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
@@ -250,13 +251,12 @@ def _cells(
 
 
 def _kinds(batch: Batch | TextBatch, layer: LayerRouting, decile: Tensor) -> dict[str, Tensor]:
-    """Return which tokens ``(B, T)`` are of each kind: patches, prefix, regions, and deciles of the margin."""
+    """Return which tokens ``(B, T)`` are of each kind: patches, those before, regions, and deciles of the margin."""
     prefix, device = layer.num_prefix_tokens, layer.valid.device
-    is_patch = torch.zeros_like(layer.valid)
-    is_patch[:, prefix:] = True
-    kinds = {layer.modality.token: is_patch}
-    if prefix:
-        kinds["prefix"] = ~is_patch
+    kinds = {kind: torch.zeros_like(layer.valid) for kind in slices(layer)}
+    for kind, part in slices(layer).items():
+        kinds[kind][:, part] = True
+    is_patch = kinds[layer.modality.token]
     if isinstance(batch, Batch) and batch.foreground is not None:
         assert layer.grid is not None
         region = torch.from_numpy(regions(batch.foreground[0], layer.grid)).to(device)

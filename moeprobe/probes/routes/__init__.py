@@ -11,20 +11,25 @@ if TYPE_CHECKING:
     from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
 
 
+# The table of experts by the kind of token, where words stand beside a picture.
+MODALITIES = "modalities.csv"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Routes(Probe["RoutesResult"]):
     """What do the experts specialize in: classes, positions, colors?
 
     Tokens per expert, layer, class and position; what experts say about each, beyond what permuted images give; how
-    evenly the experts are loaded, and how differently from image to image; which experts share tokens. With --data
-    checkerboard: do patches keep their expert by color or by place?
+    evenly the experts are loaded, and how differently from image to image; which experts share tokens. With a
+    vision-language model: which experts see pictures? With --data checkerboard: do patches keep their expert by color
+    or by place?
 
     Example: `moeprobe routes checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/routes`
     """
 
     name = "routes"
     title = "What the experts specialize in"
-    writes = (CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv")
+    writes = (CLASSES, "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv", MODALITIES)
     work = "moeprobe.probes.routes.measure:RoutesMeasurement"
     concluded_by = "moeprobe.probes.routes.tables:sentences"
     analyses = (
@@ -34,11 +39,13 @@ class Routes(Probe["RoutesResult"]):
         "load",
         "balance",
         "coactivation",
+        "modality",
     )
     headlines = (
         Headline("class_information"),
         Headline("position_information"),
         Headline("color_information"),
+        Headline("modality_divergence"),
         Headline("same_color"),
         Headline("same_color_kappa", "pooled", noun="κ of patches of one color"),
         Headline("same_place"),

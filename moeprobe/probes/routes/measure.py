@@ -22,7 +22,7 @@ from moeprobe.metrics.stats.permutations import compare_with
 from moeprobe.probes.engine.checks import routing_of_blank_input
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
-from moeprobe.probes.routes import Routes
+from moeprobe.probes.routes import MODALITIES, Routes
 from moeprobe.probes.routes.key_routes import (
     KeyRoutes,
     distance_table,
@@ -30,6 +30,7 @@ from moeprobe.probes.routes.key_routes import (
     route_table,
     superclass_information,
 )
+from moeprobe.probes.routes.modality import ModalityTable, modality_frame, modality_table
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.files_for_reports import CLASSES
@@ -57,6 +58,7 @@ class RoutesResult(Result):
         places: share of the tokens at each place that each expert has.
         routes: key routes of the classes of each checkpoint that has any.
         colors: of checkerboards, share of the patches of each color that each expert has.
+        modalities: share of each expert's choices that image tokens make, where words stand beside a picture.
         sheets: single images with the patches of each expert.
     """
 
@@ -64,6 +66,7 @@ class RoutesResult(Result):
     places: pd.DataFrame = field(default_factory=pd.DataFrame)
     routes: list[KeyRoutes] = field(default_factory=list)
     colors: pd.DataFrame = field(default_factory=pd.DataFrame)
+    modalities: pd.DataFrame = field(default_factory=pd.DataFrame)
     sheets: list[Sheet] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -92,11 +95,17 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         names = data.class_names or ()
         self._tables: list[Tables] = []
         self._routes: list[KeyRoutes] = []
-        rows = []
+        self._modalities: list[ModalityTable] = []
+        rows: list[dict[str, Any]] = []
         for model in self.models:
             cells = [cell for cell in sums if cell.checkpoint == model.name and _has_experts(cell)]
             tables = [tables_of(cell, num_classes=len(names)) for cell in cells]
             self._tables += tables
+            for cell in cells:
+                modality = modality_table(cell, seed=info.seed)
+                if modality is not None:
+                    self._modalities.append(modality)
+                    rows += modality.rows(cell, info)
             boards = any(table.by_color is not None for table in tables)
             if not tables or boards:
                 continue
@@ -112,24 +121,34 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         """Write the tables of classes, places and key routes."""
         classes = class_table(self._tables, self.spec.dataset.class_names or ())
         by_place = place_table(self._tables)
-        colors = color_table(self._tables)
+        colors, modalities = color_table(self._tables), modality_frame(self._modalities)
         if folder is not None:
             write_csv(folder.path / CLASSES, classes)
             write_csv(folder.path / "places.csv", by_place)
             if len(colors):
                 write_csv(folder.path / "colors.csv", colors)
+            if len(modalities):
+                write_csv(folder.path / MODALITIES, modalities)
             if self._routes:
                 write_csv(folder.path / "key_routes.csv", route_table(self._routes))
                 write_csv(folder.path / "class_distances.csv", distance_table(self._routes))
         sheets = make_sheets(self.spec, self.models, self._sheets)
         fields = {item.name: getattr(result, item.name) for item in dataclasses.fields(result)}
-        drawing = partial(_draw, tables=self._tables, routes=self._routes, grids=self._grids(), sheets=sheets)
+        drawing = partial(
+            _draw,
+            tables=self._tables,
+            routes=self._routes,
+            modalities=self._modalities,
+            grids=self._grids(),
+            sheets=sheets,
+        )
         routes_fields = {
             "classes": classes,
             "places": by_place,
             "routes": self._routes,
             "sheets": sheets,
             "colors": colors,
+            "modalities": modalities,
         }
         routes_fields |= {"drawing": drawing}
         return RoutesResult(**(fields | routes_fields))
@@ -190,10 +209,16 @@ def _rows(routes: KeyRoutes, cell: Cell, info: About) -> list[dict[str, Any]]:
 
 
 def _draw(
-    result: Result, *, tables: list[Tables], routes: list[KeyRoutes], grids: Grids, sheets: list[Sheet]
+    result: Result,
+    *,
+    tables: list[Tables],
+    routes: list[KeyRoutes],
+    modalities: list[ModalityTable],
+    grids: Grids,
+    sheets: list[Sheet],
 ) -> "dict[str, Figure]":
     """Return the figures of a result."""
-    from moeprobe.probes.routes import figure
+    from moeprobe.probes.routes import figure, modality_figure
 
     # A checkpoint's layers may have different grids: one for each table, in the tables' order.
     sides = [grids.get((layer_table.checkpoint, layer_table.layer)) for layer_table in tables]
@@ -212,5 +237,6 @@ def _draw(
         **figure.colors(tables, result.table),
         **figure.position_maps(tables, grids, result.table),
         **figure.together(result.table),
+        **modality_figure.draw(rename_items(modalities, result.sidecar), result.table),
         **figure.draw_sheets(sheets),
     }

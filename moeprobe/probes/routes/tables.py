@@ -14,8 +14,10 @@ from moeprobe.inputs.data.checkerboard import COLORS
 from moeprobe.inputs.modality import AROUND
 from moeprobe.metrics.analyses.color_bias import SAME_COLOR, SAME_PLACE, ColorBias
 from moeprobe.metrics.analyses.information import Information
+from moeprobe.metrics.analyses.modality import PERMUTED, PLAIN
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
+from moeprobe.metrics.one_kind import EXCHANGED, ONE_KIND
 from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.stats.entries import Entries
 from moeprobe.metrics.stats.proportions import score_interval
@@ -254,6 +256,7 @@ def sentences(table: "DataFrame") -> list[str]:
         for layer in dict.fromkeys(class_rows["layer"]):
             rows = {row["metric"]: row for row in class_rows[class_rows["layer"] == layer].to_dict("records")}
             tables += _boards(checkpoint, layer, rows) + _information(checkpoint, layer, rows)
+            tables += _modality(checkpoint, layer, rows)
             tables += _routes(checkpoint, rows)
     return tables
 
@@ -283,6 +286,26 @@ def _information(checkpoint: str, layer: str, rows: Rows) -> list[str]:
     return [
         f"{checkpoint}, {layer}: a token's expert says most about {parts[0]}, then {', '.join(parts[1:])}{end}."
     ]
+
+
+def _modality(checkpoint: str, layer: str, rows: Rows) -> list[str]:
+    if PLAIN.name not in rows:
+        return []
+    level, alone, alone_level = (rows[metric.name] for metric in (EXCHANGED[0], *ONE_KIND[:2]))
+    return [
+        f"{checkpoint}, {layer}: the experts of image tokens and of words are {number(rows[PLAIN.name]['value'])} bits "
+        f"apart (noise floor {number(rows[PERMUTED.name]['value'])}; with exchanged places {_permuted(level)}; p "
+        f"{number(rows[EXCHANGED[1].name]['value'])}).",
+        f"{checkpoint}, {layer}: {alone['value']:.0%} of the experts in use serve one kind nearly alone (with "
+        f"exchanged places {_permuted(alone_level, share=True)}; p {number(rows[ONE_KIND[2].name]['value'])}).",
+    ]
+
+
+def _permuted(row: Mapping[str, Any], *, share: bool = False) -> str:
+    mean, low, high = (
+        f"{row[name]:.0%}" if share else number(row[name]) for name in ("value", "ci_low", "ci_high")
+    )
+    return f"{mean}, 95 % between {low} and {high}"
 
 
 def _routes(checkpoint: str, rows: Rows) -> list[str]:

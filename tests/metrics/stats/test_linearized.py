@@ -21,11 +21,11 @@ from moeprobe.runtime.catalog import DATA
 from tests.contracts.test_analyses import AGGREGATES, SIZE, examples, sums
 
 CUTS = {"one": [5], "uneven": [2, 1, 2], "single images": [1] * 5}
-# Sets of any size are looked at pair by pair, and information permutes images, which takes all images at hand.
+# Sets of any size are looked at pair by pair; information and modality permute tokens, which takes all images at hand.
 NOT_ADDITIVE = {
     "set_jaccard_chance",
     "set_jaccard_kappa",
-    *(metric.name for metric in AGGREGATES["information"].measures),
+    *(metric.name for name in ("information", "modality") for metric in AGGREGATES[name].measures),
 }
 # A checkerboard and its inverse are one observation, wherever they stand: all of them are resampled (see below).
 # Windows are compared by what all their requests choose: of many requests, neighbors are one observation beforehand.
