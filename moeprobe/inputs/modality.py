@@ -57,6 +57,16 @@ MEDIA = "image", "video", "audio"
 TOKEN_KINDS = (WORDS, *MEDIA, SPECIAL, BEFORE)
 
 
+def tokens_of_kind(kind: str) -> str:
+    """Return what sentences call the tokens of a kind.
+
+    >>> from moeprobe.inputs.modality import tokens_of_kind
+    >>> tokens_of_kind("image"), tokens_of_kind("before")
+    ('image tokens', 'tokens before the picture')
+    """
+    return "tokens before the picture" if kind == BEFORE else f"{kind} tokens"
+
+
 def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:
     """Return the modality that a column ``tokens`` speaks of; images where it speaks of none.
 
