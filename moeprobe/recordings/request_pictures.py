@@ -31,9 +31,9 @@ class RequestPictures:
         self._folder = folder
         self._files: dict[str, list[Path]] = {}
         for name in list_images(folder):
-            request, _, rest = name.partition("/")
+            request, _, inner_name = name.partition("/")
             # Looked up by name, and never made of one: a request's name is the server's.
-            self._files.setdefault(request if rest else Path(request).stem, []).append(folder / name)
+            self._files.setdefault(request if inner_name else Path(request).stem, []).append(folder / name)
         if not self._files:
             raise UserError(f"The folder {folder} holds no pictures.")
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TOKEN_KINDS
+from moeprobe.recorded.trace_balance.figure import draw
+from moeprobe.recorded.trace_balance.sentences import sentences
 from moeprobe.recordings.format import KEY
 from moeprobe.recordings.media_tokens import find_media_tokens
 from moeprobe.recordings.reading import TraceFile
@@ -226,6 +228,41 @@ def test_load_is_counted_by_kind(tmp_path: Path) -> None:
     table = api.analyze_trace([imported(tmp_path, routing)]).table
     assert value(table, "dead_experts", "image", layer="layers.0") == 6
     assert value(table, "dead_experts", "text", layer="layers.0") == 0
+
+
+def test_balance_counts_each_kind_by_itself(tmp_path: Path) -> None:
+    """Image tokens choose experts 0 and 1, which are on rank 0 of 4; words choose anything."""
+    is_image = (np.array(KINDS[:-1]) == "image")[:, None, None]
+    routing = [np.where(is_image, [0, 1], ids) for ids in experts()]
+    path = imported(tmp_path, routing)
+    found = api.trace_balance(path, ranks=4, windows=2)
+    rows = found.table[found.table["severity"].isna() & (found.table["view"] != "windows")]
+    rows = rows[rows["view"] == rows["view"].iloc[0]]
+    # All of their load on one rank of four.
+    assert value(rows, "rank_imbalance", "image", layer="") == 4
+    # By a loop over the words of all layers: each layer has its busiest rank.
+    words = np.array(KINDS[:-1]) == "text"
+    loads = [
+        np.bincount(np.concatenate([ids[words, layer] for ids in routing]).ravel() // 2) for layer in range(2)
+    ]
+    expected = sum(load.max() for load in loads) / sum(load.mean() for load in loads)
+    assert value(rows, "rank_imbalance", "text", layer="") == pytest.approx(expected)
+    assert value(found.table, "distinct_experts_of_input", "image", layer="layers.0") == 2
+    assert value(found.table, "distinct_experts_of_input", "token", layer="layers.0") > 4
+    with_kinds = found.table
+    sentence = next(line for line in sentences(with_kinds) if line.startswith("Kind by kind"))
+    assert "4.000 for image tokens" in sentence
+    assert set(draw(found)) == {"balance"}
+    printed = run(
+        "trace", "balance", str(path), "--ranks", "4", "--windows", "2", "--out", str(tmp_path / "out")
+    )
+    assert printed.exit_code == 0 and "tokens" in printed.output
+    table = pq.read_table(path)
+    about = json.loads(table.schema.metadata[KEY]) | {"version": 3}
+    pq.write_table(table.drop_columns(["kinds"]).replace_schema_metadata({KEY: json.dumps(about)}), path)
+    plain = api.trace_balance(path, ranks=4, windows=2).table
+    kept = with_kinds[~with_kinds["tokens"].isin(TOKEN_KINDS)]
+    pd.testing.assert_frame_equal(kept.reset_index(drop=True), plain)
 
 
 def test_kinds_add_rows_and_change_none(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def draw(result: Result) -> dict[str, Figure]:
 
 def _sums_of_all_tokens(result: Result) -> dict[str, NDArray[np.float64]]:
     """Return the sums of each request without those on the tokens of one kind."""
-    of_all = ~np.isin(np.asarray(result.images["tokens"]).astype(str), TOKEN_KINDS)
+    all_kinds = ~np.isin(np.asarray(result.images["tokens"]).astype(str), TOKEN_KINDS)
     return {
-        name: np.asarray(result.images[name], dtype=float)[of_all]
+        name: np.asarray(result.images[name], dtype=float)[all_kinds]
         for name in (MismatchAnalysis.signature, "mismatch_own", "mismatch_rest")
     }
 
