@@ -684,6 +684,7 @@ def mismatch(
     *,
     tokens: str | Path,
     routing: str | Path,
+    images: str | Path | None = None,
     gates: str = 'recomputed',
     match: str = 'names',
     options: Options | None = None,
@@ -704,12 +705,14 @@ def mismatch(
 
     The model scores the server's generated tokens twice: with its own routing, and with the server's choices of
     experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
-    intervals over requests.
+    intervals over requests. For requests with pictures, also where the tokens of one kind alone repeat the choices.
 
     Args:
         model: The language model that was served.
         tokens: The server's responses, with token ids and log-probabilities of the generated tokens.
         routing: Trace of the same requests: moeprobe trace import.
+        images: Folder with the pictures of ``tokens``: REQUEST.png, or REQUEST/ with several, in the order of their
+            names.
         gates: Weights of the replayed experts: recomputed by the model's routers, or replayed from the trace.
         match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
@@ -823,6 +826,7 @@ def record(
     severities: Sequence[float] | None = None,
     all_gates: bool = False,
     tokens: str | Path | None = None,
+    images: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -840,6 +844,8 @@ def record(
         severities: Severities; default: the view's own steps.
         all_gates: Keep every gate, not only the chosen experts' and a summary.
         tokens: File of a server's responses with token ids, which a language model reads instead of ``data``.
+        images: Folder with the pictures of ``tokens``: REQUEST.png, or REQUEST/ with several, in the order of their
+            names.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

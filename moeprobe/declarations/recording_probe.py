@@ -25,6 +25,7 @@ SEED_OF_INTERVALS = "Seed of the intervals."
 # Common options of what is written into a folder, and of recordings that can be called by names.
 WRITING = ("seed", "out", "overwrite", "figures", "svg", "command")
 NAMED = ("layers", "names", *WRITING)
+IMAGES = "Folder with the pictures of --tokens: REQUEST.png, or REQUEST/ with several, in the order of their names."
 TRACES = Arg(
     "Files of moeprobe trace record or trace import; the first is the reference.", metavar="TRACE..."
 )

@@ -51,6 +51,20 @@ ORDINARY = (IMAGE.token, TEXT.token)
 # Tokens around the input's own, as the column ``tokens`` calls them: a prefix (CLS, BOS); and in a prompt with a
 # picture, what stands before the picture, and words and special tokens behind it.
 AROUND = PREFIX, BEFORE, WORDS, SPECIAL = "prefix", "before", "text", "special"
+# Tokens of a sequence that stand for parts of something else than text.
+MEDIA = "image", "video", "audio"
+# The kinds of tokens in sequences with pictures, by their numbers in traces.
+TOKEN_KINDS = (WORDS, *MEDIA, SPECIAL, BEFORE)
+
+
+def tokens_of_kind(kind: str) -> str:
+    """Return what sentences call the tokens of a kind.
+
+    >>> from moeprobe.inputs.modality import tokens_of_kind
+    >>> tokens_of_kind("image"), tokens_of_kind("before")
+    ('image tokens', 'tokens before the picture')
+    """
+    return "tokens before the picture" if kind == BEFORE else f"{kind} tokens"
 
 
 def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.recordings.format import KEPT, ORDERS
 
 # What is the same in all rows of a layer, and what it is.
@@ -117,7 +118,10 @@ def layer(path: Path, name: str, sizes: Mapping[str, Any], num_tokens: NDArray[n
         problem = f"an input has {num_tokens.min()} tokens, {prefix} of them a prefix"
     elif None in grid and any(grid):
         problem = "a grid has rows, columns and a patch size, or none of them"
-    elif None not in grid and (min(grid) < 1 or (patches != grid[0] * grid[1]).any()):
+    elif None not in grid and (
+        # Patches of no extent are numbered, where their place in the picture is not known.
+        min(grid[:2]) < 1 or grid[2] < 0 or (patches != grid[0] * grid[1]).any()
+    ):
         problem = f"{patches[0]} patches do not fill a grid of {grid[0]} × {grid[1]}"
     if problem is not None:
         raise UserError(f"{path}, {name}: {problem}; {_AGAIN}.")
@@ -144,6 +148,8 @@ def block(
         problems[f"{name} that are no numbers from 0 up"] = odd & _spread(arrays["valid"], odd)
     if arrays["token_ids"] is not None:
         problems["a token_id below 0"] = arrays["token_ids"] < -1
+    if arrays["kinds"] is not None:
+        problems["a token of no known kind"] = (arrays["kinds"] < -1) | (arrays["kinds"] >= len(TOKEN_KINDS))
     partner = arrays["partner"]
     if partner is not None:
         beyond = (partner < -1) | (partner >= partner.shape[1])

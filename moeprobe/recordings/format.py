@@ -6,7 +6,7 @@ token has several values they are concatenated: T tokens with K choices are a li
 
 Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprobe-trace``:
 
-* ``format``: "moeprobe-trace"; ``version``: 3; ``moeprobe``: the version that wrote it;
+* ``format``: "moeprobe-trace"; ``version``: 4; ``moeprobe``: the version that wrote it;
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,
   ``seed`` and ``group`` of its training;
 * ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: as specified for the run; null where it is
@@ -25,7 +25,7 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
 a row for every layer. An unknown version is refused: later additions get another number. Version 1 has no
 ``ordered_by``, ``generated`` and ``token_ids``; its choices are ordered where it holds gates, and otherwise sets.
-Version 2 has no ``counts``.
+Version 2 has no ``counts``, and version 3 no ``kinds``.
 
 Of some servers nobody knows more than how often each expert was chosen. Such rows have no tokens (T = 0), but
 ``counts``, and say of the load alone.
@@ -49,12 +49,13 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from moeprobe import __version__
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.parquet_writer import open_parquet_writer
 
-FORMAT, VERSION = "moeprobe-trace", 3
+FORMAT, VERSION = "moeprobe-trace", 4
 # Versions that are read.
-READ = (1, 2, 3)
+READ = (1, 2, 3, 4)
 KEY = FORMAT.encode()
 # What may be kept of the gates.
 KEPT = ("none", "chosen", "summary", "all")
@@ -108,6 +109,12 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
         _list(pa.bool_()), True, "T: whether the token was generated, and is none of the prompt; empty where not known"
     ),
     "token_ids": (_list(pa.int32()), True, "T: the token in the model's vocabulary; empty where not known"),
+    "kinds": (
+        _list(pa.int8()), True,
+        "T: the token's kind in a sequence or prompt with pictures: "
+        + ", ".join(f"{number} = {kind}" for number, kind in enumerate(TOKEN_KINDS))
+        + "; -1 or empty where not known",
+    ),
     "gates": (_list(pa.float32()), True, "T·K: the gates of the chosen experts, 0 where there is none"),
     "highest": (_list(pa.float32()), True, "T: highest gate of all experts"),
     "second": (_list(pa.float32()), True, "T: second highest gate"),
@@ -126,7 +133,11 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
 }  # fmt: skip
 SCHEMA = pa.schema([pa.field(name, kind, nullable=empty) for name, (kind, empty, _) in COLUMNS.items()])
 # What earlier versions lack.
-LACKING = {1: ("ordered_by", "generated", "token_ids", "counts"), 2: ("counts",)}
+LACKING = {
+    1: ("ordered_by", "generated", "token_ids", "kinds", "counts"),
+    2: ("kinds", "counts"),
+    3: ("kinds",),
+}
 # What tells a row, and what is one value of it.
 SCALARS = tuple(name for name, (kind, _, _) in COLUMNS.items() if not pa.types.is_list(kind))
 _FLOATS = ("gates", "highest", "second", "rest", "all_gates")

@@ -24,6 +24,7 @@ from moeprobe.recordings.gathering import gather
 from moeprobe.recordings.import_findings import Findings
 from moeprobe.recordings.log_probs import tokens_of
 from moeprobe.recordings.log_rows import Fault, Row, Tokens, faults_at
+from moeprobe.recordings.media_tokens import MediaTokens, read_media_tokens
 from moeprobe.recordings.model_config import MoeShape, read_moe_shape
 from moeprobe.recordings.readers.base import Capture, Reader, Stated, find_reader
 from moeprobe.recordings.readers.generic import Generic
@@ -59,6 +60,7 @@ class ImportedExperts:
     ``counted``: choices of which no token is known: of such files there is the load alone.
     ``dependent``: requests that are no samples by themselves, as they belong to another one's.
     ``mtp_lines``: lines of layers of multi-token prediction, which are left out.
+    ``kinds``: tokens (of a layer) by kind, where some are of pictures; else empty.
     """
 
     path: Path
@@ -74,6 +76,7 @@ class ImportedExperts:
     counted: int
     dependent: int
     mtp_lines: int
+    kinds: dict[str, int]
 
 
 @check_arguments
@@ -90,6 +93,7 @@ def import_routed_experts(
     prompt_key: str | None = None,
     routing_key: str | None = None,
     gates: str | None = None,
+    image_token_id: int | None = None,
     name: str | None = None,
     data: str = "requests",
     overwrite: bool = False,
@@ -112,6 +116,7 @@ def import_routed_experts(
         prompt_key: field of the prompt's token ids; None = recognized.
         routing_key: field of the routed experts or router logits, ``a.b`` of an object in another; None = recognized.
         gates: how router logits become gates, "softmax" or "sigmoid"; None = as ``model_config`` says.
+        image_token_id: of the tokens that stand for parts of a picture; None = as ``model_config`` says.
         name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
@@ -156,6 +161,7 @@ def import_routed_experts(
         ordered_by=ordered_by,
         start=start,
         cluster=cluster,
+        media=read_media_tokens(Path(model_config), image_token_id=image_token_id),
         watcher=progress_of(watcher),
     )
     check = CaptureCheck()
@@ -197,6 +203,7 @@ def import_routed_experts(
         counted=reading.findings.counted_choices,
         dependent=len(reading.clusters),
         mtp_lines=reading.findings.mtp_lines,
+        kinds=reading.findings.tokens_by_kind(),
     )
 
 
@@ -227,9 +234,10 @@ class _Reading:
         ordered_by: str | None,
         start: int | None,
         cluster: str,
+        media: MediaTokens | None,
         watcher: Progress,
     ) -> None:
-        self.watcher, self._start = watcher, start
+        self.watcher, self._start, self._media = watcher, start, media
         self._by_prompt = cluster == "prompt"
         self._first_of_prompt: dict[bytes | None, str] = {}
         self.findings = Findings()
@@ -388,12 +396,15 @@ class _Reading:
     ) -> Iterator[tuple[Row, int]]:
         ids, generated = _of_tokens(routing, tokens)
         generated = capture.generated if generated is None else generated
+        kinds = self._kinds_of(ids, tokens)
         # For all layers at once: a token is valid if any layer has an expert for it.
         all_present = routing.experts >= 0
         all_valid: NDArray[np.bool_] = np.logical_or.reduce(all_present, axis=-1)
+        if kinds is not None:
+            self.findings.add_kinds(kinds[all_valid.any(1)])
         for index, layer in enumerate(self._shape.names):
             experts, present, valid = routing.experts[:, index], all_present[:, index], all_valid[:, index]
-            row = Row(name, layer, self._base, experts, present, valid, None, None, generated, ids)
+            row = Row(name, layer, self._base, experts, present, valid, None, None, generated, ids, kinds)
             if capture.weights is not None:
                 weights = capture.weights(index, experts)
                 self.findings.lower += weights.lower
@@ -402,6 +413,21 @@ class _Reading:
             if self._shape.sparse[index] in self._shape.hashed:
                 row = replace(row, layer_fields=row.layer_fields | {"router": BY_TOKEN_ID})
             yield row, 0
+
+    def _kinds_of(self, ids: NDArray[np.int32] | None, tokens: Tokens | None) -> NDArray[np.int8] | None:
+        """Return the kinds of tokens; None where the ids, or those of pictures, are not known.
+
+        Raises:
+            Fault: a picture has one placeholder, and not as many as it has tokens.
+        """
+        if ids is None or tokens is None or self._media is None:
+            return None
+        if len(ids) > len(tokens.ids) and self._media.are_in(tokens.ids):
+            raise Fault(
+                f"it has {len(ids)} rows and {len(tokens.ids)} token ids with a picture among them, so the ids are "
+                "those before the picture's placeholder was expanded; save the ids that the server returns"
+            )
+        return self._media.kinds_of(ids)
 
     def _check_layer_fields(self, shared: dict[str, Any]) -> None:
         """Note what rows have in common; raise ``Fault`` where others had something else."""

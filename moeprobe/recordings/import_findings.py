@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import MEDIA, TOKEN_KINDS
 from moeprobe.recordings.model_config import MoeShape
 from moeprobe.recordings.validate_capture import Routed, improbable
 
@@ -32,6 +36,8 @@ class Findings:
     nonzero: bool = False
     # Choices of which no token is known.
     counted_choices: int = 0
+    # Tokens of each kind, by its number; unknown ones are not counted.
+    kinds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(TOKEN_KINDS), np.int64))
 
     def add(self, name: str, request: Routed) -> None:
         """Count one request."""
@@ -50,6 +56,15 @@ class Findings:
             self.without.append(name)
             self.zero_requests += request.zeros > 0
             self.unset_requests += request.zeros == 0 < rows
+
+    def add_kinds(self, kinds: NDArray[np.int8]) -> None:
+        """Count the kinds of a request's tokens, -1 = not known."""
+        self.kinds += np.bincount(kinds[kinds >= 0], minlength=len(TOKEN_KINDS))
+
+    def tokens_by_kind(self) -> dict[str, int]:
+        """Return how many tokens there are of each kind; empty where none is of a picture."""
+        counts = {kind: int(count) for kind, count in zip(TOKEN_KINDS, self.kinds, strict=True) if count}
+        return counts if counts.keys() & set(MEDIA) else {}
 
     def check(self, files: str, shape: MoeShape) -> None:
         """Raise ``UserError`` where nothing at all was captured."""

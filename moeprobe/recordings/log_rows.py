@@ -18,6 +18,8 @@
   experts are a set, whatever their order.
 * ``generated``, optional: per token whether it was generated, and is none of the prompt.
 * ``token_ids``, optional: per token its number in the model's vocabulary.
+* ``kinds``, optional: per token its kind, where the input has pictures: ``text``, ``image``, ``video``, ``audio``,
+  ``special``, or ``before`` (words and special tokens before the first picture).
 * ``router``, optional: its name; default "recorded".
 * ``token_local``, optional: whether a token's choice depends on that token alone; default false.
 
@@ -37,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.recordings.checks import expert_problems
 from moeprobe.recordings.format import ORDERS, as_set
 from moeprobe.runtime.catalog import describe_unknown
@@ -44,7 +47,7 @@ from moeprobe.runtime.characters import is_unicode
 
 _KNOWN = (
     "id", "layer", "num_experts", "experts", "gates", "all_gates", "processed", "valid", "num_prefix_tokens", "router",
-    "token_local", "ordered_by", "generated", "token_ids",
+    "token_local", "ordered_by", "generated", "token_ids", "kinds",
 )  # fmt: skip
 # What a column of 16 bits holds.
 _MOST = 2**15 - 1
@@ -67,6 +70,8 @@ class Row:
     all_gates: NDArray[np.float32] | None
     generated: NDArray[np.bool_] | None = None
     token_ids: NDArray[np.int32] | None = None
+    # Numbers of ``TOKEN_KINDS``.
+    kinds: NDArray[np.int8] | None = None
     # Whether all gates of a token, where they are there, are a distribution.
     sum_to_one: bool = True
     # ``(E,)`` how often each expert was chosen, where no token is known.
@@ -164,6 +169,7 @@ def parse(line: bytes | bytearray, *, num_experts: int | None) -> Row:
         all_gates=all_gates,
         generated=generated,
         token_ids=_token_ids(fields, tokens),
+        kinds=_kinds(fields, tokens),
     )
 
 
@@ -182,6 +188,18 @@ def _token_ids(fields: dict[str, Any], tokens: int) -> NDArray[np.int32] | None:
     if (values < 0).any() or (values > MOST_TOKEN).any():
         raise Fault(f"token_ids takes whole numbers from 0 to {MOST_TOKEN:,}")
     return values.astype(np.int32)
+
+
+def _kinds(fields: dict[str, Any], tokens: int) -> NDArray[np.int8] | None:
+    values = fields.get("kinds")
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != tokens:
+        raise Fault(f"kinds takes {tokens} kinds of tokens")
+    for value in values:
+        if value not in TOKEN_KINDS:
+            raise Fault(f"kinds takes {', '.join(TOKEN_KINDS)}; got {value!r}")
+    return np.array([TOKEN_KINDS.index(value) for value in values], np.int8)
 
 
 def _fields(line: bytes | bytearray) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Block:
         processed: ``(n, T, K)``.
         valid: ``(n, T)``, False for padding.
         generated: ``(n, T)`` int8, 1 = generated, 0 = of the prompt, -1 = not known; None where it is of no token.
+        kinds: ``(n, T)`` int8, numbers of ``TOKEN_KINDS``, -1 = not known; None as ``generated``.
         token_ids: ``(n, T)`` tokens in the vocabulary, -1 = not known; None as ``generated``.
         gates: ``(n, T, K)`` of the chosen experts; None where they are not recorded, as the next ones.
         highest: ``(n, T)``; so are ``second`` and ``rest``.
@@ -94,6 +95,7 @@ class Block:
     processed: NDArray[np.bool_]
     valid: NDArray[np.bool_]
     generated: NDArray[np.int8] | None = None
+    kinds: NDArray[np.int8] | None = None
     token_ids: NDArray[np.int32] | None = None
     gates: NDArray[np.float32] | None = None
     highest: NDArray[np.float32] | None = None
@@ -188,13 +190,22 @@ class TraceFile:
 
     def marks(self, column: str) -> bool:
         """Whether a column that may be empty says something of any token."""
-        if column not in self._columns:
-            return False
-        groups = range(len(self._starts) - 1)
-        return any(
-            values.null_count < len(values)
-            for values in (self._file.read_row_group(group, columns=[column])[column] for group in groups)
-        )
+        return any(values.null_count < len(values) for values in self._parts_of(column))
+
+    def token_kinds(self) -> set[int]:
+        """Return the kinds that any token is of, as numbers of ``TOKEN_KINDS``."""
+        numbers: set[int] = set()
+        for values in self._parts_of("kinds"):
+            numbers.update(
+                np.unique(values.combine_chunks().flatten().to_numpy(zero_copy_only=False)).tolist()
+            )
+        return numbers - {-1}
+
+    def _parts_of(self, column: str) -> Iterator[pa.ChunkedArray]:
+        """Yield the values of a column, one row group at a time; nothing where an earlier version lacks it."""
+        if column in self._columns:
+            for group in range(len(self._starts) - 1):
+                yield self._row_group(group, [column])[column]
 
     def row_groups(self) -> Iterator[pa.Table]:
         """Yield the rows as they are in the file, some at a time, unchecked."""
@@ -235,7 +246,7 @@ class TraceFile:
         first = self._full_column(layer, "view_first", table)
         if first is not None:
             arrays["view_first"] = first.to_numpy(zero_copy_only=False)
-        for name in ("generated", "token_ids"):
+        for name in ("generated", "kinds", "token_ids"):
             arrays[name] = self._where_known(layer, name, table, tokens, length)
         # Sets are sorted, so that two recordings of the same set are equal element by element.
         if not info.ordered:
@@ -319,7 +330,7 @@ class TraceFile:
         # Rows without the list are left out here, and filled with -1 below.
         column = table[name].drop_null().combine_chunks()
         values = self._pad_column(layer, name, column, tokens[present], width, 0, False)
-        kind = np.int8 if values.dtype == bool else np.int32
+        kind = np.int32 if values.dtype == np.int32 else np.int8
         within = np.arange(width) < tokens[present][:, None]
         filled = np.full((len(tokens), width), -1, kind)
         filled[present] = np.where(within, values, -1)

@@ -179,7 +179,17 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
     }
     for name in rows[0].layer_fields:
         columns[name] = [row.layer_fields[name] for row in rows]
-    for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates", "counts"):
+    for name in (
+        "experts",
+        "processed",
+        "valid",
+        "generated",
+        "token_ids",
+        "kinds",
+        "gates",
+        "all_gates",
+        "counts",
+    ):
         columns[name] = _lists(name, [getattr(row, name) for row in rows])
     return batch(columns, rows=len(rows))
 

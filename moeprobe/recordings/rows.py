@@ -9,6 +9,7 @@ Axes: B inputs, T tokens, P patches, K choices, E experts.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import Correspondence, PatchGrid
+from moeprobe.inputs.modality import MEDIA, TOKEN_KINDS
 from moeprobe.recordings.format import COLUMNS, as_set, batch, lists
 from moeprobe.recordings.log_rows import Row
 from moeprobe.recordings.readers.base import Weights
@@ -40,6 +42,7 @@ def to_rows(
     pairs: Correspondence | None = None,
     token_ids: NDArray[np.int32] | None = None,
     generated: NDArray[np.bool_] | None = None,
+    kinds: NDArray[np.int8] | None = None,
 ) -> pa.RecordBatch:
     """Return one layer's routing of some inputs as rows of a trace.
 
@@ -51,6 +54,7 @@ def to_rows(
         pairs: which patches correspond to the reference's; None where they did not move.
         token_ids: the tokens ``(T,)`` of the one input, where they are known.
         generated: ``(T,)`` which of them were generated, where that is known.
+        kinds: ``(T,)`` of which kind they are, as numbers of ``TOKEN_KINDS``, where that is known.
     """
     rows, tokens = routing.valid.shape
     top_k, gates, experts = routing.top_k, routing.gates.float(), routing.selected.long()
@@ -76,7 +80,9 @@ def to_rows(
         # A slot is a patch of view 1: its partner is one of the other side.
         side = np.where(pairs.view_first[:, None], pairs.reference, pairs.view)
         columns["partner"] = (side, side.shape[1])
-    for name, marks in (("generated", generated), ("token_ids", token_ids)):
+    if kinds is None and routing.leading:
+        kinds = np.repeat(_kinds_in_prompt(routing)[None], rows, axis=0)
+    for name, marks in (("generated", generated), ("token_ids", token_ids), ("kinds", kinds)):
         if marks is not None:
             columns[name] = (marks, tokens)
     cells: dict[str, Any] = {
@@ -101,6 +107,26 @@ def to_rows(
         values = value.cpu().numpy() if isinstance(value, Tensor) else value
         cells[name] = lists(values, length, rows=rows, kind=COLUMNS[name][0])
     return batch(cells, rows=rows)
+
+
+def _kinds_in_prompt(routing: LayerRouting) -> NDArray[np.int8]:
+    """Return the kinds ``(T,)`` of the tokens of a prompt with a picture, whose image tokens come last."""
+    leading = [np.full(count, TOKEN_KINDS.index(kind)) for kind, count in routing.leading]
+    patches = routing.valid.shape[1] - routing.num_prefix_tokens
+    return np.concatenate([*leading, np.full(patches, TOKEN_KINDS.index(MEDIA[0]))]).astype(np.int8)
+
+
+def _leading(block: Block) -> tuple[tuple[str, int], ...]:
+    """Return the kinds of the prefix tokens of prompts with a picture, and how many there are of each."""
+    if block.kinds is None or block.layer.grid_rows is None:
+        return ()
+    prefix = block.kinds[:, : block.layer.num_prefix_tokens]
+    # One prompt stands beside every picture.
+    numbers = prefix[0].tolist() if (prefix == prefix[0]).all() else []
+    runs = [(number, len(list(run))) for number, run in groupby(numbers)]
+    if len({number for number, _ in runs}) < len(runs) or -1 in numbers:
+        return ()
+    return tuple((TOKEN_KINDS[number], count) for number, count in runs)
 
 
 def _order(routing: LayerRouting) -> str | None:
@@ -130,6 +156,7 @@ def to_routing(block: Block) -> LayerRouting:
         valid=torch.from_numpy(block.valid),
         grid=grid,
         num_prefix_tokens=layer.num_prefix_tokens,
+        leading=_leading(block),
         gates_sum_to_one=layer.gates_sum_to_one and layer.gates_kept in ("summary", "all"),
         token_local=layer.token_local,
         router=layer.router,

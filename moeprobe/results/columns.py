@@ -63,7 +63,8 @@ COLUMNS: dict[str, str] = {
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "
-    "position …, and unshared (tokens whose experts only one of two checkpoints has); empty for the model's output",
+    "position …, unshared (tokens whose experts only one of two checkpoints has) and, where they hold pictures, image, "
+    "video, audio, text, special and before; empty for the model's output",
     "metric": "name of the metric",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token; of "
     "indexers and hot experts random, of indexers also recency; of reuse along sequences sequence and even",

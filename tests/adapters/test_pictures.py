@@ -400,3 +400,24 @@ def test_tiles_with_a_thumbnail_are_numbered(tmp_path: Path) -> None:
     assert not model_of(load_model(f"hf:{folder}", device="cpu", prompt=PROMPT)).layout.doubt
     tiled = model_of(load_model(f"hf:{folder}", device="cpu", prompt=PROMPT, image_size=224))
     assert tiled.layout.doubt == "80 image tokens make no square grid"
+
+
+def test_a_trace_keeps_the_kinds_around_a_picture(one: Checkpoint, data: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"data": data, "limit": 20, "layers": ("layers.0",)}
+    direct = api.sweep([one], view="gaussian_noise", severities=[0.0, 0.1], floor_images=0, **arguments).table
+    api.record([one], view="gaussian_noise", severities=[0.1], out=tmp_path / "traces", **arguments)
+    traces = [tmp_path / "traces" / "one" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.1")]
+    recorded = api.analyze_trace(traces).table
+    key = ["tokens", "metric", "null", "expert"]
+    tables = [
+        table[
+            (table["layer"] == "layers.0")
+            & (table["severity"] == 0.1)
+            & table["metric"].str.contains("match")
+        ]
+        for table in (direct, recorded)
+    ]
+    first, second = (table.fillna({"null": "", "expert": -1}).set_index(key)["value"] for table in tables)
+    assert {tokens for tokens, *_ in first.index} == {"patch", "before", "text", "special"}
+    pd.testing.assert_series_equal(first.sort_index(), second[first.index].sort_index())
+    assert "prefix" not in set(recorded["tokens"])

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.geometry import Correspondence
+from moeprobe.inputs.geometry import Correspondence, PatchGrid
 from moeprobe.recordings.format import COLUMNS, KEY, SCHEMA, beside, metadata, writing
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import patches_of, to_routing, to_rows
@@ -293,11 +293,21 @@ def test_a_layer_that_an_input_lacks_is_told(tmp_path: Path) -> None:
         TraceFile(path)
 
 
+def test_patches_without_a_place_and_their_prompt_come_back(tmp_path: Path) -> None:
+    layer = routing(grid=(1, 6), num_experts=8, top_k=2, prefix=4)
+    leading = (("before", 3), ("special", 1))
+    numbered = dataclasses.replace(layer, grid=PatchGrid(1, 6, 0), leading=leading)
+    found = back(save(tmp_path / "t.parquet", {"l": numbered}))
+    assert (found.grid, found.leading, found.num_prefix_tokens) == (numbered.grid, leading, 4)
+    plain = back(save(tmp_path / "p.parquet", {"l": layer}))
+    assert plain.leading == ()
+
+
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"version": 4}, "is a trace of version 4, and this moeprobe reads versions 1 to 3"),
-        ({"format": "other"}, "is a trace of version 3"),
+        ({"version": 5}, "is a trace of version 5, and this moeprobe reads versions 1 to 4"),
+        ({"format": "other"}, "is a trace of version 4"),
         ({"layers": "l"}, "layers in its metadata is not as a trace has it"),
         ({"layers": ["l", "l"]}, "layers in its metadata is not"),
         ({"checkpoint": {}}, "name in its metadata is not"),

@@ -60,7 +60,7 @@ class PictureReader:
     def __init__(self, processor: Any, *, prompt: str, size: int | None, dtype: torch.dtype) -> None:
         self._processor, self._dtype = processor, dtype
         with running("The processor of pictures", doing="on a prompt"):
-            self._text, self._keywords = _in_template(processor, prompt)
+            self._text, self._keywords = in_template(processor, prompt)
         fitting = size or self._size_of(_TYPICAL_SIZE)
         if fitting is None:
             raise UserError(
@@ -73,9 +73,7 @@ class PictureReader:
     @property
     def special_ids(self) -> set[int]:
         """The ids of the tokenizer's special tokens."""
-        tokenizer = self._processor.tokenizer
-        added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return added | set(tokenizer.all_special_ids)
+        return special_ids_of(self._processor)
 
     def read(self, pixels: Tensor) -> PicturedBatch:
         """Return the prompt with each of the pictures ``(B, 3, S, S)`` in [0, 1].
@@ -142,7 +140,14 @@ class PictureReader:
             )
 
 
-def _in_template(processor: Any, prompt: str) -> tuple[str, dict[str, Any]]:
+def special_ids_of(processor: Any) -> set[int]:
+    """Return the ids of the special tokens of a processor's tokenizer."""
+    tokenizer = processor.tokenizer
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | set(tokenizer.all_special_ids)
+
+
+def in_template(processor: Any, prompt: str) -> tuple[str, dict[str, Any]]:
     """Return the text around a picture, and keywords of the processor that go with it."""
     # Older folders have the template with the tokenizer.
     of_tokenizer = {} if processor.chat_template else {"chat_template": processor.tokenizer.chat_template}

@@ -81,6 +81,12 @@ def import_routing(
             help="How saved router logits become gates, if config.json does not say: softmax or sigmoid."
         ),
     ] = None,
+    image_token_id: Annotated[
+        int | None,
+        typer.Option(
+            help="For responses: id of the tokens that stand for parts of a picture, if config.json does not say."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
@@ -110,6 +116,7 @@ def import_routing(
                 "--prompt-key": prompt_key,
                 "--routing-key": routing_key,
                 "--gates": gates,
+                "--image-token-id": image_token_id,
             },
         )
     elif num_experts is not None:
@@ -146,6 +153,7 @@ def import_routing(
                 prompt_key=prompt_key,
                 routing_key=routing_key,
                 gates=gates,
+                image_token_id=image_token_id,
                 name=name,
                 data=data,
                 overwrite=overwrite,
@@ -219,6 +227,9 @@ def _lines_of_responses(imported: "ImportedExperts") -> list[str]:
         *imported.missing,
         *(finding.line for finding in imported.findings),
     ]
+    if imported.kinds:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in imported.kinds.items())
+        lines.append(f"Tokens by kind: {counts}.")
     if imported.mtp_lines:
         lines.append(f"{imported.mtp_lines:,} lines of layers of multi-token prediction (MTP) are left out.")
     if imported.dependent:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import CLEAN, Arg, Layout, Panel, Probe, Views
 from moeprobe.declarations.kinds import resolve
+from moeprobe.declarations.recording_probe import IMAGES
 from moeprobe.errors import UserError, option
 
 if TYPE_CHECKING:
@@ -61,9 +62,17 @@ class Trace(Probe["Recorded"]):
             in_request=False,
         ),
     ] = None
+    images: Annotated[
+        Path | None,
+        Arg(IMAGES, in_request=False),
+    ] = None
 
     def check(self) -> None:
-        """Refuse a view of sequences that are given."""
+        """Refuse a view of sequences that are given, and pictures without sequences."""
+        if self.images is not None and self.tokens is None:
+            raise UserError(
+                f"{option('images')} holds the pictures of {option('tokens')}; name that file too."
+            )
         if self.tokens is not None and (self.view != CLEAN or self.severities is not None):
             raise UserError(
                 f"The sequences of {option('tokens')} are recorded as they are; leave {option('view')} and "

@@ -241,6 +241,7 @@ def rows_of_texts(
     *,
     all_gates: bool,
     generated: Sequence[NDArray[np.bool_]] | None = None,
+    kinds: Sequence[NDArray[np.int8] | None] | None = None,
 ) -> list[pa.RecordBatch]:
     """Return the rows of a batch, one per layer and text.
 
@@ -250,6 +251,7 @@ def rows_of_texts(
         texts: what the model read.
         all_gates: keep every gate.
         generated: by text, ``(T,)`` which tokens were generated; None where nobody knows.
+        kinds: by text, ``(T,)`` of which kind tokens are; None where no text has pictures.
     """
     ids, lengths = texts.ids.cpu().numpy().astype(np.int32), texts.present.sum(1).tolist()
     return [
@@ -260,6 +262,7 @@ def rows_of_texts(
             all_gates=all_gates,
             token_ids=ids[row, : lengths[row]],
             generated=None if generated is None else generated[row],
+            kinds=None if kinds is None else kinds[row],
         )
         for layer, layer_routing in routing.layers.items()
         for row, name in enumerate(names)

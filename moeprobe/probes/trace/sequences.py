@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import torch
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations.options import Options
@@ -23,6 +21,7 @@ from moeprobe.probes.engine.run_spec import check_layers, chosen_layers, precisi
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.probes.trace.recording import about_checkpoint, rows_of_texts
+from moeprobe.probes.trace.sequence_batches import SequenceBatches
 from moeprobe.recordings.format import FORMAT, VERSION, metadata, writing
 from moeprobe.recordings.log_probs import read_sequences
 from moeprobe.recordings.log_rows import Tokens
@@ -52,8 +51,10 @@ class RecordingTokens(ProbeWork[Recorded]):
         if options.limit is not None:
             self.sequences = dict(list(self.sequences.items())[: options.limit])
         self.skipped = {model.name: self._too_long(model) for model in models}
+        self.batches = {}
         for model in models:
             check_vocabulary(model, self.sequences)
+            self.batches[model.name] = SequenceBatches(model, self.sequences, images=probe.images)
         self.request = {
             "kind": probe.kind,
             "data": _DATA,
@@ -64,13 +65,14 @@ class RecordingTokens(ProbeWork[Recorded]):
             "format": f"{FORMAT} {VERSION}",
             "checkpoints": {model.name: {"sha256": model.provenance.get("sha256")} for model in models},
             **precision_request(options),
+            **self.batches[models[0].name].request(),
         }
 
     def floor_inputs(self, model: Checkpoint) -> Iterable[TokenBatch]:
         """Return the first sequences in batches."""
-        sequences = list(self._of(model).values())[: self.options.floor_images]
-        size = self.options.batch_size
-        return (batch_of(sequences[start : start + size]) for start in range(0, len(sequences), size))
+        names = list(self._of(model))[: self.options.floor_images]
+        size, batches = self.options.batch_size, self.batches[model.name]
+        return (batches.batch(names[start : start + size]) for start in range(0, len(names), size))
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Recorded:
         """Write a trace per checkpoint."""
@@ -140,10 +142,10 @@ class RecordingTokens(ProbeWork[Recorded]):
         self, model: Checkpoint, sequences: dict[str, Tokens], progress: Callable[[int], None]
     ) -> Iterator[list[pa.RecordBatch]]:
         """Yield the rows of a batch, each sequence without the padding of its batch."""
-        names = list(sequences)
+        names, batches = list(sequences), self.batches[model.name]
         for start in range(0, len(names), self.options.batch_size):
             batch = names[start : start + self.options.batch_size]
-            texts = batch_of([sequences[name] for name in batch])
+            texts = batches.batch(batch)
             routing = model.model.trace(texts, layers=self._layers(model), logits=False)[1]
             finite.check(routing.layers, None, batch, checkpoint=model.name)
             yield rows_of_texts(
@@ -152,18 +154,9 @@ class RecordingTokens(ProbeWork[Recorded]):
                 texts,
                 all_gates=self.probe.all_gates,
                 generated=[sequences[name].generated for name in batch],
+                kinds=[batches.kinds(name) for name in batch],
             )
             progress(len(batch))
-
-
-def batch_of(sequences: Sequence[Tokens]) -> TokenBatch:
-    """Return sequences as a batch, padded at the end."""
-    longest = max(len(sequence.ids) for sequence in sequences)
-    ids, present = np.zeros((len(sequences), longest), np.int64), np.zeros((len(sequences), longest), bool)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence.ids)], present[row, : len(sequence.ids)] = sequence.ids, True
-    mask = torch.from_numpy(present)
-    return TokenBatch(torch.from_numpy(ids), mask, mask, 0)
 
 
 def check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:

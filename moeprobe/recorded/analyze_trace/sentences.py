@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from moeprobe.inputs.modality import TEXT
+from moeprobe.inputs.modality import TEXT, TOKEN_KINDS, tokens_of_kind
 from moeprobe.metrics import token_kinds
 from moeprobe.metrics.analyses import touched
 from moeprobe.metrics.analyses.first_layer import FIRST_LAYER_SHARE
@@ -49,7 +49,7 @@ def _of(name: str, rows: Mapping[tuple[str, str], Row]) -> str:
 def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
     parts = [
         (kind, rows[touched.PAIRS_DIFFER.name, kind])
-        for kind in token_kinds.PARTS
+        for kind in (*token_kinds.PARTS, *TOKEN_KINDS)
         if (touched.PAIRS_DIFFER.name, kind) in rows
     ]
     parts = [(kind, row) for kind, row in parts if row["trials"] > 0]
@@ -57,7 +57,7 @@ def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
         return ""
     return (
         " The share of such pairs is "
-        + ", ".join(f"{interval(row)} for {kind} tokens" for kind, row in parts)
+        + ", ".join(f"{interval(row)} for {tokens_of_kind(kind)}" for kind, row in parts)
         + "."
     )
 

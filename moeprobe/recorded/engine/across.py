@@ -21,6 +21,7 @@ from moeprobe.metrics.analyses.weights import WeightsAnalysis
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, differ, patches
 from moeprobe.probes.engine.batch_sums import sums_of_layer
+from moeprobe.recorded.engine.kinds import Masks
 from moeprobe.recordings.expert_map import ExpertMap, with_new_experts
 from moeprobe.recordings.format import BY_TOKEN_ID
 from moeprobe.recordings.reading import TraceFile
@@ -48,8 +49,11 @@ class Across:
         """Whether there is nothing to say: no layer of it is one of sequences."""
         return not self._layers
 
-    def add(self, layer: str, pair: LayerPair) -> None:
-        """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part."""
+    def add(self, layer: str, pair: LayerPair, masks: Masks) -> None:
+        """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part.
+
+        ``masks``: by kind, which tokens ``(B, T)`` it has.
+        """
         if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
             # Hash layers route by the token's id: equal tokens agree there by construction.
             return
@@ -67,7 +71,11 @@ class Across:
             kinds = by_token_kind(pair)
             kinds.pop("prefix", None)
             # Position is a kind as well: differences may begin late in a sequence.
-            self._kinds = kinds | by_position(kinds[TEXT.token])
+            every, prefix = kinds[TEXT.token], pair.view.num_prefix_tokens
+            of_media = {
+                kind: replace(every, present=every.present & mask[:, prefix:]) for kind, mask in masks.items()
+            }
+            self._kinds = kinds | of_media | by_position(every)
 
     def join_layers(self, sums: Sums) -> Sums:
         """Return the sums of single layers, of all layers, and of the first layer to differ."""

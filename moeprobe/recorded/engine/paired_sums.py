@@ -1,6 +1,7 @@
 """The sums per input of a trace by itself, and of each other trace beside the first."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.engine.across import Across, load_of, sums_of_mapped
 from moeprobe.recorded.engine.describe import weights_fit
 from moeprobe.recorded.engine.input_sums import InputSums
+from moeprobe.recorded.engine.kinds import Sums, kinds_in, masks_of, of_kind, pairs_by_kind
 from moeprobe.recordings.expert_map import ExpertMap
 from moeprobe.recordings.pairs import NamedTrace, common_prefix, knows_weights, pair
 from moeprobe.recordings.reading import Block
@@ -61,6 +63,7 @@ class PairedSums(InputSums):
             for name in ("generated", "token_ids")
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
+        self._kinds = kinds_in([trace_view.trace for trace_view in traces])
         self.left_out: dict[str, tuple[int, int]] = {}
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
@@ -93,13 +96,15 @@ class PairedSums(InputSums):
                     if isinstance(analysis, LayerAnalysis)
                     and (has_weights or not isinstance(analysis, WeightsAnalysis))
                 ]
-                if number and self._expert_map is not None:
-                    subject, sums = sums_of_mapped(analyses, layer, subject, self._expert_map)
-                else:
-                    sums = sums_of_layer(analyses, layer, subject)
-                sums_of_traces[number] |= sums
+                # Kinds are of sequences, whose tokens stay in their places.
+                masks = masks_of(blocks, self._kinds) if subject.aligned else {}
+                sums_of = partial(_sums_of, analyses, layer, expert_map=self._expert_map if number else None)
+                by_kind = [of_kind(sums_of(part)[1], kind) for kind, part in pairs_by_kind(subject, masks)]
+                subject, sums = sums_of(subject)
+                for cell_sums in (sums, *by_kind):
+                    sums_of_traces[number] |= cell_sums
                 if number and subject.aligned:
-                    across[number].add(layer, subject)
+                    across[number].add(layer, subject, masks)
                     if layer == next(iter(self.num_tokens)):
                         self._count(trace_view, blocks[0], trace_block)
         return [
@@ -114,3 +119,12 @@ class PairedSums(InputSums):
         num_left_out = (int(block.num_tokens.sum()) - num_common for block in (reference, view))
         first, of_view = (earlier + count for earlier, count in zip(before, num_left_out, strict=True))
         self.left_out[trace_view.label] = (first, of_view)
+
+
+def _sums_of(
+    analyses: Sequence[LayerAnalysis], layer: str, pair: LayerPair, *, expert_map: ExpertMap | None
+) -> tuple[LayerPair, Sums]:
+    """Return the pair that is compared and its sums; by a map, it has new experts and fewer tokens."""
+    if expert_map is not None:
+        return sums_of_mapped(analyses, layer, pair, expert_map)
+    return pair, sums_of_layer(analyses, layer, pair)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.declarations import Arg, Layout
-from moeprobe.declarations.recording_probe import SEED_OF_INTERVALS, WRITING, MatchedTraces
+from moeprobe.declarations.recording_probe import IMAGES, SEED_OF_INTERVALS, WRITING, MatchedTraces
+from moeprobe.inputs.modality import TOKEN_KINDS, tokens_of_kind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,7 +23,7 @@ class Mismatch(MatchedTraces["Result"]):
 
     The model scores the server's generated tokens twice: with its own routing, and with the server's choices of
     experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
-    intervals over requests.
+    intervals over requests. For requests with pictures, also where the tokens of one kind alone repeat the choices.
 
     Example: `moeprobe trace mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
     """
@@ -56,6 +57,7 @@ class Mismatch(MatchedTraces["Result"]):
         Arg("The server's responses, with token ids and log-probabilities of the generated tokens."),
     ]
     routing: Annotated[Path, Arg("Trace of the same requests: moeprobe trace import.")]
+    images: Annotated[Path | None, Arg(IMAGES, in_request=False)] = None
     gates: Annotated[
         str,
         Arg(
@@ -76,7 +78,11 @@ class Mismatch(MatchedTraces["Result"]):
 
         lines = []
         for name, checkpoint_rows in table.groupby("checkpoint", sort=False):
-            rows = {row["metric"]: row for row in checkpoint_rows.to_dict("records")}
+            rows = {
+                row["metric"]: row
+                for row in checkpoint_rows.to_dict("records")
+                if row["tokens"] not in TOKEN_KINDS
+            }
             total, replayed, routing = (rows[f"mismatch{part}"] for part in ("", "_rest", "_routing"))
             share = rows.get("mismatch_routing_share")
             sentence = (
@@ -90,5 +96,18 @@ class Mismatch(MatchedTraces["Result"]):
             else:
                 lines.append(
                     f"{sentence}: routing accounts for {interval(routing)} of it, a share of {interval(share)}."
+                    + _by_kind(checkpoint_rows)
                 )
         return lines
+
+
+def _by_kind(rows: "DataFrame") -> str:
+    """Return what the routing of each kind of tokens accounts for by itself; empty without pictures."""
+    from moeprobe.results.numbers import interval
+
+    parts = [
+        f"{interval(row)} for {tokens_of_kind(row['tokens'])}"
+        for row in rows[rows["metric"] == "mismatch_routing"].to_dict("records")
+        if row["tokens"] in TOKEN_KINDS
+    ]
+    return f" Where one kind of tokens alone repeats it, that is {', '.join(parts)}." if parts else ""

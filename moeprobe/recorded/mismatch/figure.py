@@ -1,12 +1,16 @@
 """The figure of ``mismatch``: both divergences with their parts, and a point per request."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
@@ -24,13 +28,16 @@ def draw(result: Result) -> dict[str, Figure]:
     """Return the figure of a run: a panel per divergence, and one of the requests."""
     figure, axes = panels.panels(1, 3, width=3.7, height=2.9, sharey=False)
     palette = colors(list(_PARTS.values()))
+    # Rows on the tokens of one kind stand in the table alone.
+    table = result.table[~result.table["tokens"].isin(TOKEN_KINDS)]
+    sums = _sums_of_all_tokens(result)
+    images = len(sums[MismatchAnalysis.signature])
     for panel, (name, title) in zip(axes[0], _TITLES.items(), strict=False):
-        _parts(panel, result, name, palette)
+        _parts(panel, table, name, palette)
         panel.set_title(title)
-    requests = _requests(axes[0, 2], result, color=palette["all of it"])
-    table = result.table
+    requests = _requests(axes[0, 2], sums, color=palette["all of it"])
     count = f"{requests:,} request{'' if requests == 1 else 's'}"
-    if unscored := len(result.images) - requests:
+    if unscored := images - requests:
         count += f"; {unscored:,} without a scored token are not shown"
     bars = "bars: 95 % over requests" if table["ci_low"].notna().any() else no_intervals("requests")
     figure.suptitle(f"Difference of log-probability between the server and {table['checkpoint'].iloc[0]}")
@@ -40,9 +47,18 @@ def draw(result: Result) -> dict[str, Figure]:
     return {"mismatch": panels.add_caption(figure, text)}
 
 
-def _parts(axes: Axes, result: Result, name: str, palette: dict[str, str]) -> None:
+def _sums_of_all_tokens(result: Result) -> dict[str, NDArray[np.float64]]:
+    """Return the sums of each request without those on the tokens of one kind."""
+    all_kinds = ~np.isin(np.asarray(result.images["tokens"]).astype(str), TOKEN_KINDS)
+    return {
+        name: np.asarray(result.images[name], dtype=float)[all_kinds]
+        for name in (MismatchAnalysis.signature, "mismatch_own", "mismatch_rest")
+    }
+
+
+def _parts(axes: Axes, table: pd.DataFrame, name: str, palette: dict[str, str]) -> None:
     """Draw the whole of one divergence and its two parts as points with intervals."""
-    rows = result.table.set_index("metric")
+    rows = table.set_index("metric")
     for position, (part, label) in enumerate(_PARTS.items()):
         row = rows.loc[f"{name}{part}"]
         value, ends = float(row["value"]), row[["ci_low", "ci_high"]].to_numpy(float)
@@ -71,12 +87,8 @@ def _parts(axes: Axes, result: Result, name: str, palette: dict[str, str]) -> No
     axes.set_xlabel("nats per token")
 
 
-def _requests(axes: Axes, result: Result, *, color: str) -> int:
+def _requests(axes: Axes, sums: Mapping[str, NDArray[np.float64]], *, color: str) -> int:
     """Draw a point per request with scored tokens; returns how many there are."""
-    sums = {
-        name: np.asarray(result.images[name], dtype=float)
-        for name in (MismatchAnalysis.signature, "mismatch_own", "mismatch_rest")
-    }
     has_scores = sums[MismatchAnalysis.signature] > 0
     own_error, replayed_error = (
         sums[name][has_scores] / sums[MismatchAnalysis.signature][has_scores]

@@ -4,7 +4,8 @@ Axes: B requests of a batch, T tokens.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,12 @@ from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
-from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
+from moeprobe.probes.trace.sequence_batches import SequenceBatches
+from moeprobe.probes.trace.sequences import check_vocabulary
 from moeprobe.recorded.engine.work import RecordingWork
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.check_trace import is_by_chance
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
-from moeprobe.recordings.log_rows import Tokens
 from moeprobe.recordings.matching import TOKENS, with_names_of
 from moeprobe.recordings.pairs import check_placed, clusters_of
 from moeprobe.recordings.reading import TraceFile
@@ -61,6 +62,9 @@ class Scoring(RecordingWork[Mismatch]):
         check_layers({checkpoint.name: checkpoint.model.layer_names}, options.layers)
         self.layers = chosen_layers(checkpoint.model.layer_names, options.layers)
         self.served.check(checkpoint, self.layers, gates=gates)
+        sequences = {name: self.served.sequences[name] for name in self.served.names}
+        self.batches = SequenceBatches(checkpoint, sequences, images=probe.images)
+        self.kinds = self.batches.all_kinds()
         self.request = self.make_request(
             _VIEW,
             gates=gates,
@@ -73,6 +77,7 @@ class Scoring(RecordingWork[Mismatch]):
             labels_used=False,
             checkpoints={checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
             **probe.matching(),
+            **self.batches.request(),
         )
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
@@ -102,17 +107,40 @@ class Scoring(RecordingWork[Mismatch]):
         progress.start(self.probe.kind, len(request_names))
         for start in range(0, len(request_names), self.options.batch_size):
             names = request_names[start : start + self.options.batch_size]
-            scores = _scores(self.model, self.served, names, self.layers, gates=self.gates)
-            columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
-            accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
+            for kind, scores in self._scores(names):
+                columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
+                cell = Cell(view=_VIEW, tokens=kind)
+                accumulator.add(cell, names, {"label": np.full(len(names), -1)} | columns)
             progress.advance(len(names))
         clustered = accumulator.by_cluster(clusters_of([self.served.trace]))
         return of_table(image_table(clustered, checkpoint=self.checkpoint.name))
 
+    def _scores(self, names: Sequence[str]) -> Iterator[tuple[str, Scores]]:
+        """Yield the log-probabilities of the generated tokens of some requests, NaN elsewhere.
+
+        First where all tokens repeat the server's routing (""), then where those of one kind alone do.
+        """
+        texts = self.batches.batch(names)
+        tokens = texts.ids.shape[1]
+        routing = self.served.routing(names, self.layers, num_tokens=tokens)
+        server = torch.full(texts.ids.shape, float("nan"))
+        for row, name in enumerate(names):
+            sequence = self.served.sequences[name]
+            server[row, sequence.prompt : len(sequence.ids)] = torch.from_numpy(self.served.scores[name])
+        own_scores = self.model.log_probabilities(texts)
+        server = server.to(own_scores.device)
+        masks = self.batches.masks(names, self.kinds, num_tokens=tokens)
+        for kind, repeated in (
+            ("", routing),
+            *((kind, _of_tokens(routing, mask)) for kind, mask in masks.items()),
+        ):
+            replayed = self.model.replayed_log_probabilities(texts, repeated, gates=self.gates)
+            yield kind, Scores(server, own_scores, replayed)
+
     def _is_served(self) -> bool:
         """Return whether the server has this model; warn if their experts agree by chance alone."""
         names = self.served.names[:_CHECKED]
-        texts = batch_of([self.served.sequences[name] for name in names])
+        texts = self.batches.batch(names)
         served = self.served.routing(names, self.layers, num_tokens=texts.ids.shape[1])
         _, routing = self.checkpoint.model.trace(texts, layers=self.layers, logits=False)
         overlaps = [_overlap(routing.layers[layer], served.layers[layer]) for layer in self.layers]
@@ -128,6 +156,17 @@ class Scoring(RecordingWork[Mismatch]):
                 stacklevel=2,
             )
         return is_served
+
+
+def _of_tokens(routing: RoutingTrace, tokens: torch.Tensor) -> RoutingTrace:
+    """Return a routing in which only some tokens ``(B, T)`` have choices."""
+    without = ~tokens[..., None]
+    return RoutingTrace(
+        {
+            name: replace(layer, selected=layer.selected.masked_fill(without, -1))
+            for name, layer in routing.layers.items()
+        }
+    )
 
 
 def _overlap(routing: LayerRouting, served: LayerRouting) -> tuple[float, float]:
@@ -225,18 +264,3 @@ class _Served:
         """Return sentences on omitted parts."""
         without = [f"{count:,} requests without {what}" for what, count in self._without.items() if count]
         return without + self._matching
-
-
-def _scores(
-    model: Rerouted, served: _Served, names: Sequence[str], layers: Sequence[str], *, gates: str
-) -> Scores:
-    """Return the log-probabilities of the generated tokens of some requests, NaN elsewhere."""
-    sequences: Mapping[str, Tokens] = {name: served.sequences[name] for name in names}
-    texts = batch_of(list(sequences.values()))
-    routing = served.routing(names, layers, num_tokens=texts.ids.shape[1])
-    server = torch.full(texts.ids.shape, float("nan"))
-    for row, (name, sequence) in enumerate(sequences.items()):
-        server[row, sequence.prompt : len(sequence.ids)] = torch.from_numpy(served.scores[name])
-    own_scores = model.log_probabilities(texts)
-    replayed = model.replayed_log_probabilities(texts, routing, gates=gates)
-    return Scores(server.to(own_scores.device), own_scores, replayed)

@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFF
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS
-from moeprobe.recorded.trace_balance.sentences import rows_of
+from moeprobe.recorded.trace_balance.sentences import of_all_tokens, rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.load_over_time import placements
@@ -27,7 +27,7 @@ _OVERLAPS = {
 
 def draw(result: Result) -> dict[str, Figure]:
     """Return the figure of a run: a panel of hot experts and, of ranks, one of layers and one of windows."""
-    table = result.table
+    table = of_all_tokens(result.table)
     imbalances, overlaps = rows_of(table, RANK_IMBALANCE.name), rows_of(table, HOT_OVERLAP.name)
     placed = placements(imbalances)
     by_window = table["severity"].notna().any()

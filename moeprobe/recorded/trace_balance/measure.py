@@ -25,6 +25,7 @@ from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.recorded.engine.kinds import kinds_in, masks_of, restrict
 from moeprobe.recorded.engine.work import RecordingWork
 from moeprobe.recorded.trace_balance import TraceBalance
 from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
@@ -47,6 +48,9 @@ _VIEW, SECOND_HALF = "windows", ", second half"
 _REQUESTS_AT_ONCE, _GATES = 256, 2**22
 # Counts of experts that are in memory at a time.
 _COUNTS = 2**24
+# By layer: how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``.
+_Choices = dict[str, NDArray[np.integer[Any]]]
+_Uses = dict[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,17 @@ class LoadOverTime(RecordingWork[TraceBalance]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
         progress.start(self.probe.kind, len(self.trace.ids))
-        choices, uses = self._choices(progress)
+        counts_by_kind = self._choices(progress)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
-        sums = self._sums(choices, uses)
+        sums = self._sums(counts_by_kind)
         analyses = make_analyses(self.probe.analyses)
         table, comparison = summarize(sums, analyses=analyses, run_info=info)
-        table = with_rows(table, list(self._relabeled_rows(choices, info)))
+        relabeled = [
+            row
+            for tokens, (choices, _) in counts_by_kind.items()
+            for row in self._relabeled_rows(choices, info, tokens)
+        ]
+        table = with_rows(table, relabeled)
         return self.make_result(
             table,
             comparison,
@@ -163,24 +172,16 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             "are one sample"
         ]
 
-    def _choices(
-        self, progress: Progress
-    ) -> tuple[dict[str, NDArray[np.integer[Any]]], dict[str, NDArray[np.int64]]]:
+    def _choices(self, progress: Progress) -> dict[str, tuple[_Choices, _Uses]]:
         """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
 
         The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
-        several inputs uses more experts than one of them.
+        several inputs uses more experts than one of them. First of all tokens, then of each kind where some are of
+        pictures.
         """
         trace, row_of = self.trace, self.requests.row_of
-        # A request has far fewer choices than an int32 holds; counts of days of serving do not fit.
-        counts = {
-            layer: np.zeros(
-                (len(self.requests.names), trace.layers[layer].num_experts),
-                np.int64 if trace.layers[layer].load_only else np.int32,
-            )
-            for layer in self.layers
-        }
-        uses = {layer: np.zeros((2, len(self.requests.names)), np.int64) for layer in self.layers}
+        kinds = kinds_in([trace])
+        counts_by_kind = {tokens: self._no_choices() for tokens in (REQUEST.token, *kinds)}
         # The widest layer decides how many requests fit into memory.
         widest = max(
             max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
@@ -191,30 +192,43 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             block = trace.ids[start : start + size]
             rows = [row_of[self.clusters.get(name, name)] for name in block]
             for layer in self.layers:
-                of_block = _choices_of(trace, layer, block)
-                # ``add.at``, since several inputs of a block may belong to one sample.
-                np.add.at(counts[layer], rows, of_block)
-                for column, numbers in zip(
-                    uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
-                ):
-                    np.add.at(column, rows, numbers)
+                for tokens, of_block in _choices_of(trace, layer, block, kinds).items():
+                    counts, uses = counts_by_kind[tokens]
+                    # ``add.at``, since several inputs of a block may belong to one sample.
+                    np.add.at(counts[layer], rows, of_block)
+                    for column, numbers in zip(
+                        uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
+                    ):
+                        np.add.at(column, rows, numbers)
             progress.advance(len(block))
+        return counts_by_kind
+
+    def _no_choices(self) -> tuple[_Choices, _Uses]:
+        """Return zeros in the places of all counts."""
+        samples = len(self.requests.names)
+        counts, uses = {}, {}
+        for name in self.layers:
+            layer = self.trace.layers[name]
+            # A request has far fewer choices than an int32 holds; counts of days of serving do not fit.
+            counts[name] = np.zeros((samples, layer.num_experts), np.int64 if layer.load_only else np.int32)
+            uses[name] = np.zeros((2, samples), np.int64)
         return counts, uses
 
-    def _sums(
-        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
-    ) -> SumsStore:
+    def _sums(self, counts_by_kind: Mapping[str, tuple[_Choices, _Uses]]) -> SumsStore:
         """Return the sums of all cells; of many requests they are kept in files."""
         parts = (
             of_table(image_table(accumulator, checkpoint=self.name))
-            for accumulator in self._cells(choices, uses)
+            for tokens, (choices, uses) in counts_by_kind.items()
+            for accumulator in self._cells(choices, uses, tokens)
         )
-        return concat_parts(parts, in_files=sum(counts.size for counts in choices.values()) > _COUNTS)
+        size = sum(counts.size for choices, _ in counts_by_kind.values() for counts in choices.values())
+        return concat_parts(parts, in_files=size > _COUNTS)
 
-    def _cells(
-        self, choices: Mapping[str, NDArray[np.integer[Any]]], uses: Mapping[str, NDArray[np.int64]]
-    ) -> Iterator[Accumulator]:
-        """Yield the experts of each layer, then the ranks of each layer and of all, under each placement."""
+    def _cells(self, choices: _Choices, uses: _Uses, tokens: str) -> Iterator[Accumulator]:
+        """Yield the experts of each layer, then the ranks of each layer and of all, under each placement.
+
+        For the tokens of one kind, only the given placement is looked at, over all requests.
+        """
         every = slice(0, len(self.requests.names))
         for layer, counts in choices.items():
             experts, inputs = torch.from_numpy(uses[layer])
@@ -222,34 +236,35 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             if not self.requests.is_single:
                 subject = WindowLoads(torch.from_numpy(counts.astype(np.int64)), self._window(every))
                 columns |= HotExperts().sums(subject)
-            yield self._cell(layer, _VIEW, every, columns)
+            yield self._cell(self._cell_of(layer, _VIEW, tokens), every, columns)
         if self.placement is None:
             return
-        for judged in self._judge_placements(choices):
+        for judged in self._judge_placements(choices, tokens):
             rows = slice(judged.start, None)
             of_layers = {
                 layer: _ranks(counts[rows], judged.placement.shares[layer])
                 for layer, counts in choices.items()
             }
             for layer, loaded in of_layers.items():
-                yield self._cell(layer, judged.name, rows, self._rank_sums([loaded], rows))
+                of_layer = self._rank_sums([loaded], rows)
+                yield self._cell(self._cell_of(layer, judged.name, tokens), rows, of_layer)
             columns = self._rank_sums(list(of_layers.values()), rows)
-            yield self._cell("", judged.name, rows, columns)
+            yield self._cell(self._cell_of("", judged.name, tokens), rows, columns)
             # Windows only of all layers together: a number for each layer and window would be too many.
-            for window in judged.windows[0] if self._by_window(judged) else ():
+            for window in judged.windows[0] if self._by_window(judged, tokens) else ():
                 inside = self.requests.window == window
                 of_window = {key: column[inside] for key, column in columns.items()}
-                yield self._cell("", judged.name, inside, of_window, window + 1.0)
+                yield self._cell(self._cell_of("", judged.name, tokens, window + 1.0), inside, of_window)
 
-    def _judge_placements(self, choices: Mapping[str, NDArray[np.integer[Any]]]) -> list[JudgedPlacement]:
+    def _judge_placements(self, choices: _Choices, tokens: str) -> list[JudgedPlacement]:
         """Return the given placement, the same on the second half, and the greedy one of the first half there.
 
-        Of a single sample there are no halves.
+        Of a single sample there are no halves, and experts are placed for all tokens, not for those of one kind.
         """
         assert self.placement is not None
         half, window = self.requests.half, self.requests.window
         all_requests = JudgedPlacement(self.placement.name, self.placement, 0, window)
-        if self.requests.is_single:
+        if self.requests.is_single or tokens != REQUEST.token:
             return [all_requests]
         first = {layer: counts[:half].sum(0).astype(np.float64) for layer, counts in choices.items()}
         balanced = greedy(first, self.placement.num_ranks)
@@ -261,23 +276,25 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             ),
         ]
 
-    def _by_window(self, judged: JudgedPlacement) -> bool:
-        """Whether each window has numbers of its own: of the given placement, where there are several."""
-        return judged.start == 0 and not self.requests.is_single
+    def _by_window(self, judged: JudgedPlacement, tokens: str) -> bool:
+        """Whether each window has numbers of its own: all tokens under the given placement, and several windows."""
+        return judged.start == 0 and not self.requests.is_single and tokens == REQUEST.token
 
     def _relabeled_rows(
-        self, choices: Mapping[str, NDArray[np.integer[Any]]], info: summaries.About
+        self, choices: _Choices, info: summaries.About, tokens: str
     ) -> Iterator[dict[str, Any]]:
         """Yield the lines on the imbalance of the ranks where experts are relabeled within each request."""
         if self.placement is None:
             return
-        placements = self._judge_placements(choices)
+        placements = self._judge_placements(choices, tokens)
         busiest = relabeled_loads(choices, placements)
         for judged in placements:
-            rows = relabeled_rows(choices, judged, busiest[judged.name], by_window=self._by_window(judged))
+            rows = relabeled_rows(
+                choices, judged, busiest[judged.name], by_window=self._by_window(judged, tokens)
+            )
             for row in rows:
                 severity = np.nan if row.window is None else float(row.window)
-                cell = self._cell_of(row.layer, judged.name, severity)
+                cell = self._cell_of(row.layer, judged.name, tokens, severity)
                 inside = (
                     np.ones(len(judged.window), bool)
                     if row.window is None
@@ -293,19 +310,17 @@ class LoadOverTime(RecordingWork[TraceBalance]):
                     interval = "permutations" if low == low else ""
                     yield line | {"ci_low": low, "ci_high": high, "interval": interval, "flag": ""}
 
-    def _cell(
-        self, layer: str, view: str, rows: Any, columns: Mapping[str, torch.Tensor], severity: float = np.nan
-    ) -> Accumulator:
+    def _cell(self, cell: Cell, rows: Any, columns: Mapping[str, torch.Tensor]) -> Accumulator:
         """Return the sums of one cell, of some of the samples."""
         names = np.array(self.requests.names)[rows].tolist()
         accumulator = Accumulator()
         label = {"label": np.full(len(names), -1)}
         sums = label | {key: column.numpy() for key, column in columns.items()}
-        accumulator.add(self._cell_of(layer, view, severity), names, sums)
+        accumulator.add(cell, names, sums)
         return accumulator
 
-    def _cell_of(self, layer: str, view: str, severity: float) -> Cell:
-        """Return what sums of a layer, or of all (""), are about."""
+    def _cell_of(self, layer: str, view: str, tokens: str, severity: float = np.nan) -> Cell:
+        """Return what sums of some tokens of a layer, or of all layers (""), are about."""
         info = self.trace.layers.get(layer)
         return Cell(
             layer=layer,
@@ -313,7 +328,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             top_k=0 if info is None else info.top_k,
             view=view,
             severity=float(severity),
-            tokens=REQUEST.token,
+            tokens=tokens,
         )
 
     def _window(self, rows: slice) -> torch.Tensor:
@@ -334,10 +349,17 @@ def _ranks(counts: NDArray[np.integer[Any]], share: Array) -> dict[str, Any]:
     return {"loads": counts @ share, "choices": counts.sum(1, dtype=np.int64)}
 
 
-def _choices_of(trace: TraceFile, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
-    """Return how often some inputs chose each expert ``(n, E)``."""
+def _choices_of(
+    trace: TraceFile, layer: str, ids: Sequence[str], kinds: Sequence[str]
+) -> dict[str, NDArray[np.int64]]:
+    """Return how often some inputs chose each expert ``(n, E)``: all of their tokens, and those of each kind."""
     if trace.layers[layer].load_only:
-        return trace.counts(layer, ids)
-    columns = loads("load", [to_routing(trace.read(layer, ids))])
-    counts: NDArray[np.int64] = columns.get("load_any", columns["load"]).numpy()
+        return {REQUEST.token: trace.counts(layer, ids)}
+    block = trace.read(layer, ids)
+    routing = to_routing(block)
+    by_kind = {kind: restrict(routing, mask) for kind, mask in masks_of([block], kinds).items()}
+    counts = {}
+    for tokens, restricted in ({REQUEST.token: routing} | by_kind).items():
+        columns = loads("load", [restricted])
+        counts[tokens] = columns.get("load_any", columns["load"]).numpy()
     return counts

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from moeprobe.inputs.modality import TOKEN_KINDS, tokens_of_kind
 from moeprobe.metrics.analyses.hot_experts import (
     HOT_NEXT_SHARE,
     HOT_OVERLAP,
@@ -29,7 +30,13 @@ def rows_of(table: pd.DataFrame, metric: str, **wanted: str) -> pd.DataFrame:
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Return whether hot experts stay hot, how uneven ranks are, and what a greedy placement would give."""
-    return [*_persistence(table), *_ranks(table)]
+    all_tokens = of_all_tokens(table)
+    return [*_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)]
+
+
+def of_all_tokens(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that are about no single kind of tokens."""
+    return table[~table["tokens"].isin(TOKEN_KINDS)]
 
 
 def _persistence(table: pd.DataFrame) -> list[str]:
@@ -117,6 +124,16 @@ def _ranks(table: pd.DataFrame) -> list[str]:
             f"half. The {first['view']} one has {interval(second)} there."
         )
     return conclusions
+
+
+def _ranks_by_kind(table: pd.DataFrame) -> list[str]:
+    """Return how uneven ranks are for the tokens of each kind, where some are of pictures."""
+    rows = rows_of(table, RANK_IMBALANCE.name, layer="")
+    rows = rows[rows["tokens"].isin(TOKEN_KINDS)]
+    if rows.empty:
+        return []
+    parts = [f"{interval(row)} for {tokens_of_kind(row['tokens'])}" for row in rows.to_dict("records")]
+    return [f"Kind by kind, the busiest rank has these multiples of the mean: {', '.join(parts)}."]
 
 
 def _against(table: pd.DataFrame, metrics: RelabeledMetrics) -> str:

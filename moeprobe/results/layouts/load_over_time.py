@@ -79,19 +79,23 @@ def placements_table(table: pd.DataFrame) -> Table | None:
 
 
 def _table(table: pd.DataFrame, columns: Mapping[str, tuple[str, str]], *, caption: str, note: str) -> Table:
-    """Return a line per layer; columns are metrics in a view."""
+    """Return a line per layer, and per kind of tokens where some are of pictures; columns are metrics in a view."""
     metrics = {metric for metric, _ in columns.values()}
     rows = {
-        (row["layer"], row["metric"], row["view"]): row
+        (row["layer"], row["tokens"], row["metric"], row["view"]): row
         for row in table[table["metric"].isin(metrics)].to_dict("records")
     }
     lines = []
-    for layer in dict.fromkeys(layer for layer, *_ in rows):
-        cells = [value(rows.get((layer, *which))) for which in columns.values()]
+    line_keys = dict.fromkeys((layer, tokens) for layer, tokens, *_ in rows)
+    with_kinds = len({tokens for _, tokens in line_keys}) > 1
+    for layer, tokens in line_keys:
+        cells = [value(rows.get((layer, tokens, *which))) for which in columns.values()]
         levels = [metric in _LEVELS for metric, _ in columns.values()]
         cells = [
             TableCell(cell.text, key=cell.key) if level else cell
             for cell, level in zip(cells, levels, strict=True)
         ]
-        lines.append([TableCell(layer or "all"), *cells])
-    return Table(caption, ["layer", *columns], lines, note, keys=1)
+        kind = [TableCell(tokens)] if with_kinds else []
+        lines.append([TableCell(layer or "all"), *kind, *cells])
+    keys = ["layer", "tokens"] if with_kinds else ["layer"]
+    return Table(caption, [*keys, *columns], lines, note, keys=len(keys))

@@ -38,6 +38,8 @@ def side_by_side_table(
     table = table[np.array([find(name).metric.name not in repeats for name in table["metric"]], dtype=bool)]
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
     with_layers = bool((table["layer"] != "").any())
+    # Without layers, kinds of tokens tell lines apart where there are several.
+    with_tokens = not with_layers and table["tokens"].nunique() > 1
     with_severity = severities and bool(table["severity"].notna().any())
     steps = severity_heading(table.loc[table["severity"].notna(), "metric"])
     with_views = table["view"].nunique() > 1
@@ -55,6 +57,8 @@ def side_by_side_table(
         cells = (
             [TableCell(layer or ("all layers" if tokens else "output")), TableCell(tokens)]
             if with_layers
+            else [TableCell(tokens or "all")]
+            if with_tokens
             else []
         )
         cells += [TableCell(view)] if with_views else []
@@ -64,7 +68,7 @@ def side_by_side_table(
         cells += [value(row_of.get(pair), signed=True) for pair in pairs]
         measured = [row_of[name] for name in checkpoints if name in row_of]
         rows.append([*cells, *(counts(row[what] for row in measured) for what in ("images", "trials"))])
-    leading = ["layer", "tokens"] if with_layers else []
+    leading = ["layer", "tokens"] if with_layers else ["tokens"] if with_tokens else []
     leading += (["view"] if with_views else []) + ([steps] if with_severity else [])
     columns = [*leading, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
     return Table(
