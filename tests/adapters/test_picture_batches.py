@@ -191,6 +191,11 @@ def test_an_attack_that_needs_a_gradient_says_what_works_instead(here: Path) -> 
     with pytest.raises(UserError, match=r"gives no gradient of its loss.*direction"):
         api.attack(checkpoint, data=f"folder:{here / 'photos'}", limit=2)
     result = api.attack(
-        checkpoint, data=f"folder:{here / 'photos'}", limit=2, direction="random", epsilons=[0.1], figures=False
+        checkpoint,
+        data=f"folder:{here / 'photos'}",
+        limit=2,
+        direction="random",
+        epsilons=[0.1],
+        figures=False,
     )
     assert "prediction_agreement" in set(result.table["metric"])
