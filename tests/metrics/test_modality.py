@@ -11,8 +11,11 @@ from scipy.spatial.distance import jensenshannon
 
 from moeprobe.metrics.analyses.modality import ModalityAnalysis
 from moeprobe.metrics.base import Columns
+from moeprobe.metrics.stats.entries import of_weights
+from moeprobe.metrics.stats.information import Association
 from moeprobe.metrics.stats.proportions import critical
 from moeprobe.metrics.stats.statistic import standard_error
+from moeprobe.runtime.seeds import generator
 from tests.routing.routings import aligned, expert_choice, routing, soft
 
 EXPERTS, TOP_K, IMAGE_TOKENS, WORDS = 8, 2, 16, 5
@@ -104,6 +107,29 @@ def test_the_noise_floor_is_the_mean_over_exchanges_of_kinds_in_each_picture() -
     error = np.std(values) * np.sqrt(1 / 400 + 1 / 200)
     found = numbers(columns_of(image_tokens, words))["modality_divergence_permuted"]
     assert found == pytest.approx(np.mean(values), abs=4 * error)
+
+
+def test_rare_codes_alone_give_the_tables_of_all_codes() -> None:
+    """Tokens with several experts, and with none, whose shares do not add up exactly."""
+    rng = np.random.default_rng(5)
+    weights = rng.random((20, 9, EXPERTS)) * (rng.random((20, 9, EXPERTS)) < 0.3)
+    weights[3, 4] = weights[7] = 0
+    codes = np.broadcast_to(np.arange(9) >= 6, (20, 9))
+    association = Association(of_weights(weights), codes, num_experts=EXPERTS, within=True)
+    assert association._common_code == 0
+    for draw in range(5):
+        shuffled = association._shuffle_tokens(generator(0, "permutation of images", draw=draw))
+        expected = np.zeros((2, EXPERTS))
+        for image, token in np.ndindex(20, 9):
+            expected[shuffled[image, token]] += weights[image, token]
+        np.testing.assert_allclose(association.permuted_table(draw), expected, atol=1e-12)
+    # Where no code has most of the tokens, nothing is left out.
+    assert (
+        Association(
+            of_weights(weights), np.tile(np.arange(9), (20, 1)), num_experts=EXPERTS, within=True
+        )._common_code
+        is None
+    )
 
 
 def test_columns_hold_the_image_tokens_and_then_the_words() -> None:

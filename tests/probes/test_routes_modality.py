@@ -11,6 +11,8 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.open import load_model
+from moeprobe.probes.engine.leading import leading_sentences
+from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.modality import ModalityTable, modality_frame, modality_table
 from moeprobe.probes.routes.tables import sentences
 from moeprobe.results.folder import Result
@@ -56,6 +58,9 @@ def test_a_bias_for_image_tokens_that_one_form_forgets_is_found_by_routes(here: 
     result = api.routes(models, data=data, count=0, figures=False)
     verdicts = apart(result)["verdict"].tolist()
     assert verdicts.count("higher") >= 2 and "lower" not in verdicts
+    said = leading_sentences(result, Routes().layout)[0]
+    assert "ivergence of the experts of image tokens and words over all 3 MoE layers" in said
+    assert said.endswith("higher in 2 of 3 layers.")
     # The picture names the expert: its share of image tokens grows more than that of any other.
     first = result.modalities[result.modalities["layer"] == "layers.0"].pivot(
         index="expert", columns="checkpoint", values="value"

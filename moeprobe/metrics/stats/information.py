@@ -27,6 +27,8 @@ from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.
 PERMUTATIONS = 200
+# Of the sum of all weights: less than this is rounding.
+_ROUNDING = 1e-12
 # Numbers of tables that are held at a time.
 _HELD = 2**22
 
@@ -97,8 +99,10 @@ class Association:
     def permuted_table(self, draw: int) -> Array:
         """Return the table ``(K, E)`` of one permutation."""
         rng = generator(0, "permutation of images", draw=draw)
-        codes = self._shuffle_tokens(rng) if self._within else self._exchange_images(rng)
-        return self._table(codes)
+        if not self._within:
+            return self._table(self._exchange_images(rng))
+        codes = self._shuffle_tokens(rng)
+        return self._table(codes) if self._common_code is None else self._table_of_rare(codes)
 
     @cached_property
     def _has_tokens(self) -> NDArray[np.bool_]:
@@ -138,6 +142,38 @@ class Association:
         key = code[has_code] * self._shape[1] + self._expert[has_code]
         size = int(np.prod(self._shape))
         return sum_by_key(key, self._weight[has_code], size).reshape(self._shape)
+
+    def _table_of_rare(self, codes: Integers) -> Array:
+        """Return the same as ``_table`` of codes shuffled within images, from the tokens without the common code."""
+        # Each token keeps its experts and gets some code, so what the others have not is left for the common one.
+        token = np.flatnonzero(codes.ravel() != self._common_code)
+        token = token[self._present.ravel()[token]]
+        first, count = self._first_entry[token], np.diff(self._first_entry)[token]
+        row = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        entry = self._by_token_order[row]
+        key = np.repeat(codes.ravel()[token], count) * self._shape[1] + self._expert[entry]
+        table = sum_by_key(key, self._weight[entry], int(np.prod(self._shape))).reshape(self._shape)
+        remainder = self._experts.sum(0) - table.sum(0)
+        # What is left of sums that cancel is rounding.
+        table[self._common_code] = np.where(remainder > _ROUNDING * self._weight.sum(), remainder, 0.0)
+        return table
+
+    @cached_property
+    def _common_code(self) -> int | None:
+        """The code of most of the tokens; None where no code has most of them."""
+        counts = np.bincount(self._codes[self._present], minlength=1)
+        return int(counts.argmax()) if 2 * counts.max() > counts.sum() else None
+
+    @cached_property
+    def _by_token_order(self) -> Integers:
+        """The entries, ordered by image and token."""
+        return np.lexsort((self._token, self._image))
+
+    @cached_property
+    def _first_entry(self) -> Integers:
+        """Where each image's and token's entries begin in that order ``(n · J + 1,)``."""
+        key = self._image * self._codes.shape[1] + self._token
+        return np.concatenate([[0], np.bincount(key, minlength=self._codes.size).cumsum()])
 
     @cached_property
     def _sums(self) -> "sparse.csr_array":

@@ -42,10 +42,11 @@ class Routes(Probe["RoutesResult"]):
         "modality",
     )
     headlines = (
+        # Of vision-language models alone, whose first question it is.
+        Headline("modality_divergence"),
         Headline("class_information"),
         Headline("position_information"),
         Headline("color_information"),
-        Headline("modality_divergence"),
         Headline("same_color"),
         Headline("same_color_kappa", "pooled", noun="κ of patches of one color"),
         Headline("same_place"),
