@@ -26,6 +26,7 @@ from moeprobe.inputs.texts import TokenBatch
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recorded.mismatch.figure import draw
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.studies.server.run import word_ids
 from tests.adapters import tiny_pictures
 
 REQUESTS = 8
@@ -198,6 +199,15 @@ def test_several_pictures_of_a_request_stand_in_their_order(sound: Path, tmp_pat
         hook.remove()
     recorded = TraceFile(tmp_path / "own" / "model" / "tokens.parquet").read("layers.2", ["pair"])
     np.testing.assert_array_equal(np.sort(recorded.experts[0]), np.sort(outputs[0].numpy()))
+
+
+def test_random_prompts_hold_no_placeholder(sound: Path) -> None:
+    checkpoint = load_model(f"hf:{sound}/model", device="cpu")
+    config = json.loads((sound / "model" / "config.json").read_text())
+    placeholders = {config[name] for name in config if name.endswith("_token_id")}
+    ends = {config["text_config"][f"{name}_token_id"] for name in ("bos", "eos", "pad")}
+    assert len(placeholders) == 4
+    assert set(range(96)) - set(word_ids(checkpoint, 96).tolist()) == placeholders | ends
 
 
 FAMILIES = [name for name in tiny_pictures.PLACED if name != "dots3_note"]

@@ -6,7 +6,7 @@ import pandas as pd
 
 from moeprobe.declarations import Layout
 from moeprobe.declarations.registry import of_kind
-from moeprobe.inputs.modality import AROUND, PREFIX, Modality, modality_of
+from moeprobe.inputs.modality import AROUND, MEDIA, PREFIX, Modality, modality_of
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
 from moeprobe.results.layouts.agreement import aligned_tables
@@ -78,7 +78,7 @@ def _without_zeros(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     metrics: dict[str, list[str]] = {}
     modality = modality_of(table["tokens"])
     for metric, null, layer, tokens in table.loc[is_zero, keys].drop_duplicates().values:
-        where = f"{layer} {tokens}" if tokens in AROUND else layer
+        where = f"{layer} {tokens}" if tokens in (*AROUND, *MEDIA) else layer
         metrics.setdefault(find(metric).full_label(null, modality).strip(), []).append(where)
     labels = [
         f"{label} ({', '.join(dict.fromkeys(filter(None, layers)))})" if any(layers) else label

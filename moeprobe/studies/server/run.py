@@ -4,7 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.huggingface.sequence_pictures import media_tokens_of
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
@@ -190,5 +194,13 @@ def _prompts(
                 f"{checkpoint.name} does not say its vocabulary; give prompts: {option('texts')}."
             )
         random = generator(seed, "server")
-        ids = [random.integers(0, size, random.integers(*_LENGTHS)) for _ in range(requests)]
+        words = word_ids(checkpoint, size)
+        ids = [words[random.integers(0, len(words), random.integers(*_LENGTHS))] for _ in range(requests)]
     return {f"r{number}": [int(token) for token in part[:room]] for number, part in enumerate(ids)}
+
+
+def word_ids(checkpoint: Checkpoint, size: int) -> NDArray[np.int64]:
+    """Return the ids of a vocabulary without placeholders: a picture's, without its picture, is no prompt."""
+    media = media_tokens_of(checkpoint)
+    placeholders = set() if media is None else media.special.union(*media.media.values())
+    return np.setdiff1d(np.arange(size), sorted(placeholders))
