@@ -120,7 +120,7 @@ def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_SILENT", "true")
     with pytest.raises(UserError, match=r"call wandb\.init first"):
         WeightsAndBiases().attach()
-    run = wandb.init(project="moeprobe", dir=tmp_path, mode="offline")
+    run = wandb.init(project="moeprobe", dir=str(tmp_path), mode="offline")
     write(WeightsAndBiases())
     assert run.summary[KEY] == pytest.approx(0.7)
     assert run.summary["routing/step"] == 20
