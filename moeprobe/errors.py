@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 # Around the two spellings of an option inside a sentence; characters of Unicode's private use, which no text has.
+# Drawn as ⟨ | ⟩, an error holds "Measure more images with ⟨--limit 500|limit=500⟩.": ``sentence`` shows what is before
+# the bar, ``str`` what is behind it, and ``format`` all, so that a sentence may be part of another one.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
 _SPELLINGS = re.compile(f"{_START}(.*?){_BETWEEN}(.*?){_END}", re.DOTALL)
 

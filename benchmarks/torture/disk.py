@@ -170,7 +170,9 @@ class Disk:
     def case(self, call: str, number: int, error: str) -> tuple[Case, str]:
         """Have a call fail, give the command again; returns what came of it, and what was said."""
         code, said = self._run(call, number, error)
-        left_open = set(json.loads(self._report.read_text(encoding="utf-8"))["open"])
+        # A process that a signal ended, such as an abort of C++, reports nothing.
+        report = self._report.read_text(encoding="utf-8") if self._report.is_file() else '{"open": []}'
+        left_open = set(json.loads(report)["open"])
         again, said_again = self._run("open", 0, "EIO")
         found = Case(
             self.job.name,

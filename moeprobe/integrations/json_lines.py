@@ -14,6 +14,8 @@ from moeprobe.integrations.sinks import RoutingRecord, Sink, cannot_write
 from moeprobe.runtime.files import expand
 
 _BLOCK = 1 << 16
+# What each line begins with.
+_START = b'{"step": '
 
 
 @check_class
@@ -35,7 +37,7 @@ class JsonLines(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.open("ab").close()
             # A file of something else may end without a newline, and its end would be cut off.
-            is_foreign = self.path.is_file() and _first_byte(self.path) not in (b"", b"{")
+            is_foreign = self.path.is_file() and not _begins_with_record(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path that no file can have
             raise cannot_write(self.path, error) from error
         if is_foreign:
@@ -68,9 +70,12 @@ class JsonLines(Sink):
             raise
 
 
-def _first_byte(path: Path) -> bytes:
+def _begins_with_record(path: Path) -> bool:
+    """Whether a file is empty or begins with a record, of which a killed process may have written a few bytes."""
     with path.open("rb") as file:
-        return file.read(1)
+        start = file.read(len(_START))
+    # Other programs that copied the lines may write no spaces.
+    return _START.startswith(start) or start.replace(b" ", b"").startswith(_START.rstrip())
 
 
 def _last_run(path: Path) -> int:

@@ -93,12 +93,14 @@ class Analysis(ABC):
         signature: a column that its sums always have and no other analysis' do.
         trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
             histograms, that add up.
+        per_expert: a column that its sums always have, with an entry per expert of a layer; None = there is none.
         measures: the metrics that it computes.
         joins: kinds of runs that measure it although their probes do not name it, for plug-ins.
     """
 
     signature: ClassVar[str]
     trial_lists: ClassVar[tuple[str, ...]] = ()
+    per_expert: ClassVar[str | None] = None
     measures: ClassVar[tuple[Metric | MetricFamily, ...]]
     joins: ClassVar[tuple[str, ...]] = ()
 

@@ -4,6 +4,7 @@ Counts are whole numbers; draws and experts are whole or missing; other numbers 
 columns are texts as they were, since a checkpoint may be called "nan" or "007".
 """
 
+import codecs
 import csv
 import io
 from collections import Counter
@@ -21,6 +22,8 @@ from moeprobe.runtime.files import read_bytes
 
 # Bytes of a table.
 _LARGEST = 2**30
+# Of other programs, with what they are called.
+_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 # A larger whole number cannot be told from its neighbors once it is a float.
 _MOST = 2**53
 
@@ -112,14 +115,23 @@ def check_numbers(
 
 
 def _content(path: Path, content: bytes | None) -> bytes:
-    return read_bytes(path, limit=_LARGEST) if content is None else content
+    """Return the content of a table without the mark that spreadsheets put before UTF-8."""
+    return (read_bytes(path, limit=_LARGEST) if content is None else content).removeprefix(codecs.BOM_UTF8)
 
 
 def _header(content: bytes) -> list[str]:
     """Return the names of the columns, each of which is there once."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it is in UTF-16, as some spreadsheets save it, and not in UTF-8")
     if b"\0" in content:
         raise ValueError("it holds bytes that are no text")
     header = next(csv.reader(io.StringIO(content.decode("utf-8"), newline="")), [])
+    # Every table has several columns, none of which has such a character in its name.
+    for character, separator in _SEPARATORS.items():
+        if len(header) == 1 and character in header[0]:
+            raise ValueError(
+                f"{separator} separate its columns, as some spreadsheets save it, and not commas"
+            )
     twice = [name for name, number in Counter(header).items() if number > 1]
     if twice or not header:
         raise ValueError(f"it has the column {twice[0]} twice" if twice else "it has no columns")

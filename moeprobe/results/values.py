@@ -23,8 +23,6 @@ from moeprobe.routing.finite import COLUMN
 from moeprobe.runtime.seeds import generator
 
 Analyses = Sequence[Analysis]
-# Sums with an entry per expert, one of which every layer has.
-_PER_EXPERT = ("weight_reference", "churn_reference", "load")
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class Evaluator:
             dict(zip([estimator.key for estimator in all_estimators], numbers, strict=True)),
             influences,
             not_finite(columns),
-            _num_experts(columns),
+            _num_experts(columns, self._analyses),
         )
 
     def _linearize(self, stored: StoredCell) -> CellValues:
@@ -137,7 +135,7 @@ class Evaluator:
             for rows, columns in stored.blocks():
                 sample.gather(rows, columns)
                 flags["left out"] = flags["left out"] or not_finite(columns)
-                flags["experts"] = flags["experts"] or _num_experts(columns)
+                flags["experts"] = flags["experts"] or _num_experts(columns, self._analyses)
                 yield rows, SharedColumns(columns, image_caches.setdefault(rows.start, {}))
 
         additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
@@ -249,8 +247,9 @@ def not_finite(columns: Columns) -> bool:
     return not all(np.isfinite(values).all() for values in columns.values() if values.dtype.kind == "f")
 
 
-def _num_experts(columns: Columns) -> int | None:
-    """Return E of a layer, by the sums that have an entry per expert where no column says it; None of other cells."""
+def _num_experts(columns: Columns, analyses: Analyses) -> int | None:
+    """Return E of a layer, by sums with an entry per expert where no column says it; None for other cells."""
     if EXPERTS in columns:
         return int(columns[EXPERTS][0])
-    return next((columns[name].shape[1] for name in _PER_EXPERT if name in columns), None)
+    names = (analysis.per_expert for analysis in analyses)
+    return next((columns[name].shape[1] for name in names if name is not None and name in columns), None)

@@ -256,6 +256,14 @@ def rank() -> int:
     return _number("RANK") if is_launched() else 0
 
 
+def ranks_here() -> int:
+    """Return how many of the processes that work together share this machine; all, where nobody says so."""
+    if not is_launched():
+        return 1
+    name = "LOCAL_WORLD_SIZE" if os.environ.get("LOCAL_WORLD_SIZE") else "WORLD_SIZE"
+    return max(_number(name), 1)
+
+
 def process_rank() -> int:
     """Return the number of this process in torch's process group, or else as it was started."""
     import torch.distributed as dist

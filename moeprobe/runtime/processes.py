@@ -30,17 +30,24 @@ _MANY_IMAGES, _SHARED_BYTES = 512, 2**30
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-def usable() -> int:
-    """Return how many processes to use here: 1 where processes cannot be copied, or this one may start none."""
+def usable(ranks: int = 1) -> int:
+    """Return how many processes to use here: 1 where processes cannot be copied, or this one may start none.
+
+    ``ranks``: processes that share the cores of this machine.
+    """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return 1
-    return min(len(os.sched_getaffinity(0)), _MOST)
+    return max(min(len(os.sched_getaffinity(0)) // ranks, _MOST), 1)
 
 
-def loader_processes(workers: int | None, encoded_images: int, *, batch_bytes: int) -> int:
+def loader_processes(workers: int | None, encoded_images: int, *, batch_bytes: int, ranks: int = 1) -> int:
     """Return how many processes load a run; None = so many that a device need not wait for decoding.
 
-    ``batch_bytes``: of the pixels of a batch, all views together.
+    Args:
+        workers: as the user says.
+        encoded_images: of the run, those that are decoded.
+        batch_bytes: of the pixels of a batch, all views together.
+        ranks: processes that share the cores and the memory of this machine.
     """
     if workers is not None:
         return workers
@@ -49,10 +56,10 @@ def loader_processes(workers: int | None, encoded_images: int, *, batch_bytes: i
     if encoded_images < _MANY_IMAGES or not is_copied or not _SHARED_MEMORY.exists():
         return 0
     # Containers often have too little for a batch of images.
-    free = shutil.disk_usage(_SHARED_MEMORY).free
+    free = shutil.disk_usage(_SHARED_MEMORY).free // ranks
     # Each loads two ahead; some are in use, or on their way.
     fitting = (free // max(batch_bytes, 1) - 4) // 2
-    return max(min(usable() - 1, fitting), 0) if free >= _SHARED_BYTES else 0
+    return max(min(usable(ranks) - 1, fitting), 0) if free >= _SHARED_BYTES else 0
 
 
 def _start_method() -> str:

@@ -50,11 +50,18 @@ def test_the_page_says_what_happens(family: str) -> None:
     assert family_table.row_of(family).line() == rows_of_page()[family]
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", families.parameters(KINDS))
 def test_records_and_replays_reach_the_experts(family: str) -> None:
     adapter = HuggingfaceAdapter(families.complete(family))
     assert adapter.expert_checks and not any(check.reason for check in adapter.expert_checks)
     assert choice_is_right(adapter) and replay_is_right(adapter)
+
+
+@pytest.mark.parametrize("family", sorted({*families.LATER} & {*families.recorded()}))
+def test_later_families_are_right_as_the_page_says(family: str) -> None:
+    row = family_table.row_of(family)
+    assert (row.choice, row.replay, row.predicts, row.reason) == (True, True, "the next token", "")
+    assert f"`{family}`" in PAGE.read_text(encoding="utf-8").partition("| family |")[0]
 
 
 def test_the_oracle_of_the_table_sees_a_wrong_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +89,9 @@ def test_experts_that_do_not_follow_their_router_are_refused() -> None:
         HuggingfaceAdapter(families.complete("nllb_moe"))
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "jetmoe", "switch_transformers", "llama4"])
+@pytest.mark.parametrize(
+    "family", families.parameters(["gpt_oss", "mixtral", "jetmoe", "switch_transformers", "llama4"])
+)
 def test_a_wiring_fault_is_refused_and_the_check_leaves_every_bit(family: str) -> None:
     model = families.complete(family)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -91,7 +91,7 @@ def check_family(family: str) -> HuggingfaceAdapter:
     return model
 
 
-@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("family", families.parameters(FORMS))
 def test_the_choice_is_the_routers_own(family: str) -> None:
     check_family(family)
 

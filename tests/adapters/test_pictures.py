@@ -24,7 +24,7 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.probes.routes.tables import sentences
 from moeprobe.results.folder import Result
 from moeprobe.routing.correspondence import pair_up
-from tests.adapters import tiny_pictures
+from tests.adapters import families, tiny_pictures
 from tests.adapters.tiny_texts import olmoe
 from tests.commands import refused, run
 
@@ -70,13 +70,7 @@ def values(result: Result, **wanted: Any) -> pd.Series:
 QUICK = ("qwen3_vl_moe", "llama4", "gemma4")
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.promise])
-        for name in tiny_pictures.PLACED
-    ],
-)
+@pytest.mark.parametrize("family", families.parameters(tiny_pictures.PLACED, quick=QUICK))
 def test_a_family_is_opened_with_its_image_tokens_in_their_places(
     family: str, data: str, tmp_path: Path
 ) -> None:
@@ -390,8 +384,9 @@ def test_a_template_may_be_with_the_tokenizer(here: Path, one: Checkpoint, tmp_p
     assert model_of(older).layout.leading == model_of(one).layout.leading
 
 
-def test_tiles_with_a_thumbnail_are_numbered(tmp_path: Path) -> None:
-    folder = tiny_pictures.save(tmp_path / "tiles", "llama4")
+@pytest.mark.parametrize("family", families.parameters(["llama4"]))
+def test_tiles_with_a_thumbnail_are_numbered(family: str, tmp_path: Path) -> None:
+    folder = tiny_pictures.save(tmp_path / "tiles", family)
     path = folder / "processor_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["image_processor"]["max_patches"] = 4

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from moeprobe.results.csv_files import read_values
+from moeprobe.errors import UserError
+from moeprobe.results.csv_files import read_rows, read_texts, read_values
 from moeprobe.results.finished import read_result
 from moeprobe.studies.report.reading import read_runs
 from tests.bad_input.trying import tried
@@ -143,6 +145,37 @@ def test_a_table_reads_as_it_was_written(match: Path) -> None:
     (match / "long.csv").write_text("seed,checkpoint\n" + "9" * 30 + ",nan\n")
     long = read_values(match / "long.csv")
     assert str(long["seed"][0]) == "9" * 30 and long["checkpoint"][0] == "nan"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_what_a_spreadsheet_put_before_a_table_is_no_part_of_it(match: Path, end: bytes) -> None:
+    path = match / "table.csv"
+    before, result = path.read_bytes(), read_result(match)
+    path.write_bytes(b"\xef\xbb\xbf" + before.replace(b"\n", end))
+    pd.testing.assert_frame_equal(read_values(path), result.table)
+    pd.testing.assert_frame_equal(read_result(match).table, result.table)
+    assert read_texts(path).columns[0] == read_rows(path, texts=["run"]).columns[0] == "run"
+
+
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        (lambda text: text.replace(",", ";").encode("utf-8-sig"), "semicolons separate its columns"),
+        (lambda text: text.replace(",", "\t").encode(), "tabs separate its columns"),
+        (
+            lambda text: text.replace(",", "\t").encode("utf-16"),
+            "it is in UTF-16, as some spreadsheets save it",
+        ),
+    ],
+)
+def test_what_a_spreadsheet_saved_otherwise_is_named(
+    match: Path, save: Callable[[str], bytes], words: str
+) -> None:
+    path = match / "table.csv"
+    path.write_bytes(save(path.read_text(encoding="utf-8")))
+    for read in (read_values, read_texts, lambda path: read_result(path.parent)):
+        with pytest.raises(UserError, match=rf"table\.csv is not as moeprobe wrote it \({words}"):
+            read(path)
 
 
 @pytest.mark.parametrize("cell", ["", "inf", "x"])

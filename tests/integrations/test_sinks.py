@@ -48,6 +48,8 @@ def test_json_lines_are_whole_and_stay(tmp_path: Path) -> None:
         (b'{"step": 0, "run": 7}\n{"step": 20, "ru', [7, 8, 8]),
         (b'{"step": 0, "run": "x"}\n', ["x", 2, 2]),
         (b'{"step": 0, "ru', [1, 1]),
+        (b'{"st', [1, 1]),
+        (b'{"step":0,"run":7}\n{"step":20', [7, 8, 8]),
         (b'{"step": 0, "run": 7}\n{"text": "' + 200_000 * b"x", [7, 8, 8]),
     ],
 )
@@ -82,12 +84,24 @@ def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
     assert [line["run"] for line in lines_of(sink.path)] == [1, 1]
 
 
-def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "to do:\nbuy bread",
+        '{\n  "step": 0\n}',
+        '{"lr": 0.1,\n "seed": 1}',
+        '{"lr": 0.1',
+        '{"steps": 3}',
+        "[]",
+        "{}",
+    ],
+)
+def test_a_file_of_something_else_stays_as_it_is(content: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
-    path.write_text("to do:\nbuy bread")
+    path.write_text(content)
     with pytest.raises(UserError, match=r"notes\.txt holds no records of a monitor; name another file"):
-        JsonLines(path)
-    assert path.read_text() == "to do:\nbuy bread"
+        write(JsonLines(path))
+    assert path.read_text() == content
 
 
 @pytest.mark.parametrize("path", [".", "file/routing", "null\0byte"])
@@ -120,7 +134,7 @@ def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_SILENT", "true")
     with pytest.raises(UserError, match=r"call wandb\.init first"):
         WeightsAndBiases().attach()
-    run = wandb.init(project="moeprobe", dir=tmp_path, mode="offline")
+    run = wandb.init(project="moeprobe", dir=str(tmp_path), mode="offline")
     write(WeightsAndBiases())
     assert run.summary[KEY] == pytest.approx(0.7)
     assert run.summary["routing/step"] == 20

@@ -28,7 +28,7 @@ from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 from tests.commands import refused, run
-from tests.routing.routings import Softened, aligned, checkpoint, routing
+from tests.routing.routings import Softened, aligned, checkpoint, routing, with_numpy_weights
 
 # Intervals are asserted.
 pytestmark = pytest.mark.resamples
@@ -196,7 +196,7 @@ def independent() -> pd.DataFrame:
 
 
 def test_a_permuted_copy_is_aligned_exactly() -> None:
-    model, order = checkpoint("a", top_k=1), torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
+    model, order = with_numpy_weights(checkpoint("a", top_k=1)), torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
     table = align([model, permuted_copy(model, order)], limit=30)
     for metric, null in (("expert_overlap", ""), ("expert_overlap_kappa", "pooled"), ("fitted", "")):
         found = values(table, metric, null)["value"].dropna()
@@ -368,7 +368,7 @@ def test_what_cannot_be_aligned_is_refused() -> None:
 @pytest.mark.pictures
 def test_recordings_are_aligned_as_their_models_are(tmp_path: Path) -> None:
     """The same numbers without the models, which record the same routing; a renumbered copy is found."""
-    model = checkpoint("a", top_k=1)
+    model = with_numpy_weights(checkpoint("a", top_k=1))
     models = [model, permuted_copy(model, torch.arange(8).roll(3))]
     traces: list[Path] = []
     for one in models:

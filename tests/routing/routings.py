@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,6 +158,17 @@ def checkpoint(name: str = "a", *, seed: int = 0, adapter: type[Vmoe] = Vmoe, **
     model = adapter(tiny(seed, **arguments), mean=(0.5,) * 3, std=(0.5,) * 3, **own)
     about = {"sha256": f"hash of {name}", "training": {"data": "digits"}}
     return Checkpoint(name=name, model=model, framing=Framing(32), provenance=about)
+
+
+def with_numpy_weights(model: Checkpoint) -> Checkpoint:
+    """The same checkpoint with weights that any release of torch has; its own random numbers change with it."""
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for name, parameter in cast(Vmoe, model.model).model.named_parameters():
+            if parameter.ndim > 1:
+                scale = (4 if "router" in name else 1) / max(parameter.shape[1:]) ** 0.5
+                parameter.copy_(torch.from_numpy(scale * rng.standard_normal(parameter.shape)))
+    return model
 
 
 @cache

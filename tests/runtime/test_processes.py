@@ -12,6 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from moeprobe.errors import UserError
+from moeprobe.runtime.distributed import ranks_here
 from moeprobe.runtime.processes import loader_processes, spread
 
 pytestmark = pytest.mark.skipif(
@@ -127,3 +128,40 @@ def test_processes_that_would_run_the_script_again_are_not_started_unasked(
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [method, "fork"])
     assert loader_processes(None, 5000, batch_bytes=2**20) == 0
     assert loader_processes(5, 5000, batch_bytes=2**20) == 5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "free", "expected"),
+    [
+        (2, 8, 2**34, 3),
+        (4, 8, 2**34, 1),
+        (8, 8, 2**34, 0),
+        (16, 8, 2**34, 0),
+        (2, 64, 2**31, 1),
+        (4, 64, 2**31, 0),
+    ],
+)
+def test_processes_of_one_machine_share_its_cores_and_its_memory(
+    ranks: int, cores: int, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
+    # A batch of which six fit into half of 2 GiB: two ahead of one process, and four in use.
+    assert loader_processes(None, 5000, batch_bytes=2**30 // 6, ranks=ranks) == expected
+    assert loader_processes(5, 5000, batch_bytes=2**20, ranks=ranks) == 5
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, 1), ({"WORLD_SIZE": "8"}, 8), ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, 4)],
+)
+def test_the_processes_of_this_machine_are_counted(
+    variables: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    launched = {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | variables if variables else {}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_here() == expected

@@ -94,7 +94,8 @@ def test_no_package_that_is_needed_has_the_gpl() -> None:
         package = metadata.distribution(needed.name)
         about = package.metadata
         # Of a license in full the first line: further down, texts speak of other licenses.
-        words = [about["License-Expression"] or "", (about["License"] or "").strip().partition("\n")[0]]
+        [license_text, *_] = about.get_all("License") or [""]
+        words = [*(about.get_all("License-Expression") or []), license_text.strip().partition("\n")[0]]
         licenses[needed.name] = words + (about.get_all("Classifier") or [])
         waiting += map(Requirement, package.requires or [])
     assert len(licenses) > 20

@@ -60,6 +60,7 @@ class Churn(LayerAnalysis):
 
     measures = (CHURN,)
     signature = "churn_pairs"
+    per_expert = "churn_reference"
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether experts process some of the tokens, and there is more than one."""

@@ -113,6 +113,7 @@ class LoadAnalysis(LayerAnalysis):
         EXPERT_SHARE_FIRST,
     )
     signature = "load"
+    per_expert = signature
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether tokens choose experts, and there is more than one."""

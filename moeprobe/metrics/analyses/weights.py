@@ -104,6 +104,7 @@ class WeightsAnalysis(LayerAnalysis):
         UNWEIGHTED,
     )
     signature = "weight_pairs"
+    per_expert = "weight_reference"
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether there is more than one expert to weight."""

@@ -346,7 +346,7 @@ def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, opt
         floor_images=options.floor_images if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,
     )
-    return spec.with_workers(probe, models, options)
+    return spec.with_workers(models, options)
 
 
 def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> None:

@@ -26,6 +26,7 @@ from moeprobe.probes.engine.shard import Shard
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32
+from moeprobe.runtime.distributed import ranks_here
 from moeprobe.runtime.processes import loader_processes
 from moeprobe.runtime.seeds import generator
 
@@ -105,15 +106,21 @@ class RunSpec:
         """Whether two random views are compared, and not a view with the clean image."""
         return isinstance(self.view, PairView) and not self.severities
 
-    def with_workers(self, probe: Probe[Any], models: Sequence[Checkpoint], options: Options) -> "RunSpec":
-        """Return the same with the loader processes that were asked for, or that fit it."""
-        # All that a probe may load at once: pairs and the view of another, steps, and small draws.
-        views = 2 + len(self.severities) + getattr(probe, "draws", 0)
+    def with_workers(
+        self, models: Sequence[Checkpoint], options: Options, *, more_views: int = 0
+    ) -> "RunSpec":
+        """Return the same with the loader processes that were asked for, or that fit it.
+
+        ``more_views``: of each input that are loaded beside those of the run.
+        """
+        # All that is loaded at once: pairs and the view of another, and steps.
+        views = 2 + len(self.severities) + more_views
         pixels = max((getattr(model.framing, "size", 0) ** 2 for model in models), default=0)
         workers = loader_processes(
             options.workers,
             len(self.indices) if self.dataset.is_encoded else 0,
             batch_bytes=self.batch_size * views * pixels * 3 * 4,  # channels in float32
+            ranks=ranks_here(),
         )
         return dataclasses.replace(self, workers=workers)
 

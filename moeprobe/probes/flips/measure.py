@@ -110,7 +110,9 @@ class FlipsMeasurement(VariantsMeasurement):
                 f"places; name one that does not, e.g. {option('view', example)}."
             )
         self._held_out = open_held_out(self.probe.predict, spec)
-        return dataclasses.replace(spec, severities=spec.severities[-1:])
+        spec = dataclasses.replace(spec, severities=spec.severities[-1:])
+        more_views = sum(len(each.severities) for each in self._held_out)
+        return spec.with_workers(self.models, self.options, more_views=more_views)
 
     def loaded_view(self, view: PairView | SeverityView | None) -> SeverityView:
         """Return the view, with the held-out perturbations behind it."""

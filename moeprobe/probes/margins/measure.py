@@ -120,7 +120,10 @@ class MarginsMeasurement(VariantsMeasurement):
         if not levels:
             raise UserError(f"{option('severities', flag='--sigmas')} takes at least one level above 0.")
         self._transfer = _open_transfer(self.probe, spec)
-        return dataclasses.replace(spec, severities=levels)
+        spec = dataclasses.replace(spec, severities=levels)
+        # A pass in another precision loads nothing more; counted as if it did.
+        more_views = self.probe.draws + (self._transfer is not None)
+        return spec.with_workers(self.models, self.options, more_views=more_views)
 
     def loaded_view(self, view: PairView | SeverityView | None) -> NoiseDraws:
         """Return the noise, with the small draws and the other perturbation behind it."""
