@@ -17,6 +17,7 @@ import torch
 
 from moeprobe import api
 from moeprobe.adapters.huggingface.heads import kind_of
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.event_stream import responses_of_events
 from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
@@ -54,6 +55,18 @@ def imported(path: Path, **keywords: Any) -> tuple[ImportedExperts, TraceFile]:
 
 def rows_of(choice: dict[str, Any]) -> np.ndarray:
     return npy(base64.b64decode(choice["routed_experts"]), "it", axes="tokens, layers and experts")
+
+
+def test_placeholders_of_pictures_are_as_many_as_their_tokens(tmp_path: Path) -> None:
+    path = unzipped(tmp_path, "pictures")
+    summary, trace = imported(path, model_config=HERE / "qwen3-vl.json")
+    assert not summary.missing and list(summary.kinds) == ["text", "image", "special", "before"]
+    # Pictures of 2, 3 and 4 columns and 2 rows of tokens, between a beginning and an end; one word is before.
+    for name, columns in zip(trace.ids, (2, 3, 4), strict=True):
+        kinds = trace.read("layers.0", [name]).kinds
+        assert kinds is not None
+        named = [TOKEN_KINDS[kind] for kind in kinds[0]]
+        assert named[: 2 + 2 * columns + 1] == ["before"] * 2 + ["image"] * 2 * columns + ["special"]
 
 
 def test_rows_that_a_server_was_asked_to_leave_out_are_the_first(tmp_path: Path) -> None:
