@@ -180,7 +180,10 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
     for name in rows[0].layer_fields:
         columns[name] = [row.layer_fields[name] for row in rows]
     for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates", "counts"):
-        columns[name] = _lists(name, [getattr(row, name) for row in rows])
+        values = [getattr(row, name) for row in rows]
+        # What no row has is written without a list of nothing for each.
+        if any(value is not None for value in values):
+            columns[name] = _lists(name, values)
     return batch(columns, rows=len(rows))
 
 
