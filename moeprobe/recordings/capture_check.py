@@ -316,6 +316,8 @@ def _in_order(experts: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np
 def _vary(rows: pa.Table, generated: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return the generated tokens ``(N,)`` of rows in which these are not all one token, which has one choice."""
     has_ids, ids = _values(rows, "token_ids", starts)
+    if not has_ids.any():
+        return generated
     index = np.flatnonzero(generated)
     bounds = np.searchsorted(index, starts)
     number = np.diff(bounds)
@@ -331,7 +333,7 @@ def _values(rows: pa.Table, name: str, starts: NDArray[np.int64]) -> tuple[NDArr
         UserError: a list does not have a value for each token.
     """
     tokens = np.diff(starts)
-    if name not in rows.column_names:
+    if name not in rows.column_names or rows[name].null_count == rows.num_rows:
         return np.zeros(len(tokens), dtype=bool), np.zeros(starts[-1], dtype=bool)
     column = rows[name].combine_chunks()
     present = column.is_valid().to_numpy(zero_copy_only=False)

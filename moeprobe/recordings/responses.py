@@ -177,8 +177,11 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
         "gates_sum_to_one": [row.all_gates is not None and row.sum_to_one for row in rows],
         "experts_choose": False,
     }
-    for name in rows[0].layer_fields:
-        columns[name] = [row.layer_fields[name] for row in rows]
+    # Most rows share one object, whose values are written once for all.
+    shared = rows[0].layer_fields
+    is_shared = all(row.layer_fields is shared for row in rows)
+    for name, value in shared.items():
+        columns[name] = value if is_shared else [row.layer_fields[name] for row in rows]
     for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates", "counts"):
         values = [getattr(row, name) for row in rows]
         # What no row has is written without a list of nothing for each.

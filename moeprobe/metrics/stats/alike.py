@@ -164,6 +164,8 @@ def jaccard_of_choices(reference: NDArray[np.generic], view: NDArray[np.generic]
 
 def _num_equal(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Array:
     """Return how many pairs of a number of the reference's row and one of the view's are equal ``(M,)``."""
+    if reference.shape[1] == view.shape[1] == 1:
+        return np.equal(reference[:, 0], view[:, 0]).astype(np.float64)
     # Columns beside each other are added up faster than the few numbers of each row.
     rows, columns = (np.ascontiguousarray(side.T) for side in (reference, view))
     total = np.zeros(len(reference))
