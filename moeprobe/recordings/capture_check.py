@@ -97,14 +97,13 @@ class CaptureCheck:
         tokens = lists.value_lengths().to_numpy().astype(np.int64) // top_k
         starts = np.concatenate([[0], np.cumsum(tokens)])
         experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
-        ordered = _in_order(experts)
-        # Sorted, so that two columns answer nearly all checks.
-        lowest, highest = ordered[:, 0], ordered[:, -1]
+        ordered, repeats = _in_order(experts)
+        # Sorted, so that two columns answer nearly all checks; beside each other they are read faster.
+        lowest, highest = ordered[:, 0].copy(), ordered[:, -1].copy()
         any_expert, zero = highest >= 0, (lowest == 0) & (highest == 0)
         filled = (lowest == _FILL) & (highest == _FILL)
         is_fill = filled & (num_experts <= _FILL)
         twice = np.zeros(len(ordered), dtype=bool)
-        repeats = np.flatnonzero(beside(np.equal, ordered))
         twice[repeats[ordered.reshape(-1)[repeats] >= 0] // top_k] = True
         counts = {
             "tokens": any_expert,
@@ -113,13 +112,13 @@ class CaptureCheck:
             "twice": twice & ~zero & ~is_fill,
             "beyond": ((highest >= num_experts) | (lowest < -1)) & ~is_fill,
         }
+        names = rows["layer"].to_pylist()
+        layers = [self._layers.setdefault(name, _Layer(num_experts, top_k)) for name in names]
         sums = {name: _sums(which, starts) for name, which in counts.items()}
-        layers = []
-        for row, name in enumerate(rows["layer"].to_pylist()):
-            layer = self._layers.setdefault(name, _Layer(num_experts, top_k))
-            layers.append(layer)
-            for count, of_rows in sums.items():
-                setattr(layer, count, getattr(layer, count) + int(of_rows[row]))
+        for count, of_rows in sums.items():
+            for row in np.flatnonzero(of_rows).tolist():
+                setattr(layers[row], count, getattr(layers[row], count) + int(of_rows[row]))
+        for row, layer in enumerate(layers):
             if layer.constant and sums["tokens"][row]:
                 span = slice(starts[row], starts[row + 1])
                 sets = ordered[span][any_expert[span]]
@@ -156,20 +155,25 @@ class CaptureCheck:
                 prompts=of_prompts,
                 generated=is_choice & _vary(rows, generated, starts),
             )
-        for row, (identity, layer) in enumerate(zip(identities, layers, strict=True)):
+        bounds = starts.tolist()
+        of_rows = zip(
+            *(numbers.tolist() for numbers in (tokens, zeros_first, unset_first, holes)), prompts, strict=True
+        )
+        for row, (num_tokens, num_zeros, num_unset, num_holes, prompt) in enumerate(of_rows):
+            identity, layer = identities[row], layers[row]
             counts = self._inputs[identity]
             counts.shortest, counts.longest = (
-                min(counts.shortest, int(tokens[row])),
-                max(counts.longest, int(tokens[row])),
+                min(counts.shortest, num_tokens),
+                max(counts.longest, num_tokens),
             )
-            counts.zeros_first = min(counts.zeros_first, int(zeros_first[row]))
-            counts.unset_first = min(counts.unset_first, int(unset_first[row]))
-            counts.holes = int(holes[row]) if not counts.layers else min(counts.holes, int(holes[row]))
+            counts.zeros_first = min(counts.zeros_first, num_zeros)
+            counts.unset_first = min(counts.unset_first, num_unset)
+            counts.holes = min(counts.holes, num_holes) if counts.layers else num_holes
             counts.layers += 1
-            if prompts[row] >= 0:
-                counts.prompt = prompts[row]
+            if prompt >= 0:
+                counts.prompt = prompt
             digest = blake2b(identity.encode(), digest_size=16)
-            digest.update(sets[starts[row] : starts[row + 1]].data)
+            digest.update(sets[bounds[row] : bounds[row + 1]].data)
             layer.digest ^= int.from_bytes(digest.digest(), "little")
 
     def findings(self) -> list[Finding]:
@@ -300,15 +304,20 @@ def _sums_at(index: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.
     return np.diff(np.searchsorted(index, starts))
 
 
-def _in_order(experts: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Return choices ``(N, K)``, the lowest expert of a token first; sets are written so, and not sorted again."""
-    descends = beside(np.greater, experts)
-    return np.sort(experts, axis=1) if descends.any() else experts
+def _in_order(experts: NDArray[np.int16]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+    """Return choices ``(N, K)``, the lowest expert of a token first, and which of all N·K are equal to the next one."""
+    # Sets are written in order and without repeats: one look at them suffices.
+    if not beside(np.greater_equal, experts).any():
+        return experts, np.empty(0, dtype=np.intp)
+    ordered = np.sort(experts, axis=1) if beside(np.greater, experts).any() else experts
+    return ordered, np.flatnonzero(beside(np.equal, ordered))
 
 
 def _vary(rows: pa.Table, generated: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return the generated tokens ``(N,)`` of rows in which these are not all one token, which has one choice."""
     has_ids, ids = _values(rows, "token_ids", starts)
+    if not has_ids.any():
+        return generated
     index = np.flatnonzero(generated)
     bounds = np.searchsorted(index, starts)
     number = np.diff(bounds)
@@ -324,7 +333,7 @@ def _values(rows: pa.Table, name: str, starts: NDArray[np.int64]) -> tuple[NDArr
         UserError: a list does not have a value for each token.
     """
     tokens = np.diff(starts)
-    if name not in rows.column_names:
+    if name not in rows.column_names or rows[name].null_count == rows.num_rows:
         return np.zeros(len(tokens), dtype=bool), np.zeros(starts[-1], dtype=bool)
     column = rows[name].combine_chunks()
     present = column.is_valid().to_numpy(zero_copy_only=False)

@@ -187,6 +187,8 @@ class FrozenChoices:
             generated: ``(N,)`` which generated ones.
         """
         for which, repeats_of in ((prompts, self._prompts), (generated, self._generated)):
+            if not which.any():
+                continue
             tokens, same = _count_repeats(sets, starts, which)
             for identity, row_tokens, row_same in zip(
                 identities, tokens.tolist(), same.tolist(), strict=True

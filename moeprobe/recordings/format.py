@@ -198,7 +198,7 @@ def batch(columns: Mapping[str, Any], *, rows: int) -> pa.RecordBatch:
         if isinstance(value, pa.Array):
             arrays.append(value)
         elif value is None or isinstance(value, (str, int, float, bool)):
-            arrays.append(pa.array([value] * rows, field.type))
+            arrays.append(pa.repeat(pa.scalar(value, field.type), rows))
         else:
             arrays.append(pa.array(value, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -177,8 +177,11 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
         "gates_sum_to_one": [row.all_gates is not None and row.sum_to_one for row in rows],
         "experts_choose": False,
     }
-    for name in rows[0].layer_fields:
-        columns[name] = [row.layer_fields[name] for row in rows]
+    # Most rows share one object, whose values are written once for all.
+    shared = rows[0].layer_fields
+    is_shared = all(row.layer_fields is shared for row in rows)
+    for name, value in shared.items():
+        columns[name] = value if is_shared else [row.layer_fields[name] for row in rows]
     for name in (
         "experts",
         "processed",
@@ -190,7 +193,10 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
         "all_gates",
         "counts",
     ):
-        columns[name] = _lists(name, [getattr(row, name) for row in rows])
+        values = [getattr(row, name) for row in rows]
+        # What no row has is written without a list of nothing for each.
+        if any(value is not None for value in values):
+            columns[name] = _lists(name, values)
     return batch(columns, rows=len(rows))
 
 

@@ -292,7 +292,8 @@ def with_bounds(
         error: its standard error over images.
         binary: whether every image is right or wrong as a whole.
     """
-    replicates = replace(replicates, no_interval=getattr(statistic, "no_interval", ""))
+    if no_interval := getattr(statistic, "no_interval", ""):
+        replicates = replace(replicates, no_interval=no_interval)
     if not is_bounded(statistic) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
         return replicates
     swing, bounds = statistic.swing(totals), statistic.bounds(totals, error, replicates.images)
@@ -326,7 +327,7 @@ def with_observations(replicates: Replicates, effect: float) -> Replicates:
         high = min(high, low + missed)
     elif replicates.point == high:
         low = max(low, high - missed)
-    return replace(replicates, bounds=(low, high))
+    return replicates if (low, high) == replicates.bounds else replace(replicates, bounds=(low, high))
 
 
 def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float:
@@ -368,21 +369,23 @@ class Bootstrap:
         results = []
         for statistic, trials in statistics:
             images, point = int(np.count_nonzero(trials)), float(statistic.evaluate(everything)[0])
+            num_resamples = self._num_resamples if images >= MIN_IMAGES else 0
+            has_bounds = num_resamples > 0 and not np.isnan(point)
+            # Its score interval needs only the standard error; without differences, nothing reads the resamples.
+            if has_bounds and isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
+                num_resamples = 0
             replicates = Replicates(
                 point=point,
-                values=np.empty(self._num_resamples if images >= MIN_IMAGES else 0),
+                values=np.empty(num_resamples),
                 images=images,
                 trials=int(trials.sum()),
                 undefined=flag_of(statistic),
             )
             if is_carried(statistic) and not np.isnan(point):
                 replicates = with_contributions(replicates, statistic.contributions())
-            if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
+            if has_bounds and is_bounded(statistic):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = with_bounds(replicates, statistic, totals=None, error=error, binary=binary)
-                # Its score interval needs only the standard error; without differences, nothing reads the resamples.
-                if isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
-                    replicates = replace(replicates, values=np.empty(0))
             results.append(replicates)
         # Chunks outside, statistics inside: the weights are the largest array and are drawn once.
         for start, weights in self._chunks():
