@@ -46,7 +46,9 @@ class Comparison:
 
     Attributes:
         table: one difference per row, with ``columns.COLUMNS`` and ``COMPARISON_COLUMNS``.
-        verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``.
+        verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``, the loss that is
+            excluded, whether the two are equivalent, and how many images would show it; the last two are None without
+            a margin of equivalence.
         failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
         sidecar: request and provenance.
     """
@@ -64,7 +66,7 @@ class Comparison:
         table = rename_table(self.table, names)
         return Comparison(
             table,
-            differences.sentences(table),
+            differences.sentences(table, equivalent_within=self.sidecar.get("equivalent_within")),
             rename_table(self.failures, names),
             rename_sidecar(self.sidecar, names),
         )
@@ -101,6 +103,7 @@ def compare(
     view: str | None = None,
     severities: Sequence[float] | None = None,
     margin: float = words.MARGIN,
+    equivalent_within: float | None = None,
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
     options: Options | None = None,
@@ -129,6 +132,8 @@ def compare(
         view: view of a match-ratio or a sweep; None = the probe's own.
         severities: of a sweep; None = the view's own steps.
         margin: differences inside ± margin, in the metric's own unit, count as none.
+        equivalent_within: say of each share, κ and gate if two checkpoints are equivalent within ± this: if every
+            simultaneous interval lies inside, and how many images show it if not.
         fail_if_worse: a metric, e.g. "accuracy", whose worsening is to be reported in ``failures``: cells judged
             worse, and cells where the checkpoint has collapsed and the reference has not. All its cells are judged as
             one family.
@@ -146,13 +151,16 @@ def compare(
     options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"{option('margin')} takes a number from 0 up; got {margin}.")
+    if equivalent_within is not None and not (math.isfinite(equivalent_within) and equivalent_within > 0):
+        raise UserError(f"{option('equivalent_within')} takes a number above 0; got {equivalent_within}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
     settings = {"probe": probe, "data": data, "view": view, "severities": severities}
     if from_runs:
         sources = runs_to_compare(models, options, settings)
     else:
         sources = _checkpoints_to_compare(models, options, settings, gate)
-    work, progress = ComparisonWork(sources, options, margin=margin, gate=gate), progress_of(watcher)
+    work = ComparisonWork(sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate)
+    progress = progress_of(watcher)
     try:
         return work.execute(progress)
     except FinishedError as error:
@@ -319,6 +327,7 @@ class ComparisonWork(Work[Comparison]):
         sources: the runs or checkpoints.
         options: where to, and how.
         margin: differences inside ± margin count as none.
+        equivalent_within: the margin of equivalence; None = nothing is said of it.
         gate: which differences fail; None = none does.
 
     Raises:
@@ -331,9 +340,11 @@ class ComparisonWork(Work[Comparison]):
         options: Options,
         *,
         margin: float = words.MARGIN,
+        equivalent_within: float | None = None,
         gate: Gate | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
+        self.equivalent_within = equivalent_within
         self.gate = gate or Gate(None)
         if self.gate.metric is not None:
             # Before measuring: hours of passes must not end with "no such metric".
@@ -357,13 +368,14 @@ class ComparisonWork(Work[Comparison]):
         """Measure, and judge the differences."""
         measured = self.sources.measure(progress)
         table = self._differences(measured, progress)
-        sentences = differences.sentences(table)
+        sentences = differences.sentences(table, equivalent_within=self.equivalent_within)
         failures = self.gate.failures(table)
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
             colors=colors(list(measured.checkpoints)),
             runs=dict(measured.runs),
             verdicts=sentences.to_dict("records"),
+            equivalent_within=self.equivalent_within,
             fail_if_worse=self.gate.metric,
             fail_unless_no_worse_than=self.gate.allowed,
             failures=len(failures),
