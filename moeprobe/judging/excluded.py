@@ -7,14 +7,15 @@ Sources: equivalence where an interval lies inside the margins, Schuirmann 1987;
 not exclude, as in trials of non-inferiority, Piaggio et al. 2012.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.planning import images_for_equivalence
+from moeprobe.metrics.stats.planning import images_for_equivalence, images_to_detect
 from moeprobe.results.numbers import decimals_of, end
 
 
@@ -82,14 +83,24 @@ def images_to_equivalence(rows: Sequence[Mapping[Any, Any]], within: float) -> i
     This is so if nothing differs (``planning.images_for_equivalence``). The largest number of all comparisons counts.
     None where one of them has no standard error.
     """
-    numbers = [_images(row, within) for row in rows]
-    estimates = [images for images in numbers if images is not None]
-    return max(estimates) if estimates and len(estimates) == len(numbers) else None
+    return _most_images(rows, partial(images_for_equivalence, within=within))
 
 
-def _images(row: Mapping[Any, Any], within: float) -> int | None:
-    error, reach = float(row["se"]), float(row["sim_high"] - row["value"])
-    # Where no image differs, none of them tells how many would.
-    if not error > 0 or reach != reach:
-        return None
-    return images_for_equivalence(int(row["images"]), factor=reach / error, error=error, within=within)
+def images_to_detection(rows: Sequence[Mapping[Any, Any]], difference: float) -> int | None:
+    """Return how many images detect a true ``difference`` in each of these comparisons in 80 % of experiments.
+
+    Four of five runs plan enough images (``planning.images_to_detect``). Otherwise as ``images_to_equivalence``.
+    """
+    return _most_images(rows, partial(images_to_detect, difference=difference))
+
+
+def _most_images(rows: Sequence[Mapping[Any, Any]], plan: Callable[..., int]) -> int | None:
+    """Return the largest number of images that ``plan`` gives of a comparison; None where one has no error."""
+    numbers = []
+    for row in rows:
+        error, reach = float(row["se"]), float(row["sim_high"] - row["value"])
+        # Where no image differs, none of them tells how many would.
+        if not error > 0 or reach != reach:
+            return None
+        numbers.append(plan(int(row["images"]), factor=reach / error, error=error))
+    return max(numbers, default=None)

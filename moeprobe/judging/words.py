@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeprobe.inputs.modality import modality_of_row
-from moeprobe.judging.excluded import Excluded, images_to_equivalence
+from moeprobe.judging.excluded import Excluded, images_to_detection, images_to_equivalence
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Evidence, Judged
 from moeprobe.results.numbers import number
@@ -189,9 +189,11 @@ def _what_may_be(rows: Sequence[Mapping[Any, Any]], margin: float, units: str) -
     if detectables:
         images = min(int(row["images"]) for row in rows)
         parts.append(f"{images:,} {units} detect {_range(detectables)}")
-    number_needed = images_to_equivalence(rows, margin) if margin > 0 else None
-    if number_needed is not None:
-        parts.append(f"about {number_needed:,} show ±{margin:g} if nothing differs")
+    if margin > 0:
+        detecting, equating = images_to_detection(rows, margin), images_to_equivalence(rows, margin)
+        if detecting is not None and equating is not None:
+            parts.append(f"about {detecting:,} detect {margin:g}")
+            parts.append(f"about {equating:,} show ±{margin:g} if nothing differs")
     return "; ".join(part for part in parts if part)
 
 
