@@ -40,11 +40,16 @@ def verdict(evidence: Evidence, judged: Judged | None, *, margin: float) -> str:
         return COLLAPSED if judged is None else evidence.flag.replace("_", " ")
     if evidence.identical:
         return IDENTICAL
-    if judged.sim_low > 0:
+    return word_of_interval(judged.sim_low, judged.sim_high, margin=margin)
+
+
+def word_of_interval(low: float, high: float, *, margin: float) -> str:
+    """Return the word that a simultaneous interval allows, see ``verdict``."""
+    if low > 0:
         return "higher"
-    if judged.sim_high < 0:
+    if high < 0:
         return "lower"
-    return SAME if -margin < judged.sim_low and judged.sim_high < margin else NO_DIFFERENCE
+    return SAME if -margin < low and high < margin else NO_DIFFERENCE
 
 
 def judgement(metric: str, verdict: str) -> str:

@@ -8,10 +8,11 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
@@ -19,7 +20,7 @@ from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.declarations.registry import comparable_kind, to_compare
 from moeprobe.errors import FinishedError, UserError, already_finished, option
-from moeprobe.judging import differences, words
+from moeprobe.judging import differences, trainings, words
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
@@ -51,12 +52,14 @@ class Comparison:
             a margin of equivalence.
         failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
         sidecar: request and provenance.
+        trainings: mean differences of two groups of three or more trainings, over seeds and images; else empty.
     """
 
     table: pd.DataFrame
     verdicts: pd.DataFrame
     failures: pd.DataFrame
     sidecar: Sidecar
+    trainings: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def with_names(self) -> "Comparison":
         """Return the comparison with checkpoints as they are called on the screen and in figures."""
@@ -66,9 +69,10 @@ class Comparison:
         table = rename_table(self.table, names)
         return Comparison(
             table,
-            differences.sentences(table, equivalent_within=self.sidecar.get("equivalent_within")),
+            _verdicts(table, self.trainings, self.sidecar.get("equivalent_within")),
             rename_table(self.failures, names),
             rename_sidecar(self.sidecar, names),
+            self.trainings,
         )
 
     def plot(self) -> Figures:
@@ -367,8 +371,8 @@ class ComparisonWork(Work[Comparison]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
         """Measure, and judge the differences."""
         measured = self.sources.measure(progress)
-        table = self._differences(measured, progress)
-        sentences = differences.sentences(table, equivalent_within=self.equivalent_within)
+        table, over_trainings = self._differences(measured, progress)
+        sentences = _verdicts(table, over_trainings, self.equivalent_within)
         failures = self.gate.failures(table)
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
@@ -382,11 +386,13 @@ class ComparisonWork(Work[Comparison]):
             wall_seconds=self.seconds,
             **self.sources.names,
         )
-        return Comparison(table, sentences, failures, sidecar)
+        return Comparison(table, sentences, failures, sidecar, over_trainings)
 
     def write(self, result: Comparison, folder: OutputFolder) -> Comparison:
         """Write the differences."""
         write_csv(folder.path / "comparison.csv", result.table)
+        if len(result.trainings):
+            write_csv(folder.path / "trainings.csv", result.trainings)
         return result
 
     def draw(self, result: Comparison, folder: OutputFolder, progress: Progress) -> None:
@@ -395,18 +401,19 @@ class ComparisonWork(Work[Comparison]):
 
         save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
 
-    def _differences(self, measured: Measured, progress: Progress) -> pd.DataFrame:
+    def _differences(self, measured: Measured, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
         groups, seeds = measured.training("group"), measured.training("seed")
         name, aligned = self.run_name, measured.is_aligned
         info = About.of_request(measured.request, run=name, aligned=aligned, train_seeds=seeds, groups=groups)
         analyses = analyses_of(measured.request)
         sums = measured.sums.pool_draws(lists=trial_lists(analyses))
         progress.start("differences", sum(cell.num_images for cell in sums))
+        pairs = differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds)
         table = differences.compare(
             sums,
             analyses=analyses,
             run_info=info,
-            selected_pairs=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
+            selected_pairs=pairs,
             margin=self.margin,
             together=self.gate.metric,
             progress=progress.advance,
@@ -416,4 +423,25 @@ class ComparisonWork(Work[Comparison]):
                 f"{', '.join(measured.checkpoints)} have no MoE layer in common in which the same was measured, so "
                 "there is nothing to compare."
             )
-        return table
+        over_trainings = trainings.compare_trainings(
+            sums,
+            analyses=analyses,
+            run_info=info,
+            pairs=trainings.groups_of_pairs(pairs, groups),
+            margin=self.margin,
+        )
+        return table, over_trainings
+
+
+def _verdicts(
+    table: pd.DataFrame, over_trainings: pd.DataFrame, equivalent_within: float | None
+) -> pd.DataFrame:
+    """Return what families come to, claims about trainings first."""
+    of_pairs = differences.sentences(table, equivalent_within=equivalent_within)
+    if over_trainings.empty:
+        return of_pairs
+    return (
+        pd.concat([trainings.sentences(over_trainings), of_pairs], ignore_index=True)
+        .reindex(columns=[*of_pairs.columns, "trainings"])
+        .replace({np.nan: None})
+    )

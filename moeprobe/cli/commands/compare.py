@@ -128,6 +128,7 @@ def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *
             "comparison": records(comparison.table),
             "verdicts": records(comparison.verdicts),
             "failures": records(comparison.failures),
+            "trainings": records(comparison.trainings),
             "sidecar": comparison.sidecar,
             "out": None if out is None else str(out),
         }
