@@ -123,6 +123,7 @@ class Verdict:
         pair: checkpoint and reference, as the report calls them.
         word: what the family comes to; a collapse in place of it where one happened.
         text: the word with its counts.
+        bound: the loss that all layers exclude, in words.
         direction: 1 where the checkpoint is higher in some layer and lower in none, −1 likewise, 0 otherwise.
         difference: the row that is shown.
         layer: where that is.
@@ -137,6 +138,7 @@ class Verdict:
     pair: tuple[str, str]
     word: str
     text: str
+    bound: str
     direction: int
     difference: Row
     layer: str
@@ -156,6 +158,8 @@ class Verdict:
         where = f" in {row['layer']}" if row["layer"] else ""
         size = f"{self.noun} {interval(row, signed=True)}{where}" if row["value"] == row["value"] else ""
         counts = self.text.removeprefix(f"{self.word}: ") if self.text != self.word else ""
+        if self.word == NO_DIFFERENCE:
+            counts = self.bound
         numbers = ", ".join(part for part in (size, counts) if part)
         if words is not None and self.direction and is_side(self.word):
             verb = words.better if self.direction * self.sign > 0 else words.worse
@@ -252,6 +256,7 @@ def _verdict(
         pair=(names.of(run, pair[0]), names.of(run, pair[1])),
         word=collapsed or word.word,
         text=collapsed or word.text("layers"),
+        bound=word.bound,
         direction=signs.pop() if len(signs) == 1 else 0,
         difference=leading,
         layer=layer,

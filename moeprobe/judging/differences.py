@@ -18,6 +18,7 @@ import pandas as pd
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of
 from moeprobe.judging import words
+from moeprobe.judging.excluded import Excluded, images_to_equivalence
 from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Replicates
@@ -35,6 +36,8 @@ Pair = tuple[str, str]
 Row = dict[str, Any]
 
 FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+# What a comparison says of each family: ``words.sentence``, and ``Excluded`` in numbers.
+VERDICT_COLUMNS = ["sentence", "excluded_loss", "equivalent", "images_to_equivalence"]
 _EVEN = 1e-12
 _NOTHING = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
 
@@ -337,37 +340,29 @@ def _kappa(values: CellValues, name: NumberName) -> Replicates | None:
     return values.numbers.get(NumberName(f"{metric.collapse_of or metric.name}{KAPPA}", "pooled"))
 
 
-def sentences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
+def sentences(table: pd.DataFrame, *, equivalent_within: float | None = None) -> pd.DataFrame:
+    """Return one row per family of a comparison: what it is about, what it comes to, and what it excludes.
+
+    Args:
+        table: the judged differences.
+        equivalent_within: the margin of equivalence, which shares alone have; None = nothing is said of it.
+    """
     rows_of_families = []
     units = modality_of(table["tokens"]).plural
-    for key, rows in table.groupby(FAMILY, sort=False):
-        family = dict(zip(FAMILY, key, strict=True))
-        lines = [_line(line) for _, line in rows.iterrows()]
-        sentence = words.sentence(
-            lines,
-            checkpoint=family["checkpoint"],
-            reference=family["reference"],
-            margin=rows["margin"].iloc[0],
-            units=units,
-            whole_numbers=find(family["metric"]).metric.unit == "whole",
+    for key, family in table.groupby(FAMILY, sort=False):
+        rows = family.to_dict("records")
+        within = equivalent_within if find(rows[0]["metric"]).has_margin else None
+        excluded = Excluded.of(rows)
+        rows_of_families.append(
+            dict(zip(FAMILY, key, strict=True))
+            | {
+                "sentence": words.sentence(
+                    rows, margin=rows[0]["margin"], units=units, equivalent_within=within
+                ),
+                # Json has no NaN.
+                "excluded_loss": excluded.loss if excluded.loss == excluded.loss else None,
+                "equivalent": None if within is None else excluded.is_equivalent(within),
+                "images_to_equivalence": None if within is None else images_to_equivalence(rows, within),
+            }
         )
-        rows_of_families.append(family | {"sentence": sentence})
-    return pd.DataFrame(rows_of_families, columns=[*FAMILY, "sentence"])
-
-
-def _line(line: pd.Series) -> words.Line:
-    who = {
-        "checkpoint": line["checkpoint"],
-        "reference": line["reference"],
-        "both": f"{line['checkpoint']} and {line['reference']}",
-    }
-    return words.Line(
-        word=words.word_of(line),
-        value=line["value"],
-        low=line["sim_low"],
-        high=line["sim_high"],
-        detectable=line["detectable"],
-        images=line["images"],
-        collapsed=who.get(line["collapsed"], ""),
-    )
+    return pd.DataFrame(rows_of_families, columns=[*FAMILY, *VERDICT_COLUMNS], dtype=object)

@@ -16,7 +16,8 @@ from moeprobe.declarations import Agreement, Headline
 from moeprobe.declarations.headlines import Which
 from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
-from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
+from moeprobe.judging.excluded import Excluded
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import tokens_choose
@@ -376,7 +377,7 @@ def beside_sentence(headlines: Sequence[HeadlineValues]) -> str:
 
 def family_word(rows: Sequence[Row]) -> FamilyWord:
     """Return what differences that one sentence reads come to."""
-    return FamilyWord.of([word_of(row) for row in rows])
+    return FamilyWord.of_rows(rows)
 
 
 def _without_trials(run: RunTables, headline: HeadlineValues) -> str:
@@ -451,7 +452,8 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str, unit: st
     if word == SAME:
         return f"{first} and {second} have the same {noun} within ±{row['margin']:g} ({size})."
     if word == NO_DIFFERENCE:
-        return f"{first} and {second} show {NO_DIFFERENCE} in {noun} ({size})."
+        bound = Excluded.of([row]).text
+        return f"{first} and {second} show {NO_DIFFERENCE} in {noun} ({size}){bound and f', which {bound}'}."
     return (
         f"nothing can be said of {subject} of {first} and {second}: their difference has no interval, {size}."
     )

@@ -12,7 +12,7 @@ from moeprobe.declarations.headlines import Which
 from moeprobe.inputs.modality import IMAGE, modality_of
 from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
 from moeprobe.judging.scales import SCALES, Scale
-from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side, word_of
+from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
@@ -385,7 +385,7 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
     if table.empty or len(names) != 2:
         return None
     # One word for the whole family, so that a sentence and a table never disagree.
-    word = FamilyWord.of([word_of(row) for row in table.to_dict("records")])
+    word = FamilyWord.of_rows(table.to_dict("records"))
     shown_row = _largest(table)
     first = table[table["view"] == shown_row["view"]].iloc[0]
     several_views = table["view"].nunique() > 1

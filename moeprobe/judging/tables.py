@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.judging.excluded import Excluded
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
@@ -103,15 +104,17 @@ def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
 
 
 def _verdicts(rows: pd.DataFrame) -> TableCell:
-    """Count the verdicts; an identical pair counts as the same."""
-    words = [word_of(row) for row in rows.to_dict("records")]
-    words = [SAME if word == IDENTICAL else word for word in words]
+    """Count the verdicts; an identical pair counts as the same. Without a side the excluded loss stands beside them."""
+    records = rows.to_dict("records")
+    words = [SAME if word == IDENTICAL else word for word in map(word_of, records)]
+    bound = Excluded.of(records).text if NO_DIFFERENCE in words else ""
     if len(words) == 1:
-        return TableCell(words[0])
+        return TableCell(", ".join(part for part in (words[0], bound) if part))
     times = Counter(words)
     # What was shown comes first.
     ordered = sorted(times, key=lambda word: not is_side(word))
-    text = ", ".join(f"{word} ({times[word]} of {len(words)})" for word in ordered)
+    counts_of_words = [f"{word} ({times[word]} of {len(words)})" for word in ordered]
+    text = ", ".join([*counts_of_words, *([bound] if bound else [])])
     return TableCell(f"mixed: {text}" if FamilyWord.of(words).word == "mixed" else text)
 
 
@@ -223,8 +226,10 @@ def _verdict(row: Row) -> str:
     who, detectable = row.get("collapsed", ""), row.get("detectable", math.nan)
     if word == "collapsed" and who:
         return f"{'both' if who == 'both' else row[who]} collapsed"
-    if word == NO_DIFFERENCE and detectable == detectable:
-        return f"{word} (detectable: {number(detectable)})"
+    if word == NO_DIFFERENCE:
+        parts = [Excluded.of([row]).text, f"detectable: {number(detectable)}" * (detectable == detectable)]
+        text = "; ".join(part for part in parts if part)
+        return f"{word} ({text})" if text else word
     return f"{row['judgement']} ({word})" if row.get("judgement") else word
 
 

@@ -5,10 +5,11 @@ Every surface takes its words from here: screen, notebook, report, audit, the pr
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeprobe.inputs.modality import modality_of_row
+from moeprobe.judging.excluded import Excluded, images_to_detection, images_to_equivalence
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Evidence, Judged
 from moeprobe.results.numbers import number
@@ -39,11 +40,16 @@ def verdict(evidence: Evidence, judged: Judged | None, *, margin: float) -> str:
         return COLLAPSED if judged is None else evidence.flag.replace("_", " ")
     if evidence.identical:
         return IDENTICAL
-    if judged.sim_low > 0:
+    return word_of_interval(judged.sim_low, judged.sim_high, margin=margin)
+
+
+def word_of_interval(low: float, high: float, *, margin: float) -> str:
+    """Return the word that a simultaneous interval allows, see ``verdict``."""
+    if low > 0:
         return "higher"
-    if judged.sim_high < 0:
+    if high < 0:
         return "lower"
-    return SAME if -margin < judged.sim_low and judged.sim_high < margin else NO_DIFFERENCE
+    return SAME if -margin < low and high < margin else NO_DIFFERENCE
 
 
 def judgement(metric: str, verdict: str) -> str:
@@ -78,11 +84,19 @@ class FamilyWord:
         word: better, worse, higher, lower, mixed, same, identical, no significant difference, or why there is none.
         sides: number of comparisons by side, e.g. better -> 2.
         comparisons: number of all of them.
+        bound: the loss that they exclude, in words (``Excluded.text``).
     """
 
     word: str
     sides: Mapping[str, int]
     comparisons: int
+    bound: str = ""
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[Any, Any]]) -> "FamilyWord":
+        """Return what judged differences of one metric come to, with the loss that they exclude."""
+        of_words = cls.of([word_of(row) for row in rows])
+        return replace(of_words, bound=Excluded.of(rows).text)
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "FamilyWord":
@@ -101,7 +115,12 @@ class FamilyWord:
         return cls(word, sides, len(words))
 
     def text(self, unit: str = "comparisons") -> str:
-        """Return it with its counts, e.g. ``mixed: better in 1, worse in 2 of 4 layers``."""
+        """Return it with its counts, e.g. ``mixed: better in 1, worse in 2 of 4 layers``.
+
+        Where no side was found, the loss that is excluded stands beside it.
+        """
+        if self.word == NO_DIFFERENCE and self.bound:
+            return f"{self.word} ({self.bound})"
         if not self.sides or self.comparisons == 1:
             return self.word
         parts = ", ".join(f"{word} in {count}" for word, count in self.sides.items())
@@ -118,63 +137,76 @@ def false_sides(families: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Line:
-    """One comparison of a family, as its sentence needs it."""
-
-    word: str
-    value: float
-    low: float
-    high: float
-    detectable: float
-    images: int
-    collapsed: str
-
-
 def sentence(
-    lines: Sequence[Line],
+    rows: Sequence[Mapping[Any, Any]],
     *,
-    checkpoint: str,
-    reference: str,
     margin: float,
     units: str = "images",
-    whole_numbers: bool = False,
+    equivalent_within: float | None = None,
 ) -> str:
-    """Summarize a family: each word with its number of comparisons.
+    """Summarize a family: each word with its number of comparisons, then whether the two are equivalent.
 
     Args:
-        lines: the comparisons of the family.
-        checkpoint: the compared checkpoint.
-        reference: the checkpoint to compare with.
+        rows: the comparisons of the family, as in ``comparison.csv``.
         margin: up to where a difference is called small.
         units: the sampling units.
-        whole_numbers: whether the values are whole numbers.
+        equivalent_within: the margin of equivalence; None = nothing is said of it.
     """
-    words = Counter(line.word for line in lines)
+    words = Counter(word_of(row) for row in rows)
     parts = []
     for word, times in words.most_common():
-        these = [line for line in lines if line.word == word]
-        share = "" if len(lines) == 1 else f" in {times} of {len(lines)} comparisons"
-        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole_numbers else 3)}")
-    mixed = "mixed, " if FamilyWord.of([line.word for line in lines]).word == "mixed" else ""
-    return f"{checkpoint} against {reference}: {mixed}{'; '.join(parts)}."
+        these = [row for row in rows if word_of(row) == word]
+        share = "" if len(rows) == 1 else f" in {times} of {len(rows)} comparisons"
+        parts.append(f"{word}{share}{_detail(word, these, margin, units)}")
+    mixed = "mixed, " if FamilyWord.of([word_of(row) for row in rows]).word == "mixed" else ""
+    checkpoint, reference = rows[0]["checkpoint"], rows[0]["reference"]
+    text = f"{checkpoint} against {reference}: {mixed}{'; '.join(parts)}."
+    return text if equivalent_within is None else f"{text} {equivalence(rows, equivalent_within, units)}"
 
 
-def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimals: int) -> str:
+def equivalence(rows: Sequence[Mapping[Any, Any]], within: float, units: str = "images") -> str:
+    """Return the sentence on whether two checkpoints are equivalent within ± ``within`` in every comparison."""
+    if Excluded.of(rows).is_equivalent(within):
+        return f"Equivalent within ±{within:g}."
+    number_needed = images_to_equivalence(rows, within)
+    advice = "" if number_needed is None else f"; about {number_needed:,} {units} show it if nothing differs"
+    return f"Not shown to be equivalent within ±{within:g}{advice}."
+
+
+def _detail(word: str, rows: Sequence[Mapping[Any, Any]], margin: float, units: str) -> str:
+    decimals = 0 if find(rows[0]["metric"]).metric.unit == "whole" else 3
     if word == COLLAPSED:
-        who = ", ".join(dict.fromkeys(line.collapsed for line in lines if line.collapsed))
+        who = ", ".join(dict.fromkeys(name for row in rows if (name := _collapsed(row))))
         return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
     if is_side(word):
-        small = all(max(abs(line.low), abs(line.high)) < margin for line in lines)
+        small = all(max(abs(row["sim_low"]), abs(row["sim_high"])) < margin for row in rows)
         inside = f", all by less than {margin:g}" if small else ""
-        return f" ({_range([line.value for line in lines], signed=True, decimals=decimals)}{inside})"
+        return f" ({_range([row['value'] for row in rows], signed=True, decimals=decimals)}{inside})"
     if word == SAME:
         return f" (all inside ±{margin:g})"
-    if word == NO_DIFFERENCE:
-        detectables = [line.detectable for line in lines if line.detectable == line.detectable]
-        images = min(line.images for line in lines)
-        return f" ({images:,} {units} detect {_range(detectables)})" if detectables else ""
-    return ""
+    return f" ({text})" if word == NO_DIFFERENCE and (text := _what_may_be(rows, margin, units)) else ""
+
+
+def _what_may_be(rows: Sequence[Mapping[Any, Any]], margin: float, units: str) -> str:
+    """Return what differences without a side leave possible, and how many images say more."""
+    parts = [Excluded.of(rows).text]
+    detectables = [row["detectable"] for row in rows if row["detectable"] == row["detectable"]]
+    if detectables:
+        images = min(int(row["images"]) for row in rows)
+        parts.append(f"{images:,} {units} detect {_range(detectables)}")
+    if margin > 0:
+        detecting, equating = images_to_detection(rows, margin), images_to_equivalence(rows, margin)
+        if detecting is not None and equating is not None:
+            parts.append(f"about {detecting:,} detect {margin:g}")
+            parts.append(f"about {equating:,} show ±{margin:g} if nothing differs")
+    return "; ".join(part for part in parts if part)
+
+
+def _collapsed(row: Mapping[Any, Any]) -> str:
+    """Return who has collapsed, by name; empty where nobody has."""
+    checkpoint, reference = row["checkpoint"], row["reference"]
+    who = {"checkpoint": checkpoint, "reference": reference, "both": f"{checkpoint} and {reference}"}
+    return who.get(row["collapsed"], "")
 
 
 def _range(values: Sequence[float], *, signed: bool = False, decimals: int = 3) -> str:

@@ -26,8 +26,8 @@ VERDICTS = {
     "higher": "the simultaneous interval is above 0",
     "lower": "the simultaneous interval is below 0",
     "same": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, κ and gates)",
-    "no significant difference": "anything else; reported with the minimum difference that this number of images "
-    "detects at 80 % power",
+    "no significant difference": "anything else; reported with the largest loss that the interval does not exclude, "
+    "and the minimum difference that this number of images detects at 80 % power",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **UNJUDGED,
 }

@@ -248,7 +248,8 @@ class _SidecarSchema(_Part):
 # The keys of a sidecar, in their order in the file; a kind of run has some of them, and may have more at the end.
 _KEYS = (
     "request", "severity_unit", "floor_dtype", "command", "checkpoints", "colours",
-    "traces", "runs", "verdicts", "fail_if_worse", "fail_unless_no_worse_than", "failures", "states", "frames", "files",
+    "traces", "runs", "verdicts", "equivalent_within", "fail_if_worse", "fail_unless_no_worse_than", "failures",
+    "states", "frames", "files",
     "skipped_images", "notes", "ignored", "images_per_second", "wall_seconds", "batch_size", "workers", "device",
     "shards", "names",
 )  # fmt: skip

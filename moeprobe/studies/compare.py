@@ -8,10 +8,11 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
@@ -19,7 +20,7 @@ from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.declarations.registry import comparable_kind, to_compare
 from moeprobe.errors import FinishedError, UserError, already_finished, option
-from moeprobe.judging import differences, words
+from moeprobe.judging import differences, trainings, words
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
@@ -46,15 +47,19 @@ class Comparison:
 
     Attributes:
         table: one difference per row, with ``columns.COLUMNS`` and ``COMPARISON_COLUMNS``.
-        verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``.
+        verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``, the loss that is
+            excluded, whether the two are equivalent, and how many images would show it; the last two are None without
+            a margin of equivalence.
         failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
         sidecar: request and provenance.
+        trainings: mean differences of two groups of three or more trainings, over seeds and images; else empty.
     """
 
     table: pd.DataFrame
     verdicts: pd.DataFrame
     failures: pd.DataFrame
     sidecar: Sidecar
+    trainings: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def with_names(self) -> "Comparison":
         """Return the comparison with checkpoints as they are called on the screen and in figures."""
@@ -64,9 +69,10 @@ class Comparison:
         table = rename_table(self.table, names)
         return Comparison(
             table,
-            differences.sentences(table),
+            _verdicts(table, self.trainings, self.sidecar.get("equivalent_within")),
             rename_table(self.failures, names),
             rename_sidecar(self.sidecar, names),
+            self.trainings,
         )
 
     def plot(self) -> Figures:
@@ -101,6 +107,7 @@ def compare(
     view: str | None = None,
     severities: Sequence[float] | None = None,
     margin: float = words.MARGIN,
+    equivalent_within: float | None = None,
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
     options: Options | None = None,
@@ -129,6 +136,8 @@ def compare(
         view: view of a match-ratio or a sweep; None = the probe's own.
         severities: of a sweep; None = the view's own steps.
         margin: differences inside ± margin, in the metric's own unit, count as none.
+        equivalent_within: say of each share, κ and gate if two checkpoints are equivalent within ± this: if every
+            simultaneous interval lies inside, and how many images show it if not.
         fail_if_worse: a metric, e.g. "accuracy", whose worsening is to be reported in ``failures``: cells judged
             worse, and cells where the checkpoint has collapsed and the reference has not. All its cells are judged as
             one family.
@@ -146,13 +155,16 @@ def compare(
     options = combine(options, changes, defaults={} if from_runs else comparable_kind(probe).defaults)
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"{option('margin')} takes a number from 0 up; got {margin}.")
+    if equivalent_within is not None and not (math.isfinite(equivalent_within) and equivalent_within > 0):
+        raise UserError(f"{option('equivalent_within')} takes a number above 0; got {equivalent_within}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
     settings = {"probe": probe, "data": data, "view": view, "severities": severities}
     if from_runs:
         sources = runs_to_compare(models, options, settings)
     else:
         sources = _checkpoints_to_compare(models, options, settings, gate)
-    work, progress = ComparisonWork(sources, options, margin=margin, gate=gate), progress_of(watcher)
+    work = ComparisonWork(sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate)
+    progress = progress_of(watcher)
     try:
         return work.execute(progress)
     except FinishedError as error:
@@ -319,6 +331,7 @@ class ComparisonWork(Work[Comparison]):
         sources: the runs or checkpoints.
         options: where to, and how.
         margin: differences inside ± margin count as none.
+        equivalent_within: the margin of equivalence; None = nothing is said of it.
         gate: which differences fail; None = none does.
 
     Raises:
@@ -331,9 +344,11 @@ class ComparisonWork(Work[Comparison]):
         options: Options,
         *,
         margin: float = words.MARGIN,
+        equivalent_within: float | None = None,
         gate: Gate | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
+        self.equivalent_within = equivalent_within
         self.gate = gate or Gate(None)
         if self.gate.metric is not None:
             # Before measuring: hours of passes must not end with "no such metric".
@@ -356,25 +371,28 @@ class ComparisonWork(Work[Comparison]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
         """Measure, and judge the differences."""
         measured = self.sources.measure(progress)
-        table = self._differences(measured, progress)
-        sentences = differences.sentences(table)
+        table, over_trainings = self._differences(measured, progress)
+        sentences = _verdicts(table, over_trainings, self.equivalent_within)
         failures = self.gate.failures(table)
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
             colors=colors(list(measured.checkpoints)),
             runs=dict(measured.runs),
             verdicts=sentences.to_dict("records"),
+            equivalent_within=self.equivalent_within,
             fail_if_worse=self.gate.metric,
             fail_unless_no_worse_than=self.gate.allowed,
             failures=len(failures),
             wall_seconds=self.seconds,
             **self.sources.names,
         )
-        return Comparison(table, sentences, failures, sidecar)
+        return Comparison(table, sentences, failures, sidecar, over_trainings)
 
     def write(self, result: Comparison, folder: OutputFolder) -> Comparison:
         """Write the differences."""
         write_csv(folder.path / "comparison.csv", result.table)
+        if len(result.trainings):
+            write_csv(folder.path / "trainings.csv", result.trainings)
         return result
 
     def draw(self, result: Comparison, folder: OutputFolder, progress: Progress) -> None:
@@ -383,18 +401,19 @@ class ComparisonWork(Work[Comparison]):
 
         save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
 
-    def _differences(self, measured: Measured, progress: Progress) -> pd.DataFrame:
+    def _differences(self, measured: Measured, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
         groups, seeds = measured.training("group"), measured.training("seed")
         name, aligned = self.run_name, measured.is_aligned
         info = About.of_request(measured.request, run=name, aligned=aligned, train_seeds=seeds, groups=groups)
         analyses = analyses_of(measured.request)
         sums = measured.sums.pool_draws(lists=trial_lists(analyses))
         progress.start("differences", sum(cell.num_images for cell in sums))
+        pairs = differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds)
         table = differences.compare(
             sums,
             analyses=analyses,
             run_info=info,
-            selected_pairs=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
+            selected_pairs=pairs,
             margin=self.margin,
             together=self.gate.metric,
             progress=progress.advance,
@@ -404,4 +423,25 @@ class ComparisonWork(Work[Comparison]):
                 f"{', '.join(measured.checkpoints)} have no MoE layer in common in which the same was measured, so "
                 "there is nothing to compare."
             )
-        return table
+        over_trainings = trainings.compare_trainings(
+            sums,
+            analyses=analyses,
+            run_info=info,
+            pairs=trainings.groups_of_pairs(pairs, groups),
+            margin=self.margin,
+        )
+        return table, over_trainings
+
+
+def _verdicts(
+    table: pd.DataFrame, over_trainings: pd.DataFrame, equivalent_within: float | None
+) -> pd.DataFrame:
+    """Return what families come to, claims about trainings first."""
+    of_pairs = differences.sentences(table, equivalent_within=equivalent_within)
+    if over_trainings.empty:
+        return of_pairs
+    return (
+        pd.concat([trainings.sentences(over_trainings), of_pairs], ignore_index=True)
+        .reindex(columns=[*of_pairs.columns, "trainings"])
+        .replace({np.nan: None})
+    )

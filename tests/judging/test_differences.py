@@ -175,9 +175,8 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {NO_DIFFERENCE}
     row = only(table, metric="accuracy")
     assert row["detectable"] > row["sim_high"] > 0
-    assert f"no significant difference (100 images detect {row['detectable']:.3f})" in sentence(
-        table, metric="accuracy"
-    )
+    bound = f"excludes a loss above {-row['sim_low']:.3f}; 100 images detect {row['detectable']:.3f}"
+    assert f"no significant difference ({bound}; about " in sentence(table, metric="accuracy")
 
 
 def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
@@ -344,15 +343,24 @@ def test_a_difference_without_an_interval_is_called_by_its_flag(word: str) -> No
     assert words.verdict(Evidence.of(Difference(replicates, np.nan)), judged, margin=np.nan) == word
 
 
+def row_of(value: float, low: float, high: float, **more: Any) -> dict[str, Any]:
+    """A judged difference of b from a, of 50 images; ``more`` replaces what is said of it."""
+    ends = {"value": value, "sim_low": low, "sim_high": high, "tokens": "patch"}
+    return (
+        {"checkpoint": "b", "reference": "a", "metric": "accuracy", "collapsed": "", "images": 50}
+        | ends
+        | more
+    )
+
+
 def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
-    line = words.Line("better", 0.01, 0.005, 0.015, 0.01, 50, "")
-    said = words.sentence([line], checkpoint="b", reference="a", margin=0.02)
+    said = words.sentence([row_of(0.01, 0.005, 0.015, judgement="better")], margin=0.02)
     assert said == "b against a: better (+0.010, all by less than 0.02)."
 
 
 def test_differences_of_whole_numbers_have_no_decimals() -> None:
-    line = words.Line("worse", 1.0, 1.0, 1.0, 0.4, 50, "")
-    said = words.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole_numbers=True)
+    row = row_of(1.0, 1.0, 1.0, metric="dead_experts", judgement="worse")
+    said = words.sentence([row], margin=np.nan)
     assert said == "b against a: worse (+1)."
     assert find("dead_experts").metric.unit == "whole"
 

@@ -16,7 +16,7 @@ from moeprobe.judging import conclusions, differences
 from moeprobe.judging.headlines import sentences_of
 from moeprobe.judging.properties import judge_run
 from moeprobe.judging.tables import overview, tables
-from moeprobe.judging.words import IDENTICAL, FamilyWord, word_of
+from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, FamilyWord, word_of
 from moeprobe.metrics.registry import find
 from moeprobe.results.finished import read_result
 from moeprobe.results.numbers import interval, number
@@ -103,6 +103,12 @@ def test_sentences_on_the_screen(run: Run) -> None:
         assert size_of(row) in text, (row, text)
         sides = {"higher", "lower"} & set(re.findall(r"\bis (higher|lower)\b", text))
         assert sides == ({row["verdict"]} & {"higher", "lower"}), text
+        assert_bounded(text)
+
+
+def assert_bounded(text: str) -> None:
+    """Whatever shows no significant difference says in the same text how large a loss is excluded."""
+    assert (NO_DIFFERENCE in text) <= bool(re.search(r"excludes a (loss|difference) above \d", text)), text
 
 
 def test_a_report_and_its_sections(run: Run) -> None:
@@ -121,6 +127,8 @@ def test_a_report_and_its_sections(run: Run) -> None:
             assert verdict.word == FamilyWord.of([word_of(other) for other in in_layers]).word
         if row["value"] == row["value"]:
             assert interval(row, signed=True) in verdict.sentence
+            assert_bounded(verdict.sentence)
+            assert_bounded(verdict.text)
     lead = lead_of(run)
     if "Verdict: " in lead:
         first = next(v for v in verdicts if v.heading in lead)
@@ -142,14 +150,18 @@ def test_a_comparison_and_the_action(run: Run) -> None:
         sentences[differences.FAMILY].itertuples(index=False), sentences["sentence"], strict=True
     ):
         said = set(re.findall(r"\w+", sentence))
+        assert_bounded(sentence)
         for side in ("better", "worse", "higher", "lower"):
             assert (side in said) <= (side in words_of.get((metric, null), set()))
     for layout in tables(table):
         assert all("[" not in cell.text for line in layout.rows for cell in line)
+        for line in layout.rows:
+            assert_bounded(" ".join(cell.text for cell in line))
     words = set().union(*words_of.values())
     for line in overview(table).rows:
         sides = {side for side in ("better", "worse", "higher", "lower") if side in line[-2].text}
         assert sides <= words
+        assert_bounded(line[-2].text)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=names(FOLDERS))
@@ -168,6 +180,7 @@ def test_an_audit_shows_values_and_difference_of_one_cell(folder: Path) -> None:
     for row in judge_run(entry.properties, result, run="run", classes=10, commands=commands, models=models):
         if not row["reference"]:
             continue
+        assert_bounded(row["judgement"])
         cell = result.comparison
         for name in ("layer", "view", "severity", "metric", "null", "checkpoint"):
             cell = cell[[same(value, row[name]) for value in cell[name]]]

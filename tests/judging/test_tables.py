@@ -87,7 +87,9 @@ def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
     assert cells == [
         "blocks.1", "better (higher)", "+0.100 [+0.020, +0.180]", "0.400", "0.500", "0.010", "360", "5,530",
     ]  # fmt: skip
-    assert first.rows[1][1].text == "no significant difference (detectable: 0.090)"
+    assert (
+        first.rows[1][1].text == "no significant difference (excludes a loss above 0.000; detectable: 0.090)"
+    )
     assert first.caption == "κ of top-1 match (top1_match_kappa, patches)" and not first.folded
     assert second.caption == "Top-1 match (top1_match, patches)" and second.folded
     assert not any(
@@ -100,7 +102,7 @@ def test_a_comparison_opens_with_a_line_per_metric() -> None:
     lines = {name: judged_tables.overview(frame(rows, judged=True)) for name, rows in COMPARED.items()}
     assert lines["metrics"].caption == "Verdicts: b against a"
     assert [[cell.line for cell in line] for line in lines["metrics"].rows] == [
-        ["κ of top-1 match", "better (1 of 2), no significant difference (1 of 2)",
+        ["κ of top-1 match", "better (1 of 2), no significant difference (1 of 2), excludes a loss above 0.000",
          "+0.100 [+0.020, +0.180]"],
         ["Top-1 match", "better (2 of 2)", "+0.100 [+0.020, +0.180]"],
     ]  # fmt: skip

@@ -92,7 +92,7 @@ def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     result = api.audit([model, copy], probes=QUICK, **FEW)
     differences = result.verdicts[result.verdicts["reference"] != ""]
     assert {"crops", "dead", "load"} <= set(differences["property"])
-    assert set(differences["judgement"]) <= {IDENTICAL, NO_DIFFERENCE}
+    assert all(word == IDENTICAL or word.startswith(NO_DIFFERENCE) for word in differences["judgement"])
 
 
 def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> None:

@@ -409,6 +409,17 @@ def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: P
     assert "takes a number above 0" in refused(*arguments, *gate, "--fail-unless-no-worse-than", 0)
 
 
+def test_equivalence_is_said_in_the_sentence_and_the_sidecar(probed: dict[str, Path]) -> None:
+    """Shares differ by less than 2; whether they do by less than 0.0001 is more than 40 images show."""
+    for within, is_equivalent in ((2, True), (0.0001, False)):
+        content = json.loads(run("compare", probed["both"], "--equivalent-within", within, "--json").stdout)
+        assert content["sidecar"]["equivalent_within"] == within
+        said = [verdict for verdict in content["verdicts"] if verdict["equivalent"] is not None]
+        assert said and {verdict["equivalent"] for verdict in said} == {is_equivalent}
+        assert all(("Equivalent within" in verdict["sentence"]) is is_equivalent for verdict in said)
+    assert "takes a number above 0" in refused("compare", probed["both"], "--equivalent-within", 0)
+
+
 def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str, Path]) -> None:
     words = set(re.split(r"[\s,;:.│]+", run("compare", "--help").output))
     assert {*registry.comparable()} <= words

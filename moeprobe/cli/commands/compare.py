@@ -46,6 +46,14 @@ def compare(
             help="For shares, κ and gates: intervals that contain 0 and lie inside ± margin count as the same."
         ),
     ] = 0.02,
+    equivalent_within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MARGIN",
+            help="For shares, κ and gates: say if two checkpoints are equivalent within ± this, and how many images "
+            "would show it.",
+        ),
+    ] = None,
     fail_if_worse: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +76,7 @@ def compare(
     """Is B really better than A? Paired differences, with intervals that hold for all layers and severities at once.
 
     Opens with a verdict per metric: better, worse, same (identical, or inside the margin), or no significant
-    difference, with what these images would detect. Exit code 3 if --fail-if-worse fails.
+    difference, with the loss that is excluded and what these images would detect. Exit code 3 if --fail-if-worse fails.
 
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
@@ -92,6 +100,7 @@ def compare(
             sources,
             **request,
             margin=margin,
+            equivalent_within=equivalent_within,
             fail_if_worse=fail_if_worse,
             fail_unless_no_worse_than=fail_unless_no_worse_than,
             watcher=bar,
@@ -119,6 +128,7 @@ def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *
             "comparison": records(comparison.table),
             "verdicts": records(comparison.verdicts),
             "failures": records(comparison.failures),
+            "trainings": records(comparison.trainings),
             "sidecar": comparison.sidecar,
             "out": None if out is None else str(out),
         }

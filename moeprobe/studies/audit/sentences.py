@@ -229,7 +229,7 @@ def _of_pair(lines: list[PropertyLine], models: list[str]) -> str:
     for line in lines:
         if line.judgement:
             titles.setdefault(line.judgement, []).append(line.title.lower())
-    order = sorted(titles, key=lambda word: (word in (NO_DIFFERENCE, SAME, IDENTICAL), word))
+    order = sorted(titles, key=lambda word: (word.startswith((NO_DIFFERENCE, SAME, IDENTICAL)), word))
     parts = [f"{word}: {', '.join(titles[word])}" for word in order]
     if not parts:
         return ""

@@ -177,7 +177,15 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
         return run
     run = rename(run, names)
     if run.kind == "compare" and "verdicts" in run.sidecar and run.comparison is not None:
-        run.sidecar["verdicts"] = differences.sentences(run.comparison).to_dict("records")
+        within = run.sidecar.get("equivalent_within")
+        # Groups of trainings have no other names.
+        over_trainings = [
+            verdict
+            for verdict in run.sidecar["verdicts"]
+            if isinstance(verdict, dict) and verdict.get("trainings")
+        ]
+        of_pairs = differences.sentences(run.comparison, equivalent_within=within).to_dict("records")
+        run.sidecar["verdicts"] = [*over_trainings, *of_pairs]
     csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}
     return dataclasses.replace(run, csvs=csvs)
 

@@ -66,13 +66,19 @@ def test_a_sentence_on_each_theme_names_both_models_and_every_interval(tmp_path:
     ]  # fmt: skip
     assert conclude(runs).sentences == [
         "Under random crop, b routes more stably than a: κ +0.100 [+0.050, +0.150] in blocks.1.",
-        "On clean images, b and a show no significant difference in accuracy: accuracy +0.010 [-0.010, +0.030].",
+        "On clean images, b and a show no significant difference in accuracy: accuracy +0.010 [-0.010, +0.030], "
+        "excludes a loss above 0.010.",
         "b loads its experts less evenly than a: load entropy -0.050 [-0.060, -0.040] in blocks.1.",
         "b loads its experts less evenly than a: number of dead experts +1 [+1, +1] in blocks.1.",
     ]
     assert lines(runs) == [
         ["κ, under random crop", "better", "+0.100 [+0.050, +0.150]", "blocks.1"],
-        ["Accuracy, on clean images", "no significant difference", "+0.010 [-0.010, +0.030]", "output"],
+        [
+            "Accuracy, on clean images",
+            "no significant difference (excludes a loss above 0.010)",
+            "+0.010 [-0.010, +0.030]",
+            "output",
+        ],
         ["Load entropy (1 = even)", "lower", "-0.050 [-0.060, -0.040]", "blocks.1"],
         ["Dead experts (share < 1 / 10E)", "worse", "+1 [+1, +1]", "blocks.1"],
     ]
@@ -88,7 +94,7 @@ UP, DOWN, NONE = (0.1, 0.05, 0.15), (-0.2, -0.25, -0.15), (0.02, -0.01, 0.05)
         (UP, NONE, "better in 1 of 2 layers", UP, "blocks.1, first of 2"),
         (NONE, DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
         (UP, DOWN, "mixed: better in 1, worse in 1 of 2 layers", UP, "blocks.1, first of 2"),
-        (NONE, NONE, "no significant difference", NONE, "blocks.1, first of 2"),
+        (NONE, NONE, "no significant difference (excludes a loss above 0.010)", NONE, "blocks.1, first of 2"),
         ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "identical", (0.0, 0.0, 0.0), "blocks.1, first of 2"),
         ((0.1, NAN, NAN), DOWN, "worse in 1 of 2 layers", DOWN, "blocks.3, largest of 2"),
         ((0.1, NAN, NAN), (0.1, NAN, NAN), "unstable", (0.1, NAN, NAN), "blocks.1, first of 2"),

@@ -22,12 +22,14 @@ from tests.studies.report.making import MATCH, NAN, frame_of_differences, judged
         (
             (0.1, 0.0, 0.2),
             "",
-            "B and A show no significant difference in κ (+0.100 [+0.000, +0.200]).",
+            "B and A show no significant difference in κ (+0.100 [+0.000, +0.200]), which "
+            "excludes a loss above 0.000.",
         ),
         (
             (-0.1, -0.2, 0.0),
             "",
-            "B and A show no significant difference in κ (-0.100 [-0.200, +0.000]).",
+            "B and A show no significant difference in κ (-0.100 [-0.200, +0.000]), which "
+            "excludes a loss above 0.200.",
         ),
         ((0.0, 0.0, 0.0), "", "κ of B and A is the same in every image."),
         (
@@ -171,7 +173,8 @@ def test_a_comparison_shows_its_verdicts(tmp_path: Path) -> None:
     )
     line = next(line for line in markdown.splitlines() if line.startswith("| blocks.3 | 0.1 |"))
     assert [cell.strip() for cell in line.split("|")[3:-1]] == [
-        "no significant difference", "+0.100 [-0.010, +0.210]", "–", "–", "–", "360", "5,530",
+        "no significant difference (excludes a loss above 0.010)",
+        "+0.100 [-0.010, +0.210]", "–", "–", "–", "360", "5,530",
     ]  # fmt: skip
 
 

@@ -1,0 +1,164 @@
+"""Claims about trainings: what the differences of several pairs of seeds come to, for other seeds and other images.
+
+A pair of checkpoints says nothing of other trainings. Where two groups were trained with the same three or more seeds,
+their mean difference has an interval over seeds and images at once (``two_way.TwoWay``). The comparisons of a metric
+are one family, as those of a single pair are. Its intervals hold together (Šidák 1967), and give the word.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moeprobe.inputs.modality import modality_of
+from moeprobe.judging import words
+from moeprobe.judging.excluded import Excluded
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.metrics.stats.training_pairs import FEWEST
+from moeprobe.metrics.stats.two_way import TwoWay
+from moeprobe.results.stored import SumsStore
+from moeprobe.results.summaries import About
+from moeprobe.results.tables import FLOORS
+from moeprobe.results.values import Analyses, CellValues, Evaluator
+
+Pair = tuple[str, str]
+Row = dict[str, Any]
+FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+
+
+def groups_of_pairs(pairs: Sequence[Pair], groups: Mapping[str, str]) -> dict[Pair, list[Pair]]:
+    """Return (group, reference group) -> pairs of their trainings, where there are three or more.
+
+    Pairs that share a training are none of independent trainings, so their groups are left out.
+    """
+    by_groups: dict[Pair, list[Pair]] = {}
+    for checkpoint, reference in pairs:
+        key = groups.get(checkpoint, ""), groups.get(reference, "")
+        if all(key) and key[0] != key[1]:
+            by_groups.setdefault(key, []).append((checkpoint, reference))
+    return {
+        key: members
+        for key, members in by_groups.items()
+        if len(members) >= FEWEST
+        and all(len(set(side)) == len(members) for side in zip(*members, strict=True))
+    }
+
+
+def compare_trainings(
+    images: SumsStore,
+    *,
+    analyses: Analyses,
+    run_info: About,
+    pairs: Mapping[Pair, Sequence[Pair]],
+    margin: float = words.MARGIN,
+) -> pd.DataFrame:
+    """Return the mean difference of each group of pairs, a row for each number of each cell.
+
+    Args:
+        images: sums per image of all checkpoints.
+        analyses: what the sums are of.
+        run_info: what all rows share.
+        pairs: as ``groups_of_pairs`` returns them.
+        margin: differences inside ± margin count as none, of shares.
+    """
+    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, influences=True, experts=False)
+    rows: list[Row] = []
+    for site in images.sites() if pairs else ():
+        # Floors are arithmetic, not routing.
+        if site[0].cell.view in FLOORS:
+            continue
+        valued = {stored.checkpoint: value(stored) for stored in site}
+        for groups, members in pairs.items():
+            # A layer that one of the trainings lacks is none of all of them.
+            if all({*member} <= {*valued} for member in members):
+                rows += _rows(
+                    groups, [(valued[checkpoint], valued[reference]) for checkpoint, reference in members]
+                )
+    return _judge(pd.DataFrame(rows), margin) if rows else pd.DataFrame()
+
+
+def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> list[Row]:
+    cell = members[0][0].cell
+    names = [
+        name
+        for name in members[0][0].numbers
+        if all(name in side.numbers for pair in members for side in pair)
+    ]
+    shared: Row = {"checkpoint": groups[0], "reference": groups[1], "layer": cell.layer, "view": cell.view}
+    shared |= {"severity": cell.severity, "tokens": cell.tokens, "trainings": len(members)}
+    same_experts = len({side.num_experts for pair in members for side in pair}) == 1
+    rows = []
+    for name in names:
+        differences = [_difference(name, *pair) for pair in members]
+        if any(difference is None for difference in differences):
+            continue
+        estimate = TwoWay.of(np.array(differences))
+        rows.append(
+            shared
+            | {"metric": name.metric, "null": name.null, "value": estimate.value, "error": estimate.error}
+            | {"freedom": estimate.freedom, "spread": estimate.spread, "images": len(members[0][0].image_ids)}
+            | {"is_comparable": same_experts or find(name.metric).kind == "kappa"}
+        )
+    return rows
+
+
+def _difference(name: NumberName, values: CellValues, reference: CellValues) -> Any:
+    """Return the paired difference of two trainings for each image ``(n,)``; None where it has no interval."""
+    sides = values.numbers[name], reference.numbers[name]
+    influences = [
+        side.influences.get(name, number.influence)
+        for side, number in zip((values, reference), sides, strict=True)
+    ]
+    first, second = influences
+    if first is None or second is None or sides[0].minus(sides[1]).interval().flag:
+        return None
+    # A number that does not follow from shares of images may have no first-order error.
+    if np.isnan(first).any() or np.isnan(second).any():
+        return None
+    # n times its influence is by how much an image itself differs from the mean.
+    return sides[0].point - sides[1].point + len(first) * (first - second)
+
+
+def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """Return the rows with intervals that hold for a whole family, and with their words."""
+    judged = []
+    for _, family in table.groupby(FAMILY, sort=False):
+        # Each interval is wide enough that all of the family hold at once.
+        confidence = CONFIDENCE ** (1 / len(family))
+        for row in family.to_dict("records"):
+            estimate = TwoWay(row["value"], row["error"], row["freedom"], row["spread"])
+            ci_low, ci_high = estimate.ends()
+            low, high = estimate.ends(confidence)
+            width = margin if find(row["metric"]).has_margin else np.nan
+            word = words.word_of_interval(low, high, margin=width)
+            if row["value"] == row["error"] == 0:
+                word = words.IDENTICAL
+            # Raw matches of other numbers of experts have other chance levels.
+            side = words.judgement(row["metric"], word) if row.pop("is_comparable") else ""
+            ends = {"ci_low": ci_low, "ci_high": ci_high, "sim_low": low, "sim_high": high}
+            judged.append(row | ends | {"verdict": word, "judgement": side, "margin": width})
+    return pd.DataFrame(judged)
+
+
+def sentences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per family with its sentence, and columns as ``differences.sentences`` has."""
+    rows_of_families = []
+    for key, family in table.groupby(FAMILY, sort=False) if len(table) else ():
+        # No number of images is planned: more trainings may be what it takes.
+        rows = family.assign(se=np.nan, detectable=np.nan, collapsed="").to_dict("records")
+        trainings = int(rows[0]["trainings"])
+        reference = f"{rows[0]['reference']} ({trainings} pairs of trainings)"
+        sentence = words.sentence(
+            [row | {"reference": reference} for row in rows],
+            margin=rows[0]["margin"],
+            units=modality_of(table["tokens"]).plural,
+        )
+        loss = Excluded.of(rows).loss
+        rows_of_families.append(
+            dict(zip(FAMILY, key, strict=True))
+            | {"sentence": sentence, "excluded_loss": loss, "trainings": trainings}
+        )
+    return pd.DataFrame(rows_of_families, dtype=object)

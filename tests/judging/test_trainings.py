@@ -1,0 +1,82 @@
+"""Claims about trainings: which pairs they are made of, and what they say, recomputed from each image's answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from moeprobe import api
+from moeprobe.judging import trainings
+from moeprobe.metrics.analyses.output import Output
+from moeprobe.metrics.stats.two_way import TwoWay
+from moeprobe.results.stored import of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import concatenate, image_table
+from tests.judging.test_differences import ABOUT, answered
+
+REFERENCE = Path(__file__).parents[2] / "checkpoints" / "reference"
+OUTPUT = Cell("", "", 0, "noise", 0.1, 0, "")
+GROUPS = {f"{group}{seed}": group for group in "ab" for seed in range(3)}
+PAIRS = [(f"b{seed}", f"a{seed}") for seed in range(3)]
+
+
+def claims(answers: dict[str, dict[str, NDArray[Any]]]) -> Any:
+    parts = []
+    for checkpoint, columns in answers.items():
+        accumulator = Accumulator()
+        accumulator.add(OUTPUT, [f"{image:03d}" for image in range(len(columns["accuracy"]))], columns)
+        parts.append(image_table(accumulator, checkpoint=checkpoint))
+    return trainings.compare_trainings(
+        of_table(concatenate(parts)),
+        analyses=(Output(),),
+        run_info=ABOUT,
+        pairs=trainings.groups_of_pairs(PAIRS, GROUPS),
+    )
+
+
+def test_three_pairs_of_seeds_make_a_claim() -> None:
+    assert trainings.groups_of_pairs(PAIRS, GROUPS) == {("b", "a"): PAIRS}
+    assert not trainings.groups_of_pairs(PAIRS[:2], GROUPS)
+    # One reference for all is no sample of references.
+    assert not trainings.groups_of_pairs([(name, "a0") for name, _ in PAIRS], GROUPS)
+
+
+def test_the_claim_is_that_of_every_answer() -> None:
+    """An accuracy is a mean, so the difference of an image is that of its two answers."""
+    levels = {"a0": 0.6, "a1": 0.62, "a2": 0.58, "b0": 0.85, "b1": 0.9, "b2": 0.88}
+    answers = {name: answered(seed, level) for seed, (name, level) in enumerate(levels.items())}
+    table = claims(answers)
+    (row,) = table[table["metric"] == "accuracy"].to_dict("records")
+    by_image = np.array(
+        [answers[one]["accuracy"] - answers[other]["accuracy"] for one, other in PAIRS], float
+    )
+    expected = TwoWay.of(by_image)
+    assert (row["value"], row["error"]) == pytest.approx((expected.value, expected.error), rel=1e-6)
+    assert (row["sim_low"], row["sim_high"]) == pytest.approx(expected.ends(), rel=1e-6)
+    assert (row["ci_low"], row["trainings"]) == (pytest.approx(row["sim_low"]), 3)
+    said = trainings.sentences(table)
+    (sentence,) = said[said["metric"] == "accuracy"]["sentence"]
+    assert sentence.startswith("b against a (3 pairs of trainings): better (+0.")
+
+
+def test_one_good_seed_is_no_claim_about_trainings() -> None:
+    levels = {"a0": 0.6, "a1": 0.6, "a2": 0.6, "b0": 0.95, "b1": 0.6, "b2": 0.6}
+    table = claims({name: answered(seed, level) for seed, (name, level) in enumerate(levels.items())})
+    said = trainings.sentences(table)
+    (sentence,) = said[said["metric"] == "accuracy"]["sentence"]
+    assert "no significant difference (excludes a loss above 0." in sentence
+
+
+@pytest.mark.slow
+def test_a_comparison_of_three_seeds_opens_with_its_trainings(tmp_path: Path) -> None:
+    names = [f"digits-{group}-k2-seed{seed}" for group in ("baseline", "prc") for seed in range(3)]
+    folders = [REFERENCE / name for name in names]
+    found = api.compare(folders, probe="eval", limit=40, out=tmp_path / "compared", figures=False)
+    assert found.verdicts["trainings"].iloc[0] == 3 and len(found.trainings)
+    assert len(pd.read_csv(tmp_path / "compared" / "trainings.csv")) == len(found.trainings)
+    first = found.with_names().verdicts.iloc[0]
+    assert first["sentence"].startswith("digits-prc-k2 against digits-baseline-k2 (3 pairs of trainings): ")
+    assert first["sentence"] in api.report([tmp_path / "compared"]).markdown
