@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
+from moeprobe.adapters.huggingface.digests import digesting
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
-from moeprobe.adapters.huggingface.files import digest_of, load, load_processor
+from moeprobe.adapters.huggingface.files import describe_files, load, load_processor
+from moeprobe.adapters.huggingface.outline import active_parameters, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
@@ -219,13 +221,10 @@ class HuggingfaceAdapter(Adapter):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
-        total = sum(parameter.numel() for parameter in self.model.parameters())
-        idle, rows = 0, []
+        total, rows = count_parameters(self.model), []
         for name, layer in self._layers.items():
             reader = layer.reader
             assert reader is not None
-            experts = None if layer.experts is None else sum(p.numel() for p in layer.experts.parameters())
-            idle += round((experts or 0) * (reader.num_experts - reader.top_k) / reader.num_experts)
             rows.append(
                 {
                     "layer": name,
@@ -235,11 +234,9 @@ class HuggingfaceAdapter(Adapter):
                     "gates": reader.gate,
                     "biased_choice": reader.bias is not None,
                     "constant_weight": reader.constant_weight,
-                    "expert_parameters": experts,
+                    "expert_parameters": None if layer.experts is None else count_parameters(layer.experts),
                 }
             )
-        # If one layer's experts cannot be counted, a sum would be too low.
-        is_counted = all(row["expert_parameters"] is not None for row in rows)
         return {
             "model": self.router_name,
             "class": type(self.model).__name__,
@@ -252,7 +249,7 @@ class HuggingfaceAdapter(Adapter):
             "dtype": self.dtype,
             "vocabulary": self._embedding.weight.shape[0],
             "parameters": total,
-            "active_parameters": total - idle if is_counted else None,
+            "active_parameters": active_parameters(total, rows),
             "dense_layers": list(self.dense_layers),
             "layers": rows,
         }
@@ -462,15 +459,17 @@ class HuggingfaceAdapter(Adapter):
         """
         reference, settings = split_settings(reference)
         processor = None if prompt is None else load_processor(reference)
-        model, tokenizer = load(reference, dtype=dtype, settings=settings, pictures=processor is not None)
-        try:
-            texts = cls(model.to(device), trained_capacity=trained_capacity)
-            texts.check_top_k(settings)
-            pictures = (
-                None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
-            )
-        except UserError as error:
-            raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+        with digesting(reference) as digest:
+            model, tokenizer = load(reference, dtype=dtype, settings=settings, pictures=processor is not None)
+            try:
+                texts = cls(model.to(device), trained_capacity=trained_capacity)
+                texts.check_top_k(settings)
+                pictures = (
+                    None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
+                )
+            except UserError as error:
+                raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+            sha256 = digest(model.config)
         folder = expand(reference)
         name = (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(
@@ -481,7 +480,7 @@ class HuggingfaceAdapter(Adapter):
             class_names=() if pictures else texts.class_names,
             provenance={
                 "path": reference,
-                "sha256": digest_of(reference, model),
+                "sha256": sha256,
                 "capacity": "trained" if texts._limited else "unlimited",
                 "group_images": 1,
                 "dtype": texts.dtype,
@@ -492,3 +491,8 @@ class HuggingfaceAdapter(Adapter):
                 **({"pictures": pictures.picture_facts()} if pictures else {}),
             },
         )
+
+    @classmethod
+    def describe_unopened(cls, reference: str) -> dict[str, Any]:
+        """Describe a model by its configuration and the headers of its files; see ``adapters.base.Adapter``."""
+        return describe_files(*split_settings(reference))
