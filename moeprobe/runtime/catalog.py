@@ -289,7 +289,7 @@ ADAPTERS = Catalog(
     "moeprobe.adapters",
     "adapter",
     base="Adapter",
-    helpers=("foreign_errors", "inspection", "open", "schemes"),
+    helpers=("foreign_errors", "inspection", "open", "residence", "schemes"),
 )
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

@@ -13,6 +13,7 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,14 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
-from moeprobe.adapters.huggingface.digests import digesting
+from moeprobe.adapters.huggingface.digests import digesting, reload
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
 from moeprobe.adapters.huggingface.files import describe_files, load, load_processor
 from moeprobe.adapters.huggingface.outline import active_parameters, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
+from moeprobe.adapters.residence import admit, make_room
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
@@ -53,6 +55,7 @@ class HuggingfaceAdapter(Adapter):
     Attributes:
         dense_layers: blocks of the model that have no router.
         class_names: of a classifier, sorted; empty for other models.
+        device: where its parameters are when they are in memory.
         expert_checks: whether experts get what their routers say, for one layer of each kind.
 
     Raises:
@@ -78,6 +81,7 @@ class HuggingfaceAdapter(Adapter):
                 f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
                 "routing to probe."
             )
+        self.device: torch.device = self._embedding.weight.device
         self._rms = replay.root_mean_square(self._embedding)
         self._learn()
         self.layer_names = tuple(self._layers)
@@ -86,11 +90,6 @@ class HuggingfaceAdapter(Adapter):
         )
         self.router_name = model.config.model_type
         self.expert_checks = tuple(self.try_experts())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's parameters are."""
-        return self._embedding.weight.device
 
     @property
     def dtype(self) -> str:
@@ -459,8 +458,10 @@ class HuggingfaceAdapter(Adapter):
         """
         reference, settings = split_settings(reference)
         processor = None if prompt is None else load_processor(reference)
+        load_files = partial(load, reference, dtype=dtype, settings=settings, pictures=processor is not None)
+        make_room()
         with digesting(reference) as digest:
-            model, tokenizer = load(reference, dtype=dtype, settings=settings, pictures=processor is not None)
+            model, tokenizer = load_files()
             try:
                 texts = cls(model.to(device), trained_capacity=trained_capacity)
                 texts.check_top_k(settings)
@@ -470,6 +471,7 @@ class HuggingfaceAdapter(Adapter):
             except UserError as error:
                 raise UserError(f"hf:{reference} cannot be probed: {error}") from None
             sha256 = digest(model.config)
+        admit(texts, model, partial(reload, reference, load_files, device=device, sha256=sha256))
         folder = expand(reference)
         name = (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(

@@ -12,8 +12,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
+from torch import nn
+
+from moeprobe.errors import UserError
 from moeprobe.runtime.file_hashes import LEAST_SIZE, hash_file, remembered_hash
 from moeprobe.runtime.files import expand, is_file, is_folder
+from moeprobe.runtime.seeds import random_state_kept
 
 # What a folder says of a model and of its tokens.
 _SUFFIXES = (".json", ".safetensors", ".model", ".txt")
@@ -37,6 +42,29 @@ def digesting(reference: str) -> Iterator[Callable[[Any], str]]:
             yield lambda config: future.result()
         finally:
             stop.set()
+
+
+@random_state_kept()
+def reload(
+    reference: str, load: Callable[[], tuple[Any, Any]], *, device: torch.device, sha256: str
+) -> nn.Module:
+    """Return a model that was opened before, loaded again, on a device.
+
+    Args:
+        reference: its folder, or its name on the hub.
+        load: returns the model and its tokenizer.
+        device: where it is to run.
+        sha256: the hash that it had.
+
+    Raises:
+        UserError: it has changed, or cannot be loaded any more.
+    """
+    with digesting(reference) as digest:
+        model, _ = load()
+        if digest(model.config) != sha256:
+            raise UserError(f"hf:{reference} has changed since the run began; start the run again.")
+    network: nn.Module = model.eval().requires_grad_(False).to(device)
+    return network
 
 
 def remembered_digest(reference: str, config: Any) -> str | None:
