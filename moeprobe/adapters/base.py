@@ -62,6 +62,18 @@ class Adapter(ABC):
             UserError: there is none, or it cannot be probed.
         """
 
+    @classmethod
+    def describe_unopened(cls, reference: str) -> dict[str, Any] | None:
+        """Return what can be known of a model without its weights; None = it has to be opened.
+
+        Args:
+            reference: the text after the colon.
+
+        Raises:
+            UserError: there is none, or it cannot be probed.
+        """
+        return None
+
 
 AnyFraming = Framing | TextFraming
 

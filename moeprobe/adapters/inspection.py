@@ -81,7 +81,7 @@ class Facts:
     layers: dict[str, LayerFacts]
 
 
-def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
+def inspect_checkpoint(source: str | Path, *, check: bool = False) -> dict[str, Any]:
     """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalization, provenance.
 
     Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
@@ -89,11 +89,16 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     counted for one image in a group of its own, with unlimited capacity where possible; a multiply-add is counted as
     two. For a foreign model (``py:…``), what its adapter knows is shown instead.
 
+    Args:
+        source: the checkpoint.
+        check: of a model of ``hf:``, load the weights too, for what only passes show; otherwise its configuration and
+            the headers of its files are read.
+
     Raises:
         UserError: it is missing, truncated or foreign.
     """
     if is_foreign(source):
-        return _inspect_foreign(source)
+        return _inspect_foreign(str(source), check=check)
     info, header = read_info(source)
     facts = facts_of_header(info, header)
     if facts is None:
@@ -213,14 +218,19 @@ def _flops(model: Any, layers: Mapping[str, LayerFacts]) -> int:
     return int(total)
 
 
-def _inspect_foreign(source: str | Path) -> dict[str, Any]:
+def _inspect_foreign(source: str, *, check: bool) -> dict[str, Any]:
     """Describe another program's model, as its adapter does, or by its provenance and the routing of a black image."""
-    from moeprobe.adapters.open import load_model
+    from moeprobe.adapters.schemes import describe_unopened
+
+    description = None if check else describe_unopened(source)
+    if description is not None:
+        return {"checkpoint": source} | description
+    from moeprobe.adapters.open import load_model  # here, since it imports timm
 
     opened = load_model(source, device="cpu")
     if isinstance(opened.model, Described):
         return {
-            "checkpoint": str(source),
+            "checkpoint": source,
             "sha256": opened.provenance.get("sha256"),
         } | opened.model.describe()
     assert isinstance(opened.framing, Framing)

@@ -7,14 +7,14 @@ from torch import nn
 
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.hooks import Hooks
+from moeprobe.adapters.schemes import adapter_of
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.models.checkpoints.header import refuse_settings
 from moeprobe.runtime.arguments import check_arguments
-from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
+from moeprobe.runtime.catalog import ROUTERS, is_foreign
 from moeprobe.runtime.device import AUTO, check_dtype, choose_device
 from moeprobe.runtime.run_files import TAKEN
 from moeprobe.runtime.seeds import random_state_kept
@@ -172,10 +172,7 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
 
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
-    scheme, _, reference = source.partition(":")
-    adapter = ADAPTERS.get(SCHEMES.get(scheme, scheme))
-    if not getattr(adapter, "takes_settings", False):
-        refuse_settings(source)
+    adapter, reference = adapter_of(source)
     return _check_name(adapter.open(reference, **more))
 
 

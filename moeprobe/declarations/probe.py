@@ -72,6 +72,10 @@ class Probe(Question[R], ABC, Generic[R]):
     def check_models(self, models: Sequence[Any]) -> None:
         """Raise ``UserError`` where there are too few models, before any is loaded."""
 
+    def needs_all_models(self) -> bool:
+        """Whether it uses several models in turn for one input, so that all must be in memory at once."""
+        return False
+
     def check_data(self, kind: type, data: str) -> None:
         """Raise ``UserError`` where a data set of this class, named ``data``, does not suit, before it is opened."""
 

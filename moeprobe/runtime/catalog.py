@@ -286,7 +286,10 @@ PROBES = Catalog(
 RECORDED = Catalog("moeprobe.recorded", "probe", base="", helpers=("engine",))
 READERS = Catalog("moeprobe.recordings.readers", "reader", base="Reader")
 ADAPTERS = Catalog(
-    "moeprobe.adapters", "adapter", base="Adapter", helpers=("foreign_errors", "inspection", "open")
+    "moeprobe.adapters",
+    "adapter",
+    base="Adapter",
+    helpers=("foreign_errors", "inspection", "open", "residence", "schemes"),
 )
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

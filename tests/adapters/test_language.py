@@ -173,7 +173,7 @@ def test_from_the_command_line_to_the_page(here: Path, data: str, tmp_path: Path
 
 
 def test_inspect_says_what_a_model_is(here: Path) -> None:
-    shown = json.loads(run("inspect", f"hf:{here / 'one'}", "--json").output)
+    shown = json.loads(run("inspect", f"hf:{here / 'one'}", "--check", "--json").output)
     assert shown["model"] == "olmoe" and shown["dense_layers"] == [] and shown["reads"] == "texts"
     # 3 · 16 · 32 parameters per expert, 8 per layer, 2 layers; 2 of 8 are active.
     assert shown["parameters"] - shown["active_parameters"] == 2 * 6 * 3 * 16 * 32

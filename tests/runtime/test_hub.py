@@ -12,7 +12,7 @@ def test_a_command_may_ask_the_hub_where_it_is_told_so(
 ) -> None:
     seen: list[bool] = []
 
-    def inspect_checkpoint(source: str) -> dict[str, object]:
+    def inspect_checkpoint(source: str, *, check: bool) -> dict[str, object]:
         seen.append(hub.may_download())
         return {"layers": [{"layer": "blocks.1"}]}
 

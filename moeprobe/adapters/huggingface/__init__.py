@@ -13,6 +13,7 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
+from moeprobe.adapters.huggingface.digests import digesting, reload
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
-from moeprobe.adapters.huggingface.files import digest_of, load, load_processor
+from moeprobe.adapters.huggingface.files import describe_files, load, load_processor
+from moeprobe.adapters.huggingface.outline import active_parameters, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
+from moeprobe.adapters.residence import admit, make_room
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
@@ -51,6 +55,7 @@ class HuggingfaceAdapter(Adapter):
     Attributes:
         dense_layers: blocks of the model that have no router.
         class_names: of a classifier, sorted; empty for other models.
+        device: where its parameters are when they are in memory.
         expert_checks: whether experts get what their routers say, for one layer of each kind.
 
     Raises:
@@ -76,6 +81,7 @@ class HuggingfaceAdapter(Adapter):
                 f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
                 "routing to probe."
             )
+        self.device: torch.device = self._embedding.weight.device
         self._rms = replay.root_mean_square(self._embedding)
         self._learn()
         self.layer_names = tuple(self._layers)
@@ -84,11 +90,6 @@ class HuggingfaceAdapter(Adapter):
         )
         self.router_name = model.config.model_type
         self.expert_checks = tuple(self.try_experts())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's parameters are."""
-        return self._embedding.weight.device
 
     @property
     def dtype(self) -> str:
@@ -225,13 +226,10 @@ class HuggingfaceAdapter(Adapter):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
-        total = sum(parameter.numel() for parameter in self.model.parameters())
-        idle, rows = 0, []
+        total, rows = count_parameters(self.model), []
         for name, layer in self._layers.items():
             reader = layer.reader
             assert reader is not None
-            experts = None if layer.experts is None else sum(p.numel() for p in layer.experts.parameters())
-            idle += round((experts or 0) * (reader.num_experts - reader.top_k) / reader.num_experts)
             rows.append(
                 {
                     "layer": name,
@@ -241,11 +239,9 @@ class HuggingfaceAdapter(Adapter):
                     "gates": reader.gate,
                     "biased_choice": reader.bias is not None,
                     "constant_weight": reader.constant_weight,
-                    "expert_parameters": experts,
+                    "expert_parameters": None if layer.experts is None else count_parameters(layer.experts),
                 }
             )
-        # If one layer's experts cannot be counted, a sum would be too low.
-        is_counted = all(row["expert_parameters"] is not None for row in rows)
         return {
             "model": self.router_name,
             "class": type(self.model).__name__,
@@ -258,7 +254,7 @@ class HuggingfaceAdapter(Adapter):
             "dtype": self.dtype,
             "vocabulary": self._embedding.weight.shape[0],
             "parameters": total,
-            "active_parameters": total - idle if is_counted else None,
+            "active_parameters": active_parameters(total, rows),
             "dense_layers": list(self.dense_layers),
             "layers": rows,
         }
@@ -468,15 +464,20 @@ class HuggingfaceAdapter(Adapter):
         """
         reference, settings = split_settings(reference)
         processor = None if prompt is None else load_processor(reference)
-        model, tokenizer = load(reference, dtype=dtype, settings=settings, pictures=processor is not None)
-        try:
-            texts = cls(model.to(device), trained_capacity=trained_capacity)
-            texts.check_top_k(settings)
-            pictures = (
-                None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
-            )
-        except UserError as error:
-            raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+        load_files = partial(load, reference, dtype=dtype, settings=settings, pictures=processor is not None)
+        make_room()
+        with digesting(reference) as digest:
+            model, tokenizer = load_files()
+            try:
+                texts = cls(model.to(device), trained_capacity=trained_capacity)
+                texts.check_top_k(settings)
+                pictures = (
+                    None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
+                )
+            except UserError as error:
+                raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+            sha256 = digest(model.config)
+        admit(texts, model, partial(reload, reference, load_files, device=device, sha256=sha256))
         folder = expand(reference)
         name = (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(
@@ -487,7 +488,7 @@ class HuggingfaceAdapter(Adapter):
             class_names=() if pictures else texts.class_names,
             provenance={
                 "path": reference,
-                "sha256": digest_of(reference, model),
+                "sha256": sha256,
                 "capacity": "trained" if texts._limited else "unlimited",
                 "group_images": 1,
                 "dtype": texts.dtype,
@@ -498,3 +499,8 @@ class HuggingfaceAdapter(Adapter):
                 **({"pictures": pictures.picture_facts()} if pictures else {}),
             },
         )
+
+    @classmethod
+    def describe_unopened(cls, reference: str) -> dict[str, Any]:
+        """Describe a model by its configuration and the headers of its files; see ``adapters.base.Adapter``."""
+        return describe_files(*split_settings(reference))

@@ -1,6 +1,5 @@
 """Models and tokenizers of ``transformers`` from a folder or the hub, and what a folder may say."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.adapters.huggingface.digests import remembered_digest
 from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
+from moeprobe.adapters.huggingface.outline import Stored, build_outline, check_routers, describe_outline
 from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
@@ -86,20 +87,6 @@ def _check(name: str, value: Any, *, maximum: int, least: int) -> None:
         )
 
 
-def count_tensors(folder: Path) -> int | None:
-    """Return how many tensors the weights of a folder hold; None where it has none in safetensors."""
-    from safetensors import safe_open
-
-    files = list(folder.glob("*.safetensors"))
-    if not files:
-        return None
-    count = 0
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            count += len(file.keys())
-    return count
-
-
 @dataclass(frozen=True)
 class FastTokenizer:
     """A fast tokenizer of the library, as views of texts call it."""
@@ -161,11 +148,10 @@ def load(
             pictures.
     """
     with _loading(reference) as (transformers, source, folder, keywords):
-        config = transformers.AutoConfig.from_pretrained(source, **keywords)
-        check_sizes(config, tensors=None if folder is None else count_tensors(folder))
-        if settings is not None:
-            settings.apply(config)
+        config, _ = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
+        # A model without routers is refused before its weights are read, which may take minutes.
+        check_routers(build_outline(kind, config))
         model, loading_info = kind.from_pretrained(
             source,
             config=config,
@@ -192,6 +178,31 @@ def load(
             f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
         )
     return model, FastTokenizer(tokenizer)
+
+
+def describe_files(reference: str, settings: Settings) -> dict[str, Any]:
+    """Return what a model is by its configuration and the headers of its files, and its hash if that is known.
+
+    Raises:
+        UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it has no
+            routers.
+    """
+    with _loading(reference) as (transformers, source, folder, keywords):
+        config, stored = _read_config(transformers, source, folder, keywords, settings)
+        model = build_outline(class_of(transformers, config), config)
+        return {"sha256": remembered_digest(reference, config)} | describe_outline(model, stored)
+
+
+def _read_config(
+    transformers: Any, source: str, folder: Path | None, keywords: dict[str, Any], settings: Settings | None
+) -> tuple[Any, Stored | None]:
+    """Return a configuration with settings applied, and what the headers in the folder say."""
+    config = transformers.AutoConfig.from_pretrained(source, **keywords)
+    stored = None if folder is None else Stored.of_folder(folder)
+    check_sizes(config, tensors=None if stored is None else stored.tensors)
+    if settings is not None:
+        settings.apply(config)
+    return config, stored
 
 
 def load_processor(reference: str) -> Any:
@@ -270,19 +281,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if had_progress_bar:
             logging.enable_progress_bar()
-
-
-def digest_of(reference: str, model: Any) -> str:
-    """Return a hash of the loaded model: a folder's files, or a hub model's name and commit."""
-    folder = expand(reference)
-    digest = hashlib.sha256()
-    if not is_folder(folder):
-        digest.update(f"{reference}@{model.config._commit_hash}".encode())
-        return digest.hexdigest()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".safetensors", ".model", ".txt"):
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                while part := file.read(2**24):
-                    digest.update(part)
-    return digest.hexdigest()

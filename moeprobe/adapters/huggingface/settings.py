@@ -46,10 +46,7 @@ class Settings:
         if not self.top_k:
             return
         section, name = next(_top_k_fields(config), (None, ""))
-        num_experts = next(
-            (getattr(section, field) for field in _EXPERTS_NAMES if _is_count(getattr(section, field, None))),
-            None,
-        )
+        num_experts = None if section is None else _experts_in(section)
         if section is None or num_experts is None:
             raise UserError(
                 f"A model of type {config.model_type!r} does not say in config.json how many experts a token gets, so "
@@ -82,6 +79,25 @@ def split_settings(reference: str) -> tuple[str, Settings]:
             raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quote(value)}.")
         values[key] = value if value == ALL else str(int(value))
     return name, Settings(values.get(TOP_K, ""))
+
+
+def num_experts_of(config: Any) -> int | None:
+    """Return the number of experts of a layer that a configuration states; None where it states none."""
+    sections = [section for section, _ in _top_k_fields(config)] or [config.get_text_config()]
+    return next(filter(None, map(_experts_in, sections)), None)
+
+
+def top_k_of(config: Any) -> int | None:
+    """Return the experts per token that a configuration states; None where it states none, or layers differ."""
+    values = [getattr(section, name) for section, name in _top_k_fields(config)]
+    counts = {count for value in values for count in (value if isinstance(value, list) else [value])}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _experts_in(section: Any) -> int | None:
+    """Return the number of experts in a section of a configuration."""
+    values = (getattr(section, field, None) for field in _EXPERTS_NAMES)
+    return next(filter(_is_count, values), None)
 
 
 def _top_k_fields(config: Any) -> Iterator[tuple[Any, str]]:

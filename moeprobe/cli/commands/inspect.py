@@ -24,6 +24,13 @@ def inspect(
         ),
     ],
     download: Download = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="For hf: models, load the weights too: which gates are used, and do experts follow them?",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Describe a checkpoint: architecture, size, cost per image, MoE layers, normalization, provenance.
@@ -37,7 +44,7 @@ def inspect(
     check_checkpoints([checkpoint])
     from moeprobe.adapters.inspection import inspect_checkpoint
 
-    inspection = inspect_checkpoint(checkpoint)
+    inspection = inspect_checkpoint(checkpoint, check=check)
     if json:
         print_json(inspection)
         return

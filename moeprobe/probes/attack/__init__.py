@@ -118,6 +118,10 @@ class Attack(Attributed):
         bool, Arg("Also judge each checkpoint on the images that were crafted on every other one.")
     ] = False
 
+    def needs_all_models(self) -> bool:
+        """Whether images are crafted on one model and judged by another."""
+        return self.transfer
+
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range, or two of them do not go together."""
         super().check()

@@ -70,7 +70,8 @@ def refusals(checkpoints: Sequence[Checkpoint], device: torch.device) -> dict[st
     Their code may mix tensors of two formats, which no product takes.
     """
     sentences = {}
-    for checkpoint in checkpoints:
+    # The last one was opened last: where one model is in memory at a time, it still is.
+    for checkpoint in reversed(checkpoints):
         try:
             _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, device)
         except UserError as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint, is_huggingface
+from moeprobe.adapters.residence import Residence, sharing
 from moeprobe.declarations import CLEAN
 from moeprobe.declarations.options import PROMPT, Options
 from moeprobe.errors import RunWarning, UserError, option
@@ -29,7 +30,11 @@ from moeprobe.runtime.device import choose_device
 
 
 def load_models(
-    sources: Sequence[Model], options: Options, *, modality: Modality | None = None
+    sources: Sequence[Model],
+    options: Options,
+    *,
+    modality: Modality | None = None,
+    one_at_a_time: bool = False,
 ) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
@@ -37,6 +42,7 @@ def load_models(
         sources: what is to be loaded.
         options: of the run.
         modality: what the data hold: of pictures, vision-language models are to read them; None = not known.
+        one_at_a_time: of several models of ``hf:`` that are loaded here, have no more than one in memory.
 
     Raises:
         UserError: something is no checkpoint, two have one name, or an option is for other models.
@@ -44,21 +50,23 @@ def load_models(
     sees = modality is IMAGE and any(map(is_huggingface, sources))
     if not sees:
         _refuse_picture_options(options)
-    loaded = [
-        as_checkpoint(
-            model,
-            device=options.device,
-            trained_capacity=options.trained_capacity,
-            group_images=options.group_images,
-            dtype=options.dtype,
-            **(
-                {"prompt": options.prompt, "image_size": options.image_size}
-                if sees and is_huggingface(model)
-                else {}
-            ),
-        )
-        for model in sources
-    ]
+    residence = Residence() if one_at_a_time and sum(map(is_huggingface, sources)) > 1 else None
+    with sharing(residence):
+        loaded = [
+            as_checkpoint(
+                model,
+                device=options.device,
+                trained_capacity=options.trained_capacity,
+                group_images=options.group_images,
+                dtype=options.dtype,
+                **(
+                    {"prompt": options.prompt, "image_size": options.image_size}
+                    if sees and is_huggingface(model)
+                    else {}
+                ),
+            )
+            for model in sources
+        ]
     loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
     if is_emulated_run(options):
         warnings.warn(

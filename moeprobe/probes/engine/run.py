@@ -205,7 +205,8 @@ class ProbeWork(Work[R]):
         from moeprobe.results.caveats import ROUTERS
 
         checkpoints = Work.sidecar_of(self, result)["checkpoints"]
-        for model in self.models:
+        # The last one was measured last: where one model is in memory at a time, it still is.
+        for model in reversed(self.models):
             if model.name in checkpoints and model.model.layer_names:
                 checkpoints[model.name] = {
                     **checkpoints[model.name],
@@ -369,4 +370,5 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Sequences of tokens take the place of data.
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
-    return probe.prepare(load_models(sources, options, modality=modality), data, options)
+    models = load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
+    return probe.prepare(models, data, options)

@@ -38,6 +38,10 @@ class SMatrix(Probe["Result"]):
         ),
     ] = "random_crop"
 
+    def needs_all_models(self) -> bool:
+        """Whether an example is looked for on which all models differ: it is."""
+        return True
+
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what S is, with the view."""
         return f"Correlation of paired gates, view {self.view}"

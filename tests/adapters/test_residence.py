@@ -1,0 +1,130 @@
+"""Models of one command are in memory one at a time, and their numbers are those of models that stay there."""
+
+import gc
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from moeprobe import api
+from moeprobe.adapters import residence
+from moeprobe.adapters.huggingface import files
+from moeprobe.adapters.residence import Residence, free_weights, take_weights
+from moeprobe.errors import UserError
+from moeprobe.probes.engine import loop
+from tests.adapters import tiny_texts
+
+ASKED: dict[str, Any] = {"view": "embedding_noise", "severities": (0.0, 0.5), "figures": False}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    (tmp_path / "lines.txt").write_text("\n".join(tiny_texts.texts(6)), encoding="utf-8")
+    return [tiny_texts.olmoe(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))]
+
+
+def sweep(folders: list[Path], **more: Any) -> Any:
+    data = f"text:{folders[0].parent / 'lines.txt'}"
+    return api.sweep([f"hf:{folder}" for folder in folders], data=data, **(ASKED | more))
+
+
+def test_one_model_is_in_memory_and_the_numbers_are_the_same(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref[torch.Tensor]] = []
+    most: list[int] = []
+    original = files.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        # Whatever was loaded before is gone when the next is read.
+        most.append(sum(weight() is not None for weight in loaded))
+        model, tokenizer = original(*args, **kwargs)
+        # The largest parameter stands for all.
+        loaded.append(weakref.ref(max(model.parameters(), key=lambda parameter: parameter.numel())))
+        return model, tokenizer
+
+    monkeypatch.setattr("moeprobe.adapters.huggingface.load", load)
+    alternating = sweep(folders).table
+    assert len(most) > len(folders) and set(most) == {0}
+    together = api.sweep(
+        [api.load_model(f"hf:{folder}") for folder in folders],
+        data=f"text:{folders[0].parent / 'lines.txt'}",
+        **ASKED,
+    ).table
+    # Models that the caller holds stay in memory: the second was read while the first was there.
+    assert most[-1] == 1
+    assert alternating.equals(together)
+
+
+def test_a_second_model_that_cannot_be_read_again_does_not_lose_the_first(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, backup = tmp_path / "out", tmp_path / "backup"
+    shutil.copytree(folders[1], backup)
+    original = loop.run
+
+    def measure(spec: Any, model: Any, **more: Any) -> Any:
+        measured = original(spec, model, **more)
+        # Once the first model is measured, the second is gone.
+        shutil.rmtree(folders[1], ignore_errors=True)
+        return measured
+
+    with monkeypatch.context() as context:
+        context.setattr(loop, "run", measure)
+        with pytest.raises(UserError, match="two"):
+            sweep(folders, out=out)
+    shutil.copytree(backup, folders[1])
+    blocks: list[str] = []
+    original_block = loop.measure_block
+
+    def measure_block(spec: Any, model: Any, *args: Any, **more: Any) -> Any:
+        blocks.append(model.name)
+        return original_block(spec, model, *args, **more)
+
+    monkeypatch.setattr(loop, "measure_block", measure_block)
+    assert set(sweep(folders, out=out).table["checkpoint"]) == {"one", "two"}
+    # What the first run had measured is not measured again.
+    assert set(blocks) == {"two"}
+
+
+def test_a_model_that_changed_meanwhile_is_refused(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = residence.take_weights
+
+    def take(network: Any, source: Any) -> None:
+        original(network, source)
+        tiny_texts.olmoe(folders[1], seed=7)
+
+    monkeypatch.setattr(residence, "take_weights", take)
+    with pytest.raises(UserError, match="has changed since the run began"):
+        sweep(folders)
+
+
+def test_freed_weights_have_shapes_and_come_back() -> None:
+    def network() -> torch.nn.Sequential:
+        first = torch.nn.Linear(3, 3)
+        tied = torch.nn.Linear(3, 3)
+        tied.weight = first.weight
+        return torch.nn.Sequential(first, tied, torch.nn.BatchNorm1d(3)).eval()
+
+    one, source = network(), network()
+    inputs = torch.randn(2, 3)
+    expected = source(inputs)
+    free_weights(one)
+    assert one[0].weight is one[1].weight and one[0].weight.shape == (3, 3)
+    with pytest.raises(RuntimeError):
+        one(inputs)
+    take_weights(one, source)
+    assert one[0].weight is one[1].weight
+    assert torch.equal(one(inputs), expected)
+
+
+def test_an_empty_residence_has_room() -> None:
+    Residence().make_room()
