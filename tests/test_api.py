@@ -43,7 +43,6 @@ def test_all_names_are_imported_at_once() -> None:
     names: dict[str, Any] = {}
     exec("from moeprobe.api import *", names)
     assert names.keys() >= {*api.__all__} and names["match_ratio"] is api.match_ratio
-    assert names["Watcher"] is names["Progress"]
 
 
 def test_trace(trained: Trained) -> None:

@@ -33,7 +33,7 @@ TRACES = {"analyze_trace", "align_traces", "trace_locality", "drift"}
 RECORDINGS = {"record", "recorded_routing", "import_trace", "import_routed_experts", "check_trace"}
 SERVERS = {"check_server", "ServerResult", "mismatch", "indexer", "trace_balance"}
 # Classes that a caller makes or hands in; every other class is what a function returns.
-GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
+GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "Progress", "UserError"}
 TITLES = {
     "probes": "Python: measurements",
     "stress": "Python: attacks, precision and batches",

@@ -1,8 +1,8 @@
-"""Models that are in memory one at a time: whichever is used has its weights, and the others have shapes alone.
+"""Large models that are in memory one at a time: the one in use has its weights, and the others have shapes alone.
 
 A model is opened once, checked, and keeps all that was learned of it. Its weights are freed as soon as another model of
 the same residence is opened or used, and read again when it is used itself. So memory is that of the largest model, and
-each model but the first is read more than once.
+each model but the first is read more than once. Small models stay, since to read them again is all that it would cost.
 """
 
 import functools
@@ -20,22 +20,28 @@ _METHODS = (
 )  # fmt: skip
 
 
+# Models whose weights together take no more bytes stay in memory.
+SMALL = 2**31
+
+
 class Residence:
-    """Room for the weights of one model.
+    """Room for the weights of one large model, or of several small ones.
 
     Attributes:
         num_loads: how often weights were read.
     """
 
     def __init__(self) -> None:
-        self._resident: nn.Module | None = None
+        self._residents: list[nn.Module] = []
         self.num_loads = 0
 
     def make_room(self) -> None:
-        """Free the weights that are in memory."""
-        if self._resident is not None:
-            free_weights(self._resident)
-        self._resident = None
+        """Free the weights that are in memory, unless one more model of their size leaves all of them small."""
+        sizes = [count_bytes(network) for network in self._residents]
+        if sum(sizes) + max(sizes, default=0) > SMALL:
+            for network in self._residents:
+                free_weights(network)
+            self._residents = []
 
     def admit(self, model: Any, network: nn.Module, load: Callable[[], nn.Module]) -> None:
         """Take in a model that has just been opened.
@@ -45,7 +51,7 @@ class Residence:
             network: the module that holds them.
             load: returns a module of the same structure with the weights.
         """
-        self._resident = network
+        self._residents.append(network)
         self.num_loads += 1
         for name in _METHODS:
             method = getattr(model, name, None)
@@ -59,10 +65,11 @@ class Residence:
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._resident is not network:
+            # By identity: modules have no other equality.
+            if network not in self._residents:
                 self.make_room()
                 take_weights(network, load())
-                self._resident = network
+                self._residents.append(network)
                 self.num_loads += 1
             return method(*args, **kwargs)
 
@@ -96,6 +103,11 @@ def admit(model: Any, network: nn.Module, load: Callable[[], nn.Module]) -> None
         residence.admit(model, network, load)
 
 
+def count_bytes(network: nn.Module) -> int:
+    """Return how many bytes the parameters and buffers of a network take."""
+    return sum(tensor.nbytes for tensors in (network.parameters(), network.buffers()) for tensor in tensors)
+
+
 def free_weights(network: nn.Module) -> None:
     """Keep only the shapes of parameters and buffers; reading one raises, since they are on torch's device ``meta``."""
     # By the identity of tensors, which are kept as well, or another could get the same one: two places stay one tensor.
@@ -117,6 +129,6 @@ def take_weights(network: nn.Module, source: nn.Module) -> None:
     """Give a network the parameters and buffers of another of the same structure."""
     modules = dict(source.named_modules(remove_duplicate=False))
     for path, module in network.named_modules(remove_duplicate=False):
-        other = modules[path]
-        module._parameters.update(other._parameters)
-        module._buffers.update(other._buffers)
+        loaded = modules[path]
+        module._parameters.update(loaded._parameters)
+        module._buffers.update(loaded._buffers)

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from moeprobe.runtime.device import choose_device
     from moeprobe.runtime.hub import downloads
     from moeprobe.runtime.progress import Progress
-    from moeprobe.runtime.progress import Progress as Watcher
     from moeprobe.studies.audit import AuditPlan, AuditResult, audit, plan_audit, read_audit
     from moeprobe.studies.compare import Comparison, compare, plan_comparison
     from moeprobe.studies.curves import Curves, curves
@@ -99,7 +98,6 @@ __all__ = [
     "TradeoffPlan",
     "TradeoffResult",
     "UserError",
-    "Watcher",
     "audit",
     "check_trace",
     "choose_device",

@@ -28,6 +28,12 @@ def folders(tmp_path: Path) -> list[Path]:
     return [tiny_texts.olmoe(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests are treated as large ones."""
+    monkeypatch.setattr(residence, "SMALL", 0)
+
+
 def sweep(folders: list[Path], **more: Any) -> Any:
     data = f"text:{folders[0].parent / 'lines.txt'}"
     return api.sweep([f"hf:{folder}" for folder in folders], data=data, **(ASKED | more))
@@ -60,6 +66,20 @@ def test_one_model_is_in_memory_and_the_numbers_are_the_same(
     # Models that the caller holds stay in memory: the second was read while the first was there.
     assert most[-1] == 1
     assert alternating.equals(together)
+
+
+def test_small_models_are_read_once(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    residences: list[Residence] = []
+
+    def admit(self: Residence, *args: Any) -> None:
+        residences.append(self)
+        original(self, *args)
+
+    original = Residence.admit
+    monkeypatch.setattr(Residence, "admit", admit)
+    monkeypatch.setattr(residence, "SMALL", 2**31)
+    sweep(folders)
+    assert [one.num_loads for one in residences] == [2, 2]
 
 
 def test_a_second_model_that_cannot_be_read_again_does_not_lose_the_first(

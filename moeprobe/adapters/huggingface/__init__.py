@@ -28,7 +28,7 @@ from moeprobe.adapters.huggingface.files import describe_files, load, load_proce
 from moeprobe.adapters.huggingface.outline import active_parameters, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
-from moeprobe.adapters.huggingface.settings import ALL, Settings, split_settings
+from moeprobe.adapters.huggingface.settings import split_settings
 from moeprobe.adapters.residence import admit, make_room
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
@@ -167,23 +167,6 @@ class HuggingfaceAdapter(Adapter):
         batch = texts.to(self.device)
         with torch.inference_mode(), replay.noise_added(self._embedding, batch, unit=self._rms):
             return replay.log_probabilities(self._run, self._head, batch)
-
-    def check_top_k(self, settings: Settings) -> None:
-        """Raise ``UserError`` unless every layer gives tokens as many experts as was set."""
-        if not settings.suffix:
-            return
-        # The configuration may say one number and the code use another.
-        for name, layer in self._layers.items():
-            reader = layer.reader
-            assert reader is not None
-            if str(reader.top_k) != settings.top_k and (settings.top_k, reader.top_k) != (
-                ALL,
-                reader.num_experts,
-            ):
-                raise UserError(
-                    f"{name} ({type(layer.module).__name__}) gives each token {reader.top_k} experts whatever its "
-                    f"configuration says; leave {settings.suffix.removeprefix(',')} out."
-                )
 
     def check_replay(self, layers: Sequence[str] | None = None) -> None:
         """Raise ``UserError`` unless layers can be made to repeat choices; see ``routing.Rerouted``."""
@@ -470,7 +453,7 @@ class HuggingfaceAdapter(Adapter):
             model, tokenizer = load_files()
             try:
                 texts = cls(model.to(device), trained_capacity=trained_capacity)
-                texts.check_top_k(settings)
+                settings.check(texts._layers)
                 pictures = (
                     None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
                 )

@@ -92,8 +92,8 @@ class PictureLayout:
 
     def in_sequence(self, layer: LayerRouting) -> LayerRouting:
         """Return the routing that ``arrange`` arranged with its tokens in the order of the sequence again."""
-        place = self.order.argsort().to(layer.gates.device)
-        in_order = layer.of_each_input(lambda values: values[:, place] if values.ndim > 1 else values)
+        order_back = self.order.argsort().to(layer.gates.device)
+        in_order = layer.of_each_input(lambda values: values[:, order_back] if values.ndim > 1 else values)
         return replace(in_order, grid=None, num_prefix_tokens=0, leading=())
 
 

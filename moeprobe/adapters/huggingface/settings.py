@@ -1,16 +1,19 @@
 """Settings that follow the name of a model, ``hf:MODEL,top_k=4``: one model served in two ways can be compared.
 
 The number of experts per token is set in the configuration before the model is built, so every router is made with it.
-After opening, each layer is asked whether it follows (``HuggingfaceAdapter.check_top_k``).
+After opening, each layer is asked whether it follows (``Settings.check``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.schema import split_assignments
+
+if TYPE_CHECKING:
+    from moeprobe.adapters.huggingface.routers import RouterLayer
 
 TOP_K, ALL = "top_k", "all"
 # How families call the number of experts per token, and of experts.
@@ -36,6 +39,20 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """Return the settings by name, those that were set."""
         return {TOP_K: self.top_k if self.top_k == ALL else int(self.top_k)} if self.top_k else {}
+
+    def check(self, layers: Mapping[str, "RouterLayer"]) -> None:
+        """Raise ``UserError`` unless every layer of an opened model gives tokens as many experts as was set."""
+        if not self.suffix:
+            return
+        # The configuration may say one number and the code use another.
+        for name, layer in layers.items():
+            reader = layer.reader
+            assert reader is not None
+            if str(reader.top_k) != self.top_k and (self.top_k, reader.top_k) != (ALL, reader.num_experts):
+                raise UserError(
+                    f"{name} ({type(layer.module).__name__}) gives each token {reader.top_k} experts whatever its "
+                    f"configuration says; leave {self.suffix.removeprefix(',')} out."
+                )
 
     def apply(self, config: Any) -> None:
         """Set the number of experts per token in a configuration.

@@ -234,9 +234,9 @@ def _equal_sorted(codes: Codes, starts: Integers) -> Array:
     while start < len(order):
         longest = int(lengths[order[start]])
         groups = order[start : start + max(1, _BLOCK_NUMBERS // (2 * longest * width))]
-        places = np.arange(longest)
-        absent = places >= lengths[groups, None]
-        rows = (starts[groups, None] + places).clip(max=len(codes.reference) - 1)
+        offsets = np.arange(longest)
+        absent = offsets >= lengths[groups, None]
+        rows = (starts[groups, None] + offsets).clip(max=len(codes.reference) - 1)
         keys = np.empty((len(groups), 2, longest, width), dtype=dtype)
         for bit, side in enumerate((codes.reference, codes.view)):
             # The last bit says of which side a code is, so that one sort brings equal codes of both together.
