@@ -18,7 +18,7 @@ from moeprobe.runtime.files import expand, open_regular, read_json, resolve, sta
 LEAST_SIZE = 16 * 2**20
 _PART = 2**22
 # File systems may count time in steps of two seconds: a younger file could change without any fact of it changing.
-_SETTLED_SECONDS = 4.0
+SETTLED_SECONDS = 4.0
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
@@ -68,7 +68,7 @@ def remembered_hash(path: Path) -> str | None:
     except (OSError, UserError):
         return None  # none, or a damaged one: the file is read
     # Remembered too soon after a change, it may be of what was there before another one.
-    if remembered_at - max(state.st_mtime, state.st_ctime) <= _SETTLED_SECONDS:
+    if remembered_at - max(state.st_mtime, state.st_ctime) <= SETTLED_SECONDS:
         return None
     if not isinstance(entry, dict) or entry.get("facts") != _facts(state):
         return None

@@ -17,7 +17,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that counts as large and old, and a folder for caches of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_hashes, "LEAST_SIZE", 10)
-    monkeypatch.setattr(file_hashes, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(file_hashes, "SETTLED_SECONDS", -1.0)
     path = tmp_path / "large"
     path.write_bytes(b"a" * 100)
     return path
@@ -62,7 +62,7 @@ def test_a_file_that_took_its_place_is_read(large: Path, tmp_path: Path) -> None
 
 
 def test_a_young_file_is_not_remembered(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_hashes, "_SETTLED_SECONDS", 60.0)
+    monkeypatch.setattr(file_hashes, "SETTLED_SECONDS", 60.0)
     assert hash_file(large) == of(b"a" * 100)
     assert remembered_hash(large) is None
 

@@ -4,6 +4,7 @@ The model is built without memory for its parameters (torch's device ``meta``). 
 the gates are and whether experts follow the router, is no part of it.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,12 @@ def build_outline(model_class: Any, config: Any) -> Any:
 
     Args:
         model_class: of the library, such as ``heads.class_of`` returns.
-        config: of the model.
+        config: of the model; it is left as it is.
     """
     build = getattr(model_class, "from_config", None) or model_class._from_config
     with torch.device("meta"):
-        return build(config)
+        # A copy, since the library sets formats in it. The kernels of config.json may be code on the hub: not those.
+        return build(copy.deepcopy(config), attn_implementation=None, experts_implementation=None)
 
 
 def check_routers(model: Any) -> dict[str, routers.RouterLayer]:
