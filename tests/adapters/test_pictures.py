@@ -349,6 +349,8 @@ def test_more_image_tokens_than_patches_are_numbered() -> None:
     assert layout.name == NUMBERED and layout.doubt == "20 image tokens make no square grid"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_an_audit_reads_pictures_too(here: Path, data: str) -> None:
     plan = run("audit", f"hf:{here / 'one'}", "--data", data, "--limit", 3, "--dry-run", "--json")
     assert plan.exit_code == 0, plan.output

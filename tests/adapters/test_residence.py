@@ -39,6 +39,8 @@ def sweep(folders: list[Path], **more: Any) -> Any:
     return api.sweep([f"hf:{folder}" for folder in folders], data=data, **(ASKED | more))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_one_model_is_in_memory_and_the_numbers_are_the_same(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,8 @@ def test_a_line_with_jumps_meets_every_step_and_is_upright_at_every_switch() -> 
         assert y[np.flatnonzero(np.isclose(x, step))[-1]] == pytest.approx(output(step))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_images_are_picked_for_their_jump_when_asked(trained: Trained) -> None:
     models = [api.load_model(path) for path in trained.values()]
     found = {

@@ -209,6 +209,8 @@ def written(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return out, result.output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_it_writes_what_it_says(trained: Trained, written: tuple[Path, str], tmp_path: Path) -> None:
     folder, output = written

@@ -95,6 +95,8 @@ def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     assert all(word == IDENTICAL or word.startswith(NO_DIFFERENCE) for word in differences["judgement"])
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> None:
     """Of two models; each run has a section with its sentences."""
     models = [MODEL, MODEL.with_name("digits-prc-k2-seed0")]

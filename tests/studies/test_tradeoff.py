@@ -527,6 +527,7 @@ def test_times_taken_in_turn_stand_on_the_axis(copy: Path, monkeypatch: pytest.M
     assert "ms per training step" not in titles(figures["tradeoff"])
 
 
+@pytest.mark.slow
 def test_times_of_another_sweep_are_refused(copy: Path) -> None:
     before = (copy / "out" / "table.csv").read_bytes()
     times_of(copy / "times", ["softmax_token_choice-k1"])

@@ -135,6 +135,8 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
     }
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained, tmp_path: Path) -> None:
     """The second run has the checkpoints the other way round: its heat maps are drawn again, its steps are not."""
