@@ -64,7 +64,7 @@ class Adapter(ABC):
 
     @classmethod
     def describe_unopened(cls, reference: str) -> dict[str, Any] | None:
-        """Return what can be known of a model without its weights; None = it has to be opened.
+        """Describe a model without its weights; None = it has to be opened.
 
         Args:
             reference: the text after the colon.

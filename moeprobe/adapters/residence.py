@@ -1,8 +1,8 @@
 """Large models that are in memory one at a time: the one in use has its weights, and the others have shapes alone.
 
 A model is opened once, checked, and keeps all that was learned of it. Its weights are freed as soon as another model of
-the same residence is opened or used, and read again when it is used itself. So memory is that of the largest model, and
-each model but the first is read more than once. Small models stay, since to read them again is all that it would cost.
+the same residence is opened or used, and read again when it is used itself. So memory holds the largest model at most,
+and each model but the first is read more than once. Small models stay: they take little memory, and time to read again.
 """
 
 import functools

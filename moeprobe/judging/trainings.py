@@ -1,4 +1,4 @@
-"""Claims about trainings: what the differences of several pairs of seeds come to, for other seeds and other images.
+"""Claims about trainings: from the differences of several pairs of seeds to other seeds and other images.
 
 A pair of checkpoints says nothing of other trainings. Where two groups were trained with the same three or more seeds,
 their mean difference has an interval over seeds and images at once (``two_way.TwoWay``). The comparisons of a metric
@@ -32,7 +32,7 @@ FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
 def groups_of_pairs(pairs: Sequence[Pair], groups: Mapping[str, str]) -> dict[Pair, list[Pair]]:
     """Return (group, reference group) -> pairs of their trainings, where there are three or more.
 
-    Pairs that share a training are none of independent trainings, so their groups are left out.
+    Pairs that share a training are not independent, so their groups are left out.
     """
     by_groups: dict[Pair, list[Pair]] = {}
     for checkpoint, reference in pairs:

@@ -176,7 +176,7 @@ def equivalence(rows: Sequence[Mapping[Any, Any]], within: float, units: str = "
 def _detail(word: str, rows: Sequence[Mapping[Any, Any]], margin: float, units: str) -> str:
     decimals = 0 if find(rows[0]["metric"]).metric.unit == "whole" else 3
     if word == COLLAPSED:
-        who = ", ".join(dict.fromkeys(name for row in rows if (name := _collapsed(row))))
+        who = ", ".join(dict.fromkeys(name for row in rows if (name := _collapsed_side(row))))
         return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
     if is_side(word):
         small = all(max(abs(row["sim_low"]), abs(row["sim_high"])) < margin for row in rows)
@@ -202,7 +202,7 @@ def _what_may_be(rows: Sequence[Mapping[Any, Any]], margin: float, units: str) -
     return "; ".join(part for part in parts if part)
 
 
-def _collapsed(row: Mapping[Any, Any]) -> str:
+def _collapsed_side(row: Mapping[Any, Any]) -> str:
     """Return who has collapsed, by name; empty where nobody has."""
     checkpoint, reference = row["checkpoint"], row["reference"]
     who = {"checkpoint": checkpoint, "reference": reference, "both": f"{checkpoint} and {reference}"}

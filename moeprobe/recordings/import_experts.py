@@ -415,7 +415,7 @@ class _Reading:
             yield row, 0
 
     def _kinds_of(self, ids: NDArray[np.int32] | None, tokens: Tokens | None) -> NDArray[np.int8] | None:
-        """Return the kinds of tokens; None where the ids, or those of pictures, are not known.
+        """Return the kinds of tokens; None where the ids, or the ids of pictures, are not known.
 
         Raises:
             Fault: a picture has one placeholder, and not as many as it has tokens.

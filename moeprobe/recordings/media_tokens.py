@@ -73,11 +73,11 @@ class MediaTokens:
 
 
 def find_media_tokens(config: Mapping[str, Any], *, special: Iterable[int] = ()) -> MediaTokens | None:
-    """Return the ids that a configuration names; None where it names none of pictures, videos or sounds.
+    """Return the ids that a configuration names; None where it names no pictures, videos or sounds.
 
     Args:
         config: the content of ``config.json``.
-        special: further ids of special tokens, those of the tokenizer.
+        special: further ids of special tokens, from the tokenizer.
     """
     media: dict[str, set[int]] = {}
     other_ids = set(special)

@@ -22,7 +22,7 @@ from moeprobe.runtime.files import read_bytes
 
 # Bytes of a table.
 _LARGEST = 2**30
-# Of other programs, with what they are called.
+# What other programs write, by name.
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
 # A larger whole number cannot be told from its neighbors once it is a float.
 _MOST = 2**53

@@ -28,7 +28,7 @@ _SUFFIXES = (".json", ".safetensors", ".model", ".txt")
 def digesting(reference: str) -> Iterator[Callable[[Any], str]]:
     """Hash a model's files while the block loads it; yields a function from its configuration to the hash.
 
-    The hash of a folder is that of its files' names and hashes; that of a name on the hub is of its commit. Where the
+    A folder is hashed by its files' names and hashes, a name on the hub by its commit. Where the
     block raises, reading ends.
     """
     folder = expand(reference)

@@ -1,7 +1,7 @@
 """How differently do the image tokens and the words of one sequence use the experts? For vision-language models.
 
-``modality_divergence`` is the Jensen-Shannon divergence, in bits, between two distributions over the experts: that of
-the choices of image tokens, and that of the choices of the words behind the picture. 0 = both use the experts alike,
+``modality_divergence`` is the Jensen-Shannon divergence, in bits, between two distributions over the experts:
+of the choices of image tokens, and of the choices of the words behind the picture. 0 = both use the experts alike,
 1 = no expert in common. All K choices count. Both kinds weigh the same, so it is also what a token's expert says of the
 token's kind.
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DIVERGENCE = Metric(
     "modality_divergence",
-    about="Jensen-Shannon divergence, in bits, between the experts of image tokens and those of the words behind the "
+    about="Jensen-Shannon divergence, in bits, between the experts of image tokens and of the words behind the "
     "picture, minus its mean where the kinds of each sequence's tokens are exchanged: 0 = alike, 1 = no expert in "
     "common",
     label="image tokens and words apart",
@@ -44,7 +44,7 @@ DIVERGENCE = Metric(
 )
 PLAIN = Metric(
     "modality_divergence_plain",
-    about="Jensen-Shannon divergence, in bits, between the experts of image tokens and those of the words behind the "
+    about="Jensen-Shannon divergence, in bits, between the experts of image tokens and of the words behind the "
     "picture; few tokens make it larger",
     label="plain",
     unit="other",

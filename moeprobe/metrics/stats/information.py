@@ -27,7 +27,7 @@ from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.
 PERMUTATIONS = 200
-# Of the sum of all weights: less than this is rounding.
+# Less than this share of the sum of all weights is rounding.
 _ROUNDING = 1e-12
 # Numbers of tables that are held at a time.
 _HELD = 2**22
@@ -41,8 +41,8 @@ class Association:
         codes: ``(n, J)`` whole numbers, -1 = nothing is known of the token, which is left out.
         num_experts: E.
         within: whether a permutation stays within the images.
-        balanced: whether all codes weigh the same, however many tokens have each. Of two codes, the information is
-            then the Jensen-Shannon divergence of their experts.
+        balanced: whether all codes weigh the same, however many tokens have each. The information
+            is then, for two codes, the Jensen-Shannon divergence of their experts.
     """
 
     def __init__(

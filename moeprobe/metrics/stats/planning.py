@@ -1,6 +1,6 @@
 """How many images a claim takes, by the standard errors that a finished run has.
 
-A standard error falls with the root of the number of images, so the errors of a run tell those of a larger one. The
+A standard error falls with the root of the number of images, so a run tells the errors of a larger one. The
 factor c of its family (``families.DifferenceFamily``) is taken to stay as it is.
 
 Sources: sample sizes for equivalence and superiority, Chow, Shao, Wang and Lokhnygina 2018, chapter 3; the upper limit
@@ -30,7 +30,7 @@ def images_for_equivalence(
     263
 
     Args:
-        images: n₀, those of the run.
+        images: n₀, of the run.
         factor: c, the half of the interval in standard errors.
         error: SE₀, the standard error in the run.
         within: x, the margin of equivalence, in the unit of the error.
@@ -49,7 +49,7 @@ def images_to_detect(
     power: float = POWER,
     assurance: float = ASSURANCE,
 ) -> int:
-    """Return how many images show a true ``difference`` to be none of 0, with probability ``power``.
+    """Return how many images show a true ``difference`` to differ from 0, with probability ``power``.
 
     n₀ ((c + z) SE / d)², with z the quantile of a normal distribution at ``power``. SE is the upper limit of the
     pilot's error: SE₀ times the root of (n₀ − 1) / χ², with χ² the 1 − ``assurance`` quantile at n₀ − 1 degrees of
@@ -60,7 +60,7 @@ def images_to_detect(
     224
 
     Args:
-        images: n₀, those of the run.
+        images: n₀, of the run.
         factor: c, the half of the interval in standard errors.
         error: SE₀, the standard error in the run.
         difference: d, in the unit of the error.

@@ -49,7 +49,7 @@ class TwoWay:
     def of(cls, differences: Array) -> Self:
         """Return the mean of differences ``(G, n)`` of at least two pairs and images.
 
-        Over trainings the variance of the mean is Var_g(D̄_g) / G, over images Var_i(D̄_i) / n. Both hold that of
+        Over trainings the variance of the mean is Var_g(D̄_g) / G, over images Var_i(D̄_i) / n. Both hold the variance of
         single differences, mean_g Var_i(D_g) / (n G), which is subtracted once. The sum is no smaller than either.
         """
         pairs, images = differences.shape

@@ -111,7 +111,7 @@ class RunSpec:
     ) -> "RunSpec":
         """Return the same with the loader processes that were asked for, or that fit it.
 
-        ``more_views``: of each input that are loaded beside those of the run.
+        ``more_views``: views of each input that are loaded beside the run's own.
         """
         # All that is loaded at once: pairs and the view of another, and steps.
         views = 2 + len(self.severities) + more_views

@@ -183,7 +183,7 @@ def _outcome(
 ) -> Outcome:
     """Run the interventions of one kind, and compare what they give with ``before``.
 
-    Without ``labels``, the loss is that of the answer that the model gave before.
+    Without ``labels``, the loss is of the answer that the model gave before.
     """
     if is_text:
         has_score = before.isfinite()

@@ -42,7 +42,7 @@ class Routes(Probe["RoutesResult"]):
         "modality",
     )
     headlines = (
-        # Of vision-language models alone, whose first question it is.
+        # Only vision-language models have it, and ask it first.
         Headline("modality_divergence"),
         Headline("class_information"),
         Headline("position_information"),

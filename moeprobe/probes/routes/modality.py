@@ -1,4 +1,4 @@
-"""Which experts see pictures: the choices of image tokens and of words, by expert, and what exchanged places come to.
+"""Which experts see pictures: the choices of image tokens and of words, by expert, and with exchanged places.
 
 Axes: n pictures, J places of a sequence (image tokens, then words), E experts, D permutations.
 """
@@ -38,7 +38,7 @@ class ModalityTable:
     Attributes:
         checkpoint: its name.
         layer: its name.
-        use: share of the choices of image tokens, and of those of words, that each expert has ``(2, E)``.
+        use: share of the choices of image tokens, and of words, that each expert has ``(2, E)``.
         errors: standard errors of ``image_shares`` over pictures ``(E,)``; NaN where too few vary.
         images: how many pictures.
         trials: tokens of both kinds in all pictures.
@@ -91,7 +91,7 @@ def modality_table(cell: StoredCell, *, seed: int) -> ModalityTable | None:
     use = _use(by_place, words[None])[0]
     number_of = np.stack([~words, words]) @ by_place.sum(1)
     squares = [np.square(_influences(columns, use, number_of)).sum(0) for _, columns in cell.blocks()]
-    exchanged = _use(by_place, _exchanged(words, seed=seed))
+    exchanged = _use(by_place, _exchanged_words(words, seed=seed))
     numbers = np.stack([_divergence(exchanged), _one_kind(exchanged)], 1)
     return ModalityTable(
         checkpoint=cell.checkpoint,
@@ -146,7 +146,7 @@ def _use(counts: Array, words: NDArray[np.bool_]) -> Array:
     return shares_by_code(tables.transpose(1, 2, 0)).transpose(2, 0, 1)
 
 
-def _exchanged(words: NDArray[np.bool_], *, seed: int) -> NDArray[np.bool_]:
+def _exchanged_words(words: NDArray[np.bool_], *, seed: int) -> NDArray[np.bool_]:
     """Return which places are the words in each permutation ``(D, J)``: the same of all layers and checkpoints."""
     keys = generator(seed, "places of a sequence").random((PERMUTATIONS, len(words)))
     return words[keys.argsort(1)]

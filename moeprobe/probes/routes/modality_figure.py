@@ -37,6 +37,6 @@ def draw(tables: Sequence[ModalityTable], table: pd.DataFrame) -> dict[str, Figu
     heat_maps.color_bar(figure, axes, scale, "share of image tokens", marks={"alike": 0.5})
     notes = [
         "0: words alone, 1: image tokens alone, both kinds weighed alike; white: no token chooses the expert",
-        f"Of one kind nearly alone: below {1 - ALONE:.2f} or from {ALONE} up",
+        f"Nearly one kind alone: below {1 - ALONE:.2f} or from {ALONE} up",
     ]
     return {"modality": finish(figure, table, title="Which experts see pictures?", notes=notes)}

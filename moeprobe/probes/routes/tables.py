@@ -294,14 +294,14 @@ def _modality(checkpoint: str, layer: str, rows: Rows) -> list[str]:
     level, alone, alone_level = (rows[metric.name] for metric in (EXCHANGED[0], *ONE_KIND[:2]))
     return [
         f"{checkpoint}, {layer}: the experts of image tokens and of words are {number(rows[PLAIN.name]['value'])} bits "
-        f"apart (noise floor {number(rows[PERMUTED.name]['value'])}; with exchanged places {_permuted(level)}; p "
+        f"apart (noise floor {number(rows[PERMUTED.name]['value'])}; with exchanged places {_level_text(level)}; p "
         f"{number(rows[EXCHANGED[1].name]['value'])}).",
         f"{checkpoint}, {layer}: {alone['value']:.0%} of the experts in use serve one kind nearly alone (with "
-        f"exchanged places {_permuted(alone_level, share=True)}; p {number(rows[ONE_KIND[2].name]['value'])}).",
+        f"exchanged places {_level_text(alone_level, share=True)}; p {number(rows[ONE_KIND[2].name]['value'])}).",
     ]
 
 
-def _permuted(row: Mapping[str, Any], *, share: bool = False) -> str:
+def _level_text(row: Mapping[str, Any], *, share: bool = False) -> str:
     mean, low, high = (
         f"{row[name]:.0%}" if share else number(row[name]) for name in ("value", "ci_low", "ci_high")
     )

@@ -118,7 +118,7 @@ class Scoring(RecordingWork[Mismatch]):
     def _scores(self, names: Sequence[str]) -> Iterator[tuple[str, Scores]]:
         """Yield the log-probabilities of the generated tokens of some requests, NaN elsewhere.
 
-        First where all tokens repeat the server's routing (""), then where those of one kind alone do.
+        First where all tokens repeat the server's routing (""), then where the tokens of one kind alone do.
         """
         texts = self.batches.batch(names)
         tokens = texts.ids.shape[1]

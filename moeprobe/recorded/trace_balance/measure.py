@@ -259,7 +259,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
     def _judge_placements(self, choices: _Choices, tokens: str) -> list[JudgedPlacement]:
         """Return the given placement, the same on the second half, and the greedy one of the first half there.
 
-        Of a single sample there are no halves, and experts are placed for all tokens, not for those of one kind.
+        Of a single sample there are no halves, and experts are placed for all tokens, not for one kind of them.
         """
         assert self.placement is not None
         half, window = self.requests.half, self.requests.window
@@ -352,7 +352,7 @@ def _ranks(counts: NDArray[np.integer[Any]], share: Array) -> dict[str, Any]:
 def _choices_of(
     trace: TraceFile, layer: str, ids: Sequence[str], kinds: Sequence[str]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return how often some inputs chose each expert ``(n, E)``: all of their tokens, and those of each kind."""
+    """Return how often some inputs chose each expert ``(n, E)``: all of their tokens, and each kind of them."""
     if trace.layers[layer].load_only:
         return {REQUEST.token: trace.counts(layer, ids)}
     block = trace.read(layer, ids)
