@@ -210,7 +210,7 @@ def compare_values(
     Raises:
         UserError: the two were probed on different images.
     """
-    _check_same_images(values, reference)
+    check_same_images(values, reference)
     # Expert e of one model is no relative of expert e of another.
     names = [name for name in values.numbers if name in reference.numbers and name.expert is None]
     differences = {name: values.numbers[name].minus(reference.numbers[name]) for name in names}
@@ -239,7 +239,7 @@ def _compare_values(
     combined: bool,
 ) -> Compared:
     cell, not_finite = values.cell, values.not_finite or reference.not_finite
-    collapsed = {"checkpoint": _has_collapsed(values, name), "reference": _has_collapsed(reference, name)}
+    collapsed = {"checkpoint": has_collapsed(values, name), "reference": has_collapsed(reference, name)}
     line = row(run_info, values.checkpoint, cell, name, difference.replicates, not_finite=not_finite)
     return Compared(
         row=line
@@ -255,9 +255,9 @@ def _compare_values(
         collapsed="both"
         if all(collapsed.values())
         else "".join(side for side, is_so in collapsed.items() if is_so),
-        has_interval=_has_interval(values, name)
-        and _has_interval(reference, name)
-        and _comparable(values, reference, name),
+        has_interval=has_interval(values, name)
+        and has_interval(reference, name)
+        and are_comparable(values, reference, name),
         not_finite=not_finite,
     )
 
@@ -295,7 +295,7 @@ def _error(name: NumberName, values: CellValues, reference: CellValues, differen
     return float(np.hypot(resampled_values.std() / np.sqrt(1 - 1 / difference.images), difference.grain))
 
 
-def _check_same_images(values: CellValues, reference: CellValues) -> None:
+def check_same_images(values: CellValues, reference: CellValues) -> None:
     """Raise ``UserError`` unless two checkpoints were probed on the same images."""
     if values.image_ids != reference.image_ids:
         raise UserError(
@@ -306,7 +306,7 @@ def _check_same_images(values: CellValues, reference: CellValues) -> None:
         )
 
 
-def _has_collapsed(values: CellValues, name: NumberName) -> bool:
+def has_collapsed(values: CellValues, name: NumberName) -> bool:
     """Whether what the metric is about has collapsed: everything goes to one choice."""
     # Lost images may be the reason why a number is undefined.
     number = values.numbers[name]
@@ -323,13 +323,13 @@ def _has_collapsed(values: CellValues, name: NumberName) -> bool:
     )
 
 
-def _has_interval(values: CellValues, name: NumberName) -> bool:
+def has_interval(values: CellValues, name: NumberName) -> bool:
     """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
     kappa = _kappa(values, name)
     return kappa is None or not kappa.interval().flag
 
 
-def _comparable(values: CellValues, reference: CellValues, name: NumberName) -> bool:
+def are_comparable(values: CellValues, reference: CellValues, name: NumberName) -> bool:
     """Whether raw matches are comparable: with fewer experts chance alone is higher."""
     raw = _kappa(values, name) is not None and find(name.metric).kind != "kappa"
     return values.num_experts == reference.num_experts or not raw

@@ -13,6 +13,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import modality_of
 from moeprobe.judging import words
+from moeprobe.judging.differences import are_comparable, check_same_images, has_collapsed, has_interval
 from moeprobe.judging.excluded import Excluded
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.registry import find
@@ -82,25 +83,36 @@ def compare_trainings(
 
 def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> list[Row]:
     cell = members[0][0].cell
+    sides = [side for pair in members for side in pair]
+    for side in sides:
+        check_same_images(sides[0], side)
+    # What lost images, or sends everything to one choice, makes no claim.
     names = [
         name
-        for name in members[0][0].numbers
-        if all(name in side.numbers for pair in members for side in pair)
+        for name in sides[0].numbers
+        if all(
+            name in side.numbers and not side.not_finite and not has_collapsed(side, name) for side in sides
+        )
     ]
     shared: Row = {"checkpoint": groups[0], "reference": groups[1], "layer": cell.layer, "view": cell.view}
     shared |= {"severity": cell.severity, "tokens": cell.tokens, "trainings": len(members)}
-    same_experts = len({side.num_experts for pair in members for side in pair}) == 1
     rows = []
     for name in names:
         differences = [_difference(name, *pair) for pair in members]
         if any(difference is None for difference in differences):
             continue
         estimate = TwoWay.of(np.array(differences))
+        # Where no image differs, none tells how many would.
+        if estimate.error == 0:
+            continue
+        is_comparable = all(has_interval(side, name) for side in sides) and all(
+            are_comparable(*pair, name) for pair in members
+        )
         rows.append(
             shared
             | {"metric": name.metric, "null": name.null, "value": estimate.value, "error": estimate.error}
             | {"freedom": estimate.freedom, "spread": estimate.spread, "images": len(members[0][0].image_ids)}
-            | {"is_comparable": same_experts or find(name.metric).kind == "kappa"}
+            | {"is_comparable": is_comparable}
         )
     return rows
 
@@ -134,9 +146,7 @@ def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
             low, high = estimate.ends(confidence)
             width = margin if find(row["metric"]).has_margin else np.nan
             word = words.word_of_interval(low, high, margin=width)
-            if row["value"] == row["error"] == 0:
-                word = words.IDENTICAL
-            # Raw matches of other numbers of experts have other chance levels.
+            # Raw matches of other numbers of experts, or of a router near collapse, have other chance levels.
             side = words.judgement(row["metric"], word) if row.pop("is_comparable") else ""
             ends = {"ci_low": ci_low, "ci_high": ci_high, "sim_low": low, "sim_high": high}
             judged.append(row | ends | {"verdict": word, "judgement": side, "margin": width})

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moeprobe.declarations.recording_probe import NAMES, TOKENS
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import MEDIA, TOKEN_KINDS
 from moeprobe.recordings.reading import TraceFile
 
 # Inputs whose tokens are in memory at a time, filled up to the longest.
@@ -65,7 +66,7 @@ def with_names_of(
         The trace, and sentences on inputs left out and on inputs with the same tokens.
 
     Raises:
-        UserError: no input of the trace has the tokens of one of the first.
+        UserError: no input of the trace has the tokens of one of the first, or inputs with pictures have the same.
     """
     second = token_ids(trace)
     pairs = _pairs(first, second)
@@ -88,6 +89,12 @@ def with_names_of(
         if copy not in clusters
     }
     copies = sum(len(names) for names in samples.values() if len(names) > 1)
+    if copies and trace.token_kinds() & {TOKEN_KINDS.index(kind) for kind in MEDIA}:
+        # All pictures of one size have the same tokens.
+        raise UserError(
+            f"In {trace.path}, {copies:,} inputs have the tokens of another one, and tokens do not say which pictures "
+            f"they stand for; record both sides with the same names, and use {option('match', NAMES)}."
+        )
     if copies:
         notes.append(
             f"which is which of {copies:,} inputs of {trace.path.name} with the tokens of another one: they are paired "

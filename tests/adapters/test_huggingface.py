@@ -21,6 +21,7 @@ from moeprobe.inputs.views.embedding_noise import EmbeddingNoise
 from moeprobe.runtime import hub
 from tests.adapters import families
 from tests.adapters.tiny_texts import olmoe, texts, tokenizer
+from tests.commands import refused
 
 TRIED = sorted(set(families.recorded()) - families.REFUSED - families.NOT_FOLLOWING)
 # One of each form of a router's outputs.
@@ -416,6 +417,26 @@ def test_no_kernel_that_a_configuration_names_is_fetched(
     assert isinstance(model, HuggingfaceAdapter) and isinstance(clean, HuggingfaceAdapter) and not asked
     for kind in ("_attn_implementation", "_experts_implementation"):
         assert getattr(model.model.config, kind) == getattr(clean.model.config, kind)
+
+
+def test_nobody_is_asked_to_run_code_of_a_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def agree(*args: object) -> str:
+        asked.append(args)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
+    # A type that no automatic class of the library builds.
+    model = copied(
+        folder, tmp_path / "model", model_type="aimv2_text_model", auto_map={"AutoModel": "evil.Evil"}
+    )
+    (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    for command in (("inspect",), ("confidence", "--data", "digits")):
+        refused(command[0], f"hf:{model}", *command[1:])
+    assert not asked and not (tmp_path / "ran").exists()
 
 
 def test_weights_that_are_no_safetensors_limit_no_layers(folder: Path, tmp_path: Path) -> None:

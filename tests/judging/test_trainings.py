@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from moeprobe import api
+from moeprobe.errors import UserError
 from moeprobe.judging import trainings
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.stats.two_way import TwoWay
@@ -60,6 +61,27 @@ def test_the_claim_is_that_of_every_answer() -> None:
     said = trainings.sentences(table)
     (sentence,) = said[said["metric"] == "accuracy"]["sentence"]
     assert sentence.startswith("b against a (3 pairs of trainings): better (+0.")
+
+
+def test_trainings_that_never_differ_make_no_claim() -> None:
+    """Their error is 0, and no image tells how many would differ."""
+    same = answered(0, 0.6)
+    assert not len(claims(dict.fromkeys(GROUPS, same)))
+
+
+def test_trainings_of_other_images_are_refused() -> None:
+    answers = {name: answered(seed, 0.6) for seed, name in enumerate(GROUPS)}
+    for name in ("a2", "b2"):
+        answers[name] = {column: values[:-1] for column, values in answers[name].items()}
+    with pytest.raises(UserError, match="probed on different images"):
+        claims(answers)
+
+
+def test_a_collapsed_training_makes_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {name: answered(seed, 0.6) for seed, name in enumerate(GROUPS)}
+    assert len(claims(answers))
+    monkeypatch.setattr(trainings, "has_collapsed", lambda values, name: values.checkpoint == "b1")
+    assert not len(claims(answers))
 
 
 def test_one_good_seed_is_no_claim_about_trainings() -> None:

@@ -17,6 +17,7 @@ from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.recorded.trace_balance.figure import draw
 from moeprobe.recorded.trace_balance.sentences import sentences
 from moeprobe.recordings.format import KEY
+from moeprobe.recordings.matching import match_traces
 from moeprobe.recordings.media_tokens import find_media_tokens
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused, run
@@ -153,6 +154,22 @@ def test_ids_of_before_the_expansion_are_refused(tmp_path: Path) -> None:
         api.import_routed_experts(
             tmp_path / "responses.jsonl", tmp_path / "t.parquet", model_config=tmp_path / "config.json"
         )
+
+
+def test_tokens_do_not_tell_pictures_apart(tmp_path: Path) -> None:
+    path = imported(tmp_path, experts())
+    assert match_traces([TraceFile(path), TraceFile(path)], "tokens")[1] == []
+    # All requests ask the same about pictures of one size, and get one answer.
+    lines = [json.loads(line) for line in (tmp_path / "responses.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["choices"][0]["token_ids"] = [30] * GENERATED
+    (tmp_path / "responses.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    api.import_routed_experts(
+        tmp_path / "responses.jsonl", path, model_config=tmp_path / "config.json", overwrite=True
+    )
+    with pytest.raises(UserError, match=f"{REQUESTS} inputs have the tokens of another one"):
+        match_traces([TraceFile(path), TraceFile(path)], "tokens")
+    assert match_traces([TraceFile(path), TraceFile(path)], "names")[1] == []
 
 
 def test_a_log_may_say_the_kinds(tmp_path: Path) -> None:

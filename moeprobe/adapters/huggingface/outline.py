@@ -62,10 +62,13 @@ def build_outline(model_class: Any, config: Any) -> Any:
         model_class: of the library, such as ``heads.class_of`` returns.
         config: of the model; it is left as it is.
     """
-    build = getattr(model_class, "from_config", None) or model_class._from_config
+    # The kernels of config.json may be code on the hub: not those.
+    keywords = {"attn_implementation": None, "experts_implementation": None}
     with torch.device("meta"):
-        # A copy, since the library sets formats in it. The kernels of config.json may be code on the hub: not those.
-        return build(copy.deepcopy(config), attn_implementation=None, experts_implementation=None)
+        # A copy, since the library sets formats in it.
+        if hasattr(model_class, "from_config"):
+            return model_class.from_config(copy.deepcopy(config), trust_remote_code=False, **keywords)
+        return model_class._from_config(copy.deepcopy(config), **keywords)
 
 
 def check_routers(model: Any) -> dict[str, routers.RouterLayer]:

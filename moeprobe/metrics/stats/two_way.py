@@ -50,16 +50,22 @@ class TwoWay:
         """Return the mean of differences ``(G, n)`` of at least two pairs and images.
 
         Over trainings the variance of the mean is Var_g(D̄_g) / G, over images Var_i(D̄_i) / n. Both hold the variance of
-        single differences, mean_g Var_i(D_g) / (n G), which is subtracted once. The sum is no smaller than either.
+        what is neither of a training nor of an image, Σ (D_gi − D̄_g − D̄_i + D̄)² / ((G − 1) (n − 1) n G), which is
+        subtracted once. The sum is no smaller than either.
         """
         pairs, images = differences.shape
         of_pairs = float(differences.mean(1).var(ddof=1)) / pairs
         of_images = float(differences.mean(0).var(ddof=1)) / images
-        of_cells = float(differences.var(axis=1, ddof=1).mean()) / (images * pairs)
-        variance = max(of_pairs + of_images - of_cells, of_pairs, of_images)
+        residuals = (
+            differences - differences.mean(1, keepdims=True) - differences.mean(0) + differences.mean()
+        )
+        of_residuals = float((residuals**2).sum()) / ((pairs - 1) * (images - 1) * images * pairs)
+        variance = max(of_pairs + of_images - of_residuals, of_pairs, of_images)
         parts = of_pairs**2 / (pairs - 1) + of_images**2 / (images - 1)
         # Without any variance, the fewer of both say how much is known.
         freedom = variance**2 / parts if parts > 0 else float(min(pairs, images) - 1)
+        # A pair's own mean varies with the images that it was measured on.
+        of_cells = float(differences.var(axis=1, ddof=1).mean()) / (images * pairs)
         spread = float(np.sqrt(max(pairs * (of_pairs - of_cells), 0.0)))
         return cls(float(differences.mean()), float(np.sqrt(variance)), freedom, spread)
 

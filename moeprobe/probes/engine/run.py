@@ -4,6 +4,7 @@ What a killed run continues from is kept by ``loop`` (part files) and ``results.
 """
 
 import dataclasses
+import gc
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -296,6 +297,9 @@ def run(
             return work.execute(progress_of(watcher))
         except (RuntimeError, MemoryError) as error:
             options = _smaller(options, error)
+        # The models of this try may be in circles of references, and would stay beside those of the next.
+        del work
+        gc.collect()
         work = prepare(probe, sources, data=data, options=options)
 
 

@@ -7,7 +7,12 @@ from scipy import stats
 from moeprobe.metrics.stats.two_way import TwoWay
 
 # Standard deviations of the effect of a training, of an image, and of both.
-WORLDS = {"seeds": (0.05, 0.2, 0.2), "images": (0.005, 0.6, 0.2), "neither": (0.02, 0.2, 0.3)}
+WORLDS = {
+    "seeds": (0.05, 0.2, 0.2),
+    "images": (0.005, 0.6, 0.2),
+    "both": (0.04, 0.6, 0.2),
+    "neither": (0.02, 0.2, 0.3),
+}
 
 
 def draw(rng: np.random.Generator, world: str, pairs: int, images: int) -> np.ndarray:
@@ -24,7 +29,13 @@ def test_the_variance_by_loops() -> None:
     of_seeds = sum((mean - center) ** 2 for mean in means) / 3 / 4
     of_images = sum((mean - center) ** 2 for mean in columns) / 29 / 30
     of_cells = sum(np.var(row, ddof=1) for row in differences) / 4 / (30 * 4)
-    variance = max(of_seeds + of_images - of_cells, of_seeds, of_images)
+    residuals = [
+        differences[seed, image] - means[seed] - columns[image] + center
+        for seed in range(4)
+        for image in range(30)
+    ]
+    of_residuals = sum(residual**2 for residual in residuals) / (3 * 29) / (30 * 4)
+    variance = max(of_seeds + of_images - of_residuals, of_seeds, of_images)
     freedom = variance**2 / (of_seeds**2 / 3 + of_images**2 / 29)
     found = TwoWay.of(differences)
     assert (found.value, found.error) == pytest.approx((center, variance**0.5))
