@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from moeprobe.inputs.modality import TOKEN_KINDS
 from moeprobe.metrics.registry import agreement, set_match
 from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
@@ -141,6 +142,11 @@ def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
 def is_pooled(numbers: pd.Series) -> pd.Series:
     """Return which rows are about no single draw or expert: their number is missing in memory, and empty in a CSV."""
     return numbers.isna() | (numbers.astype(object) == "")
+
+
+def of_all_tokens(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that are about no single kind of the tokens of sequences with pictures."""
+    return table[~table["tokens"].isin(TOKEN_KINDS)]
 
 
 def agreement_of(table: pd.DataFrame) -> str:

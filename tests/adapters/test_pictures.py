@@ -33,10 +33,7 @@ PROMPT = "what is this ?"
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    tiny_pictures.save(folder / "one")
-    tiny_pictures.photographs(folder / "photos")
-    return folder
+    return tiny_pictures.with_photographs(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="module")

@@ -272,6 +272,13 @@ def photographs(folder: Path, count: int = 24, *, size: tuple[int, int] = (160, 
     return folder
 
 
+def with_photographs(folder: Path) -> Path:
+    """Write a model, ``one``, and pictures for it, ``photos``, into a folder."""
+    save(folder / "one")
+    photographs(folder / "photos")
+    return folder
+
+
 def with_bias(
     model: PictureModel, bias: float, *, expert: int, image_tokens: bool = True, layers: Sequence[str] = ()
 ) -> PictureModel:

@@ -28,10 +28,7 @@ EXPERT = 0
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("modality")
-    tiny_pictures.save(folder / "one")
-    tiny_pictures.photographs(folder / "photos")
-    return folder
+    return tiny_pictures.with_photographs(tmp_path_factory.mktemp("modality"))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from moeprobe.adapters.huggingface import heads, outputs, replay, routers
 from moeprobe.adapters.huggingface.digests import digesting, reload
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
 from moeprobe.adapters.huggingface.files import describe_files, load, load_processor
-from moeprobe.adapters.huggingface.outline import active_parameters, count_parameters
+from moeprobe.adapters.huggingface.outline import active_parameters, check_routers, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import split_settings
@@ -75,12 +75,7 @@ class HuggingfaceAdapter(Adapter):
         self._embedding: Any = self._body.get_input_embeddings()
         self.group_images = 1
         self._limited = routers.set_capacity(self._body, trained=trained_capacity)
-        self._layers = routers.find_routers(self._body)
-        if not self._layers:
-            raise UserError(
-                f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
-                "routing to probe."
-            )
+        self._layers = check_routers(model)
         self.device: torch.device = self._embedding.weight.device
         self._rms = replay.root_mean_square(self._embedding)
         self._learn()

@@ -16,6 +16,7 @@ from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.numbers import decimals_of, no_intervals, number
 from moeprobe.results.palette import colors
+from moeprobe.results.tables import of_all_tokens
 
 # Metrics of a panel from top to bottom, by what follows their common name.
 _PARTS = {"": "all of it", "_routing": "due to routing", "_rest": "the rest"}
@@ -29,7 +30,7 @@ def draw(result: Result) -> dict[str, Figure]:
     figure, axes = panels.panels(1, 3, width=3.7, height=2.9, sharey=False)
     palette = colors(list(_PARTS.values()))
     # Rows on the tokens of one kind stand in the table alone.
-    table = result.table[~result.table["tokens"].isin(TOKEN_KINDS)]
+    table = of_all_tokens(result.table)
     sums = _sums_of_all_tokens(result)
     images = len(sums[MismatchAnalysis.signature])
     for panel, (name, title) in zip(axes[0], _TITLES.items(), strict=False):

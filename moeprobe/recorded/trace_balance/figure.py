@@ -11,11 +11,12 @@ from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFF
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS
-from moeprobe.recorded.trace_balance.sentences import of_all_tokens, rows_of
+from moeprobe.recorded.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.palette import COLORS
+from moeprobe.results.tables import of_all_tokens
 
 _RELABELED = "relabeled experts"
 _OVERLAPS = {

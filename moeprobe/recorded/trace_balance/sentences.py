@@ -15,6 +15,7 @@ from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, RelabeledMetrics
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.numbers import interval, number
+from moeprobe.results.tables import of_all_tokens
 
 # The level of the test against relabeled experts.
 _LEVEL = 0.05
@@ -32,11 +33,6 @@ def sentences(table: pd.DataFrame) -> list[str]:
     """Return whether hot experts stay hot, how uneven ranks are, and what a greedy placement would give."""
     all_tokens = of_all_tokens(table)
     return [*_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)]
-
-
-def of_all_tokens(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that are about no single kind of tokens."""
-    return table[~table["tokens"].isin(TOKEN_KINDS)]
 
 
 def _persistence(table: pd.DataFrame) -> list[str]:
