@@ -8,7 +8,7 @@ Axes: B pictures, S pixels of a side, T tokens.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,20 +91,7 @@ class PictureReader:
         return PicturedBatch(ids, present, present, 0, pictures=pictures)
 
     def _process(self, images: list[Any], **changes: Any) -> dict[str, Any]:
-        with (
-            running("The processor of pictures", doing=f"on {len(images)} of them"),
-            warnings.catch_warnings(),
-        ):
-            # The library's words about its own code.
-            warnings.simplefilter("ignore")
-            outputs = self._processor(
-                text=[self._text] * len(images),
-                images=[[image] for image in images],
-                return_tensors="pt",
-                **self._keywords,
-                **changes,
-            )
-        return dict(outputs)
+        return process(self._processor, self._text, images, **self._keywords, **changes)
 
     def _size_of(self, side: int) -> int | None:
         """Return the side of the square that the processor makes of a square picture; None where it does not say."""
@@ -145,6 +132,20 @@ def special_ids_of(processor: Any) -> set[int]:
     tokenizer = processor.tokenizer
     added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return added | set(tokenizer.all_special_ids)
+
+
+def process(processor: Any, text: str, images: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """Return what a processor gives for one text beside each image, with settings of its own."""
+    with (
+        running("The processor of pictures", doing=f"on {len(images)} of them"),
+        warnings.catch_warnings(),
+    ):
+        # The library's words about its own code.
+        warnings.simplefilter("ignore")
+        outputs = processor(
+            text=[text] * len(images), images=[[image] for image in images], return_tensors="pt", **settings
+        )
+    return dict(outputs)
 
 
 def in_template(processor: Any, prompt: str) -> tuple[str, dict[str, Any]]:

@@ -6,9 +6,7 @@ here: the model's processor makes pixels of the pictures alone, and says how man
 Axes: B sequences, T tokens, N pictures of all sequences, S tokens of a prompt with one picture.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from PIL import Image
@@ -18,7 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.adapters.huggingface.files import load_processor
-from moeprobe.adapters.huggingface.pictures import PicturedBatch, in_template, special_ids_of
+from moeprobe.adapters.huggingface.pictures import PicturedBatch, in_template, process, special_ids_of
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import MEDIA
 from moeprobe.inputs.texts import TokenBatch
@@ -81,7 +79,7 @@ class SequencePictures:
         is_image = torch.isin(texts.ids, self._image_ids) & texts.present
         if not every and not is_image.any():
             return texts
-        outputs = self._process(every)
+        outputs = process(self._processor, self._text, every, padding=True, **self._keywords)
         ids, present = outputs.pop("input_ids"), outputs.pop("attention_mask").bool()
         is_patch = torch.isin(ids, self._image_ids) & present
         self._check_counts(is_image.sum(1).tolist(), is_patch.sum(1).tolist(), pictures, names)
@@ -97,23 +95,6 @@ class SequencePictures:
         return PicturedBatch(
             texts.ids, texts.present, texts.ordinary, texts.num_prefix_tokens, pictures=arguments
         )
-
-    def _process(self, pictures: Sequence[Image.Image]) -> dict[str, Any]:
-        """Return what the processor gives for ``(N, S)`` tokens, a prompt for each picture."""
-        with (
-            running("The processor of pictures", doing=f"on {len(pictures)} of them"),
-            warnings.catch_warnings(),
-        ):
-            # The library's words about its own code.
-            warnings.simplefilter("ignore")
-            outputs = self._processor(
-                text=[self._text] * len(pictures),
-                images=[[picture] for picture in pictures],
-                return_tensors="pt",
-                padding=True,
-                **self._keywords,
-            )
-        return dict(outputs)
 
     def _check_counts(
         self,
