@@ -37,7 +37,18 @@ def usable(ranks: int = 1) -> int:
     """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return 1
-    return max(min(len(os.sched_getaffinity(0)) // ranks, _MOST), 1)
+    return max(min(_own_cores(ranks), _MOST), 1)
+
+
+def _own_cores(ranks: int) -> int:
+    """Return how many cores this process has to itself; ``ranks`` processes share those that none is bound to."""
+    cores = os.sched_getaffinity(0)
+    try:
+        around = os.sched_getaffinity(os.getppid())
+    except OSError:
+        around = cores
+    # A launcher that gives each rank cores of its own has divided already.
+    return len(cores) if cores < around else len(cores) // ranks
 
 
 def loader_processes(workers: int | None, encoded_images: int, *, batch_bytes: int, ranks: int = 1) -> int:

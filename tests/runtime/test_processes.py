@@ -152,6 +152,15 @@ def test_processes_of_one_machine_share_its_cores_and_its_memory(
     assert loader_processes(5, 5000, batch_bytes=2**20, ranks=ranks) == 5
 
 
+def test_cores_that_a_launcher_binds_are_not_divided_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes on eight cores: bound to three of them, then free to use any."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=2**34))
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
+    for bound, expected in ((range(2, 5), 2), (range(8), 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, bound=bound: set(range(8) if pid else bound))
+        assert loader_processes(None, 5000, batch_bytes=2**20, ranks=4) == expected
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [({}, 1), ({"WORLD_SIZE": "8"}, 8), ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, 4)],
