@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from moeprobe.inputs.geometry import Map, PatchGrid, apply
 
+# Where an image carries its mask, for views: in Pillow's ``Image.info``.
+MASK = "foreground"
 # In the order of their codes.
 REGIONS = ("background", "boundary", "foreground")
 # Up to this share of its pixels a patch may be of the other kind: a mask's edge is not known better.

@@ -10,6 +10,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing, Sample
+from moeprobe.inputs.regions import MASK
 from moeprobe.inputs.views.base import PairView, SeverityView, View
 from moeprobe.runtime import catalog
 from moeprobe.runtime.seeds import generator
@@ -28,7 +29,10 @@ EVERY_SWEEP = pytest.mark.parametrize("view", SWEEPS.values(), ids=SWEEPS)
 
 def picture(width: int, height: int) -> Image.Image:
     values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
+    image = Image.fromarray(values)
+    # Some views go by the mask.
+    image.info[MASK] = values[..., 0] > 127
+    return image
 
 
 def samples(view: View, image: Image.Image, framing: Framing, draw: int = 0) -> list[Sample]:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
+from moeprobe.inputs.regions import MASK
 from moeprobe.runtime.files import expand, is_folder
 from moeprobe.runtime.similar_paths import did_you_mean_path
 
@@ -30,6 +31,11 @@ class Example:
     image_id: str
     label: int | None = None
     mask: NDArray[np.bool_] | None = None  # (height, width), True on the foreground
+
+    def __post_init__(self) -> None:
+        # Views get the image alone, and some go by its mask.
+        if self.mask is not None:
+            self.image.info[MASK] = self.mask
 
 
 @dataclass(frozen=True)

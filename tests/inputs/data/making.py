@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
+from moeprobe.inputs.data.photographs import _names
 from moeprobe.runtime.catalog import DATA
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -272,6 +273,18 @@ def frames(folder: Path, *, clips: Sequence[str] = ("a", "b"), num: int = 11) ->
     return folder
 
 
+def stamps(folder: Path) -> Path:
+    """Write a square of one color, cut out as a quarter of 12 x 8 pixels, under the name of every photograph."""
+    root = folder / "stamps"
+    for number, name in enumerate(_names()):
+        pixels = np.zeros((8, 12, 4), dtype=np.uint8)
+        pixels[:4, :6] = (number, 255 - number, 7, 255)
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root
+
+
 MAKERS: dict[str, Callable[[Path], str | None]] = {
     "checkerboard": lambda folder: "4x3",
     "cifar10": lambda folder: str(cifar10_python(folder)),
@@ -290,6 +303,7 @@ MAKERS: dict[str, Callable[[Path], str | None]] = {
     "imagenet_p": lambda folder: str(frames(folder, clips=("n01440764/v1", "n02012849/v2"))),
     "kmnist": lambda folder: str(mnist(folder)),
     "mnist": lambda folder: str(mnist(folder, packed=False)),
+    "photographs": lambda folder: str(stamps(folder)),
     "shapes": lambda folder: "32",
     "webdataset": lambda folder: str(webdataset(folder)),
 }

@@ -11,7 +11,7 @@ What becomes of an image that is stored otherwise:
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +42,15 @@ def open_rgb(source: Path | BinaryIO, *, name: str) -> Image.Image:
     Raises:
         UserError: the file is missing, no regular file, empty, truncated, no image, or too large to be one.
     """
+    return _open(source, name, _to_rgb)
+
+
+def open_rgba(source: Path | BinaryIO, *, name: str) -> Image.Image:
+    """Return the image in ``source`` with its transparency, fully decoded; else as ``open_rgb``."""
+    return _open(source, name, lambda image: image.convert("RGBA"))
+
+
+def _open(source: Path | BinaryIO, name: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     try:
         with warnings.catch_warnings():
             # Pillow warns of odd metadata that do not touch the pixels; its warning of a bomb is meant.
@@ -52,7 +61,7 @@ def open_rgb(source: Path | BinaryIO, *, name: str) -> Image.Image:
                 Image.open(file, formats=_FORMATS) as image,
             ):
                 image.load()
-                return _to_rgb(_upright(image))
+                return convert(_upright(image))
     except UserError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
