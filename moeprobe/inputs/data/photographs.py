@@ -60,9 +60,9 @@ class Photographs(ImageDataset):
         stamp = open_rgba(self._root / name, name=repr(str(self._root / name)))
         random = generator(_SEED, "photographs", name)
         side = round(_MARGIN * max(stamp.size))
-        left, top = (int(random.integers(side - length + 1)) for length in stamp.size)
+        corner = [int(random.integers(side - length + 1)) for length in stamp.size]
         canvas = Image.new("RGBA", (side, side))
-        canvas.paste(stamp, (left, top))
+        canvas.paste(stamp, (corner[0], corner[1]))
         pixels = np.asarray(canvas, dtype=np.float32) / 255
         coverage = pixels[..., 3:]
         colors, _ = draw_palette(random)
@@ -91,12 +91,12 @@ def _splits() -> dict[str, str]:
         for name in _names():
             if _label_of(name) == label:
                 by_thing.setdefault(_thing_of(name), []).append(name)
-        taken, size = 0, sum(map(len, by_thing.values()))
+        num_placed, size = 0, sum(map(len, by_thing.values()))
         for thing in sorted(by_thing, key=_hash):
-            share = taken / size
+            share = num_placed / size
             split = "test" if share < _TEST else "val" if share < _TEST + _VAL else "train"
             splits |= dict.fromkeys(by_thing[thing], split)
-            taken += len(by_thing[thing])
+            num_placed += len(by_thing[thing])
     return splits
 
 
