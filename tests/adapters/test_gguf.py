@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
 from moeprobe import api
+from moeprobe.adapters.huggingface import HuggingfaceAdapter
+from moeprobe.adapters.huggingface.digests import reload
+from moeprobe.adapters.huggingface.files import load
+from moeprobe.adapters.huggingface.gguf_files import GgufFile
+from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming, TokenBatch, Tokenizer
@@ -184,6 +190,43 @@ def test_the_tokenizer_is_of_the_file_or_of_its_folder(tmp_path: Path) -> None:
     without = tiny_gguf.write(tmp_path / "alone" / "model.gguf", folder, "olmoe")
     with pytest.raises(UserError, match="has no tokenizer"):
         tokenizer_of(without)(text, max_length=64)
+
+
+def test_it_is_read_again_as_long_as_it_is_the_same(tmp_path: Path) -> None:
+    folder = tiny_texts.olmoe(tmp_path / "olmoe", intermediate_size=32)
+    path = tiny_gguf.write(folder / "small.gguf", folder, "olmoe", "Q8_0")
+    model = load_model(f"hf:{path}")
+    sha256 = model.provenance["sha256"]
+    read = partial(load, str(folder), settings=Settings(gguf="small.gguf"))
+    again = partial(reload, str(folder), read, device=torch.device("cpu"), sha256=sha256, gguf="small.gguf")
+    assert isinstance(model.model, HuggingfaceAdapter)
+    for first, second in zip(model.model.model.parameters(), again().parameters(), strict=True):
+        assert torch.equal(first, second)
+    tiny_gguf.write(path, folder, "olmoe", "Q4_0")
+    with pytest.raises(UserError, match="has changed since the run began"):
+        again()
+
+
+def test_a_vocabulary_is_passed_over(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    import gguf
+
+    words = [f"word {number}" for number in range(2000)]
+    path = tmp_path / "words.gguf"
+    writer = gguf.GGUFWriter(path, "olmoe")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.5] * len(words))
+    writer.add_expert_count(8)
+    writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    quick, whole = GgufFile.find(tmp_path, "words.gguf").reader, gguf.GGUFReader(path)
+    assert quick.get_field("olmoe.expert_count").contents() == 8
+    (tensor,), (expected,) = quick.tensors, whole.tensors
+    assert tensor.name == expected.name and np.array_equal(tensor.data, expected.data)
+    tokens = whole.get_field("tokenizer.ggml.tokens")
+    assert tokens is not None and len(tokens.data) == len(words)
+    assert not quick.get_field("tokenizer.ggml.tokens").data
 
 
 def test_precision_rounds_what_was_dequantized(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Mixture-of-experts language models of Hugging Face's library ``transformers`` (optional: the extra ``hf``).
 
 ``hf:LOCATION``, where LOCATION is a folder that ``save_pretrained`` wrote (weights in safetensors, with a fast
-tokenizer) or a name on the hub. Code that a model brings along is never run.
+tokenizer), a GGUF file, or a name on the hub. Quantized weights are dequantized. Code that a model brings along is
+never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
 outputs mean is described in ``outputs``, and whether experts follow them is tried out in ``expert_check``. A model is

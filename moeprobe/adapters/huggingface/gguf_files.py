@@ -10,12 +10,14 @@ Axes: E experts, I inner width, D width.
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +48,8 @@ _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padd
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
 # Tables of rotations, which follow from the configuration.
 _DERIVED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+# Values of an array of the metadata that are read; the longest that is needed has one for each layer.
+_LONGEST_ARRAY = 1024
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -108,12 +112,10 @@ class GgufFile:
         path = locate(folder, name)
         open_regular(path).close()
         try:
-            import gguf
-        except ModuleNotFoundError:
-            raise missing_package("A GGUF file", "gguf", "hf") from None
-        try:
-            reader = gguf.GGUFReader(path)
+            reader = _reader_class()(path)
             architecture = _value(reader, "general.architecture")
+        except UserError:
+            raise
         except Exception as error:  # it trusts what a file says of its lengths
             raise UserError(
                 f"{path} is no GGUF file, or is truncated or damaged ({type(error).__name__})."
@@ -271,7 +273,11 @@ class GgufFile:
         """Return a parameter of this shape."""
         from gguf import dequantize
 
-        values = [torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()) for tensor in tensors]
+        # Numbers that are not quantized are a view of the file, which cannot be written to.
+        values = [
+            torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
+            for tensor in tensors
+        ]
         if self.family.has_interleaved_experts and (match := _EXPERTS.fullmatch(name)):
             value = values[0] if len(values) == 1 else torch.stack(values, 2).flatten(1, 2)
             value = value if match[3] else value.mT.contiguous()
@@ -307,6 +313,38 @@ def locate(folder: Path, name: str) -> Path:
     if is_there(path):
         return path
     raise UserError(f"There is no file {quote(name)} in {folder}, nor at this path.")
+
+
+def _reader_class() -> Any:
+    """Return the reader of the package ``gguf``, made quick: it would take seconds for a vocabulary.
+
+    Raises:
+        UserError: the package is missing.
+    """
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise missing_package("A GGUF file", "gguf", "hf") from None
+
+    class QuickReader(gguf.GGUFReader):
+        """Passes over long arrays of the metadata, such as tokens and merges."""
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            content: Any = self.data
+            kind, length = struct.unpack_from("<IQ", content, orig_offs)
+            if length <= _LONGEST_ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            end = orig_offs + struct.calcsize("<IQ")
+            if kind == gguf.GGUFValueType.STRING:
+                for _ in range(length):
+                    end += 8 + struct.unpack_from("<Q", content, end)[0]
+            else:
+                end += length * np.dtype(self.gguf_scalar_to_np[gguf.GGUFValueType(kind)]).itemsize
+            return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
+
+    return QuickReader
 
 
 def _value(reader: Any, key: str) -> Any:
