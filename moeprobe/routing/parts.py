@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moeprobe.errors import UserError
+
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 PARTS = ("router", "experts", "attention", "rest")
 _EXPERTS = re.compile(r"experts?|local_experts")
@@ -50,7 +52,16 @@ def weights_of(
         routers: modules that choose experts.
         experts: modules that hold experts; where a router is inside of one it is a router still.
         is_transposed: whether a module's stacked parameters have their inputs before their outputs.
+
+    Raises:
+        UserError: a parameter is quantized, so its numbers are no weights.
     """
+    for path, _, parameter in _parameters(net):
+        if is_quantized(parameter):
+            raise UserError(
+                f"{path} is quantized in memory ({type(parameter).__name__}, {parameter.dtype}), so its weights cannot "
+                "be changed; open the model dequantized."
+            )
     inside = {
         id(parameter): part
         for part, modules in (("experts", experts), ("router", routers))
@@ -66,6 +77,12 @@ def weights_of(
         for path, module, parameter in _parameters(net)
         if parameter.is_floating_point()
     ]
+
+
+def is_quantized(parameter: Tensor) -> bool:
+    """Whether a parameter holds something else than plain numbers: packed or scaled ones, or a package's own class."""
+    is_of_package = type(parameter).__module__.partition(".")[0] in ("bitsandbytes", "torchao")
+    return is_of_package or (parameter.element_size() == 1 and not str(parameter.dtype).endswith("bool"))
 
 
 def _inputs(name: str, parameter: nn.Parameter, *, is_transposed: bool) -> int | None:

@@ -1,7 +1,8 @@
 """Mixture-of-experts language models of Hugging Face's library ``transformers`` (optional: the extra ``hf``).
 
 ``hf:LOCATION``, where LOCATION is a folder that ``save_pretrained`` wrote (weights in safetensors, with a fast
-tokenizer) or a name on the hub. Code that a model brings along is never run.
+tokenizer), a GGUF file, or a name on the hub. Quantized weights are dequantized. Code that a model brings along is
+never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
 outputs mean is described in ``outputs``, and whether experts follow them is tried out in ``expert_check``. A model is
@@ -14,6 +15,7 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, outputs, replay, routers
 from moeprobe.adapters.huggingface.digests import digesting, reload
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
-from moeprobe.adapters.huggingface.files import describe_files, load, load_processor
+from moeprobe.adapters.huggingface.files import describe_files, form_of, load, load_processor
+from moeprobe.adapters.huggingface.gguf_files import locate
 from moeprobe.adapters.huggingface.outline import active_parameters, check_routers, count_parameters
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
@@ -57,6 +60,7 @@ class HuggingfaceAdapter(Adapter):
         class_names: of a classifier, sorted; empty for other models.
         device: where its parameters are when they are in memory.
         expert_checks: whether experts get what their routers say, for one layer of each kind.
+        form: in which its files hold its weights; empty of plain safetensors.
 
     Raises:
         UserError: no router is recorded, one does not say what it chose, its experts do not follow it, or the model's
@@ -67,6 +71,7 @@ class HuggingfaceAdapter(Adapter):
 
     def __init__(self, model: Any, *, trained_capacity: bool = False) -> None:
         self.model = model.eval().requires_grad_(False)
+        self.form: dict[str, Any] = {}
         # Each text is read once.
         model.config.get_text_config().use_cache = False
         self._body = heads.text_part(model)
@@ -234,6 +239,7 @@ class HuggingfaceAdapter(Adapter):
             "parameters": total,
             "active_parameters": active_parameters(total, rows),
             "dense_layers": list(self.dense_layers),
+            **self.form,
             "layers": rows,
         }
 
@@ -443,11 +449,13 @@ class HuggingfaceAdapter(Adapter):
         reference, settings = split_settings(reference)
         processor = None if prompt is None else load_processor(reference)
         load_files = partial(load, reference, dtype=dtype, settings=settings, pictures=processor is not None)
+        form = form_of(reference, settings)
         make_room()
-        with digesting(reference) as digest:
+        with digesting(reference, settings.gguf) as digest:
             model, tokenizer = load_files()
             try:
                 texts = cls(model.to(device), trained_capacity=trained_capacity)
+                texts.form = form
                 settings.check(texts._layers)
                 pictures = (
                     None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
@@ -455,9 +463,10 @@ class HuggingfaceAdapter(Adapter):
             except UserError as error:
                 raise UserError(f"hf:{reference} cannot be probed: {error}") from None
             sha256 = digest(model.config)
-        admit(texts, model, partial(reload, reference, load_files, device=device, sha256=sha256))
+        again = partial(reload, reference, load_files, device=device, sha256=sha256, gguf=settings.gguf)
+        admit(texts, model, again)
         folder = expand(reference)
-        name = (resolve(folder) if is_folder(folder) else folder).name
+        name = Path(settings.gguf).name or (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(
             # In another precision than its own, or with other experts per token, it is another model.
             name=f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}"),
@@ -465,7 +474,7 @@ class HuggingfaceAdapter(Adapter):
             framing=pictures.framing if pictures else texts.framing(tokenizer),
             class_names=() if pictures else texts.class_names,
             provenance={
-                "path": reference,
+                "path": str(locate(folder, settings.gguf)) if settings.gguf else reference,
                 "sha256": sha256,
                 "capacity": "trained" if texts._limited else "unlimited",
                 "group_images": 1,
@@ -474,6 +483,7 @@ class HuggingfaceAdapter(Adapter):
                 "experts": [str(check) for check in texts.expert_checks],
                 "training": {},
                 **({"served": settings.plain()} if settings.suffix else {}),
+                **({"form": form} if form else {}),
                 **({"pictures": pictures.picture_facts()} if pictures else {}),
             },
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moeprobe.adapters.huggingface.gguf_files import locate
 from moeprobe.errors import UserError
 from moeprobe.runtime.file_hashes import LEAST_SIZE, hash_file, remembered_hash
 from moeprobe.runtime.files import expand, is_file, is_folder
@@ -22,14 +23,17 @@ from moeprobe.runtime.seeds import random_state_kept
 
 # What a folder says of a model and of its tokens.
 _SUFFIXES = (".json", ".safetensors", ".model", ".txt")
+# What is read beside a GGUF file.
+_BESIDE = ("config.json", "*token*.json", "vocab.*", "merges.txt", "*.model")
 
 
 @contextmanager
-def digesting(reference: str) -> Iterator[Callable[[Any], str]]:
+def digesting(reference: str, gguf: str = "") -> Iterator[Callable[[Any], str]]:
     """Hash a model's files while the block loads it; yields a function from its configuration to the hash.
 
-    A folder is hashed by its files' names and hashes, a name on the hub by its commit. Where the
-    block raises, reading ends.
+    A folder is hashed by its files' names and hashes, a name on the hub by its commit; where weights are read from
+    the GGUF file ``gguf``, by that file and the configuration and tokenizer beside it. Where the block raises, reading
+    ends.
     """
     folder = expand(reference)
     if not is_folder(folder):
@@ -37,7 +41,9 @@ def digesting(reference: str) -> Iterator[Callable[[Any], str]]:
         return
     stop = Event()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        future = pool.submit(lambda: _digest([(path, hash_file(path, stop=stop)) for path in _files(folder)]))
+        future = pool.submit(
+            lambda: _digest([(path, hash_file(path, stop=stop)) for path in _files(folder, gguf)])
+        )
         try:
             yield lambda config: future.result()
         finally:
@@ -46,7 +52,12 @@ def digesting(reference: str) -> Iterator[Callable[[Any], str]]:
 
 @random_state_kept()
 def reload(
-    reference: str, load: Callable[[], tuple[Any, Any]], *, device: torch.device, sha256: str
+    reference: str,
+    load: Callable[[], tuple[Any, Any]],
+    *,
+    device: torch.device,
+    sha256: str,
+    gguf: str = "",
 ) -> nn.Module:
     """Return a model that was opened before, loaded again, on a device.
 
@@ -55,11 +66,12 @@ def reload(
         load: returns the model and its tokenizer.
         device: where it is to run.
         sha256: the hash that it had.
+        gguf: as for ``digesting``.
 
     Raises:
         UserError: it has changed, or cannot be loaded any more.
     """
-    with digesting(reference) as digest:
+    with digesting(reference, gguf) as digest:
         model, _ = load()
         if digest(model.config) != sha256:
             raise UserError(f"hf:{reference} has changed since the run began; start the run again.")
@@ -67,13 +79,13 @@ def reload(
     return network
 
 
-def remembered_digest(reference: str, config: Any) -> str | None:
+def remembered_digest(reference: str, config: Any, gguf: str = "") -> str | None:
     """Return the hash of a model if it follows without reading its weights; None = a run has not computed it yet."""
     folder = expand(reference)
     if not is_folder(folder):
         return hash_of_commit(reference, config)
     hashes = []
-    for path in _files(folder):
+    for path in _files(folder, gguf):
         is_large = path.stat().st_size >= LEAST_SIZE
         hashes.append((path, remembered_hash(path) if is_large else hash_file(path)))
     complete = [(path, value) for path, value in hashes if value is not None]
@@ -85,7 +97,11 @@ def hash_of_commit(reference: str, config: Any) -> str:
     return hashlib.sha256(f"{reference}@{config._commit_hash}".encode()).hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, gguf: str) -> list[Path]:
+    if gguf:
+        # Such a file may lie among others that have nothing to do with it.
+        beside = {path for pattern in _BESIDE for path in folder.glob(pattern)}
+        return [locate(folder, gguf), *sorted(path for path in beside if is_file(path))]
     return [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES and is_file(path)]
 
 

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moeprobe.adapters.huggingface.digests import remembered_digest
+from moeprobe.adapters.huggingface.gguf_files import GgufFile
 from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
 from moeprobe.adapters.huggingface.outline import Stored, build_outline, check_routers, describe_outline
-from moeprobe.adapters.huggingface.settings import Settings
+from moeprobe.adapters.huggingface.quantized import (
+    dequantize,
+    describe_form,
+    prepare_dequantization,
+    state_dict,
+)
+from moeprobe.adapters.huggingface.settings import GGUF, Settings
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quote
@@ -135,7 +143,7 @@ class NoTokenizer:
 def load(
     reference: str, *, dtype: str = AUTO, settings: Settings | None = None, pictures: bool = False
 ) -> tuple[Any, FastTokenizer | NoTokenizer]:
-    """Return a model in a precision (auto = as it was saved), and its tokenizer.
+    """Return a model in a precision (auto = as it was saved), and its tokenizer; quantized weights are dequantized.
 
     Args:
         reference: a folder, or a name on the hub.
@@ -147,27 +155,34 @@ def load(
         UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it reads no
             pictures.
     """
-    with _loading(reference) as (transformers, source, folder, keywords):
-        config, _ = _read_config(transformers, source, folder, keywords, settings)
+    with _loading(reference, settings.gguf if settings else "") as (transformers, source, folder, keywords):
+        config, _, gguf = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
         # A model without routers is refused before its weights are read, which may take minutes.
-        check_routers(build_outline(kind, config))
+        outline = build_outline(kind, config)
+        check_routers(outline)
+        prepare_dequantization(config, folder)
+        precision = (config.dtype or torch.float32) if dtype == AUTO else getattr(torch, dtype)
+        state = state_dict(config, folder, precision) if gguf is None else gguf.state_dict(outline, precision)
+        if state is None:
+            weights = {"pretrained_model_name_or_path": source, "use_safetensors": True, **keywords}
+        else:
+            # Of no file, which only a class of one family takes.
+            kind, weights = type(outline), {"pretrained_model_name_or_path": None, "state_dict": state}
         model, loading_info = kind.from_pretrained(
-            source,
             config=config,
             dtype=dtype,
-            use_safetensors=True,
             output_loading_info=True,
             # Not those of config.json, which may name code on the hub: the library's own choice.
             attn_implementation=None,
             experts_implementation=None,
-            **keywords,
+            **weights,
         )
-        tokenizer = (
-            None
-            if folder is not None and not _has_tokenizer(folder)
-            else transformers.AutoTokenizer.from_pretrained(source, **keywords)
-        )
+        model = dequantize(model)
+        if folder is None or _has_tokenizer(folder):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
+        else:
+            tokenizer = None if gguf is None else gguf.tokenizer(transformers)
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
@@ -187,22 +202,43 @@ def describe_files(reference: str, settings: Settings) -> dict[str, Any]:
         UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it has no
             routers.
     """
-    with _loading(reference) as (transformers, source, folder, keywords):
-        config, stored = _read_config(transformers, source, folder, keywords, settings)
+    with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
+        config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
         model = build_outline(class_of(transformers, config), config)
-        return {"sha256": remembered_digest(reference, config)} | describe_outline(model, stored)
+        sha256 = remembered_digest(reference, config, settings.gguf)
+        return {"sha256": sha256} | describe_outline(model, stored) | describe_form(config, folder, gguf)
+
+
+def form_of(reference: str, settings: Settings) -> dict[str, Any]:
+    """Return in what form the files of a model hold its weights, from their headers; empty of plain safetensors.
+
+    Raises:
+        UserError: as ``describe_files``.
+    """
+    with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
+        config, _, gguf = _read_config(transformers, source, folder, keywords, settings)
+        return describe_form(config, folder, gguf)
 
 
 def _read_config(
     transformers: Any, source: str, folder: Path | None, keywords: dict[str, Any], settings: Settings | None
-) -> tuple[Any, Stored | None]:
-    """Return a configuration with settings applied, and what the headers in the folder say."""
-    config = transformers.AutoConfig.from_pretrained(source, **keywords)
-    stored = None if folder is None else Stored.of_folder(folder)
+) -> tuple[Any, Stored | None, GgufFile | None]:
+    """Return a configuration with settings applied, what the headers of the weights say, and the GGUF file of them."""
+    gguf, stored = None, None
+    if settings is not None and settings.gguf:
+        if folder is None:
+            raise UserError(
+                f"{GGUF}={settings.gguf} takes a file on this machine, in a folder: download it first."
+            )
+        gguf = GgufFile.find(folder, settings.gguf)
+        config, stored = gguf.config(transformers, folder), gguf.stored
+    else:
+        config = transformers.AutoConfig.from_pretrained(source, **keywords)
+        stored = None if folder is None else Stored.of_folder(folder)
     check_sizes(config, tensors=None if stored is None else stored.tensors)
     if settings is not None:
         settings.apply(config)
-    return config, stored
+    return config, stored, gguf
 
 
 def load_processor(reference: str) -> Any:
@@ -225,8 +261,10 @@ def load_processor(reference: str) -> Any:
 
 
 @contextmanager
-def _loading(reference: str) -> Iterator[tuple[Any, str, Path | None, dict[str, Any]]]:
+def _loading(reference: str, gguf: str = "") -> Iterator[tuple[Any, str, Path | None, dict[str, Any]]]:
     """Yield the library, the source and the keywords to load from it; its folder is None where it is on the hub.
+
+    Errors name the file ``gguf`` of its weights too, if there is one.
 
     Raises:
         UserError: whatever fails meanwhile, in a sentence.
@@ -245,21 +283,21 @@ def _loading(reference: str) -> Iterator[tuple[Any, str, Path | None, dict[str, 
         check_regular_files(folder, "*")
         check_folder(folder)
     source = str(folder) if local else reference
+    name = f"hf:{reference},{GGUF}={gguf}" if gguf else f"hf:{reference}"
     keywords: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
     try:
         with _quiet(transformers), local_unless_allowed():
             yield transformers, source, folder if local else None, keywords
     except UserError as error:
-        raise UserError(f"{quote(f'hf:{reference}')} cannot be loaded. {error}") from None
+        raise UserError(f"{quote(name)} cannot be loaded. {error}") from None
     except Exception as error:  # files, network, hub and formats: each has errors of its own
         if not local and isinstance(error, OSError) and not may_download():
             raise UserError(
                 f"There is no folder {quote(reference)}, and no model of that name in the local cache; {HOW}."
             ) from None
         reason = first_line(error)[:300].rstrip(".:")
-        name = quote(f"hf:{reference}")
-        where = "The folder" if local else f"{name} is no folder, and the model"
-        raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
+        where = "The folder" if local else f"{quote(name)} is no folder, and the model"
+        raise UserError(f"{where} {quote(name)} cannot be loaded: {reason}.") from error
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -1,9 +1,12 @@
 """Settings that follow the name of a model, ``hf:MODEL,top_k=4``: one model served in two ways can be compared.
 
+``hf:DIR,gguf=FILE``, or ``hf:DIR/FILE.gguf``, takes the weights from a GGUF file (see ``gguf_files``).
+
 The number of experts per token is set in the configuration before the model is built, so every router is made with it.
 After opening, each layer is asked whether it follows (``Settings.check``).
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ from moeprobe.runtime.schema import split_assignments
 if TYPE_CHECKING:
     from moeprobe.adapters.huggingface.routers import RouterLayer
 
-TOP_K, ALL = "top_k", "all"
+TOP_K, ALL, GGUF = "top_k", "all", "gguf"
 # How families call the number of experts per token, and of experts.
 _TOP_K_NAMES = (
     "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts",
@@ -27,9 +30,15 @@ _SECTIONS = ("ffn_config",)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a model: experts per token as written, a number or "all"; empty = as the model has it."""
+    """Settings of a model.
+
+    Attributes:
+        top_k: experts per token as written, a number or "all"; empty = as the model has it.
+        gguf: the GGUF file of its weights, in its folder or by its path; empty = its safetensors.
+    """
 
     top_k: str = ""
+    gguf: str = ""
 
     @property
     def suffix(self) -> str:
@@ -87,15 +96,23 @@ def split_settings(reference: str) -> tuple[str, Settings]:
     name, assignments = split_assignments(reference)
     values: dict[str, str] = {}
     for key, value in assignments:
-        if key != TOP_K:
-            raise UserError(f"Models of hf: have the setting {TOP_K} alone; leave {quote(key)} out.")
+        if key not in (TOP_K, GGUF):
+            raise UserError(f"Models of hf: have the settings {TOP_K} and {GGUF}; leave {quote(key)} out.")
         if key in values:
             raise UserError(f"{quote(reference)} has the setting {key} twice; name it once.")
+        if key == GGUF:
+            if not value:
+                raise UserError(f"{GGUF} takes the name of a GGUF file; got nothing.")
+            values[key] = value
+            continue
         # At most six digits: more experts than any model has.
         if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
             raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quote(value)}.")
         values[key] = value if value == ALL else str(int(value))
-    return name, Settings(values.get(TOP_K, ""))
+    if GGUF not in values and name.lower().endswith(f".{GGUF}"):
+        folder, file = os.path.split(name)
+        return folder or os.curdir, Settings(values.get(TOP_K, ""), file)
+    return name, Settings(values.get(TOP_K, ""), values.get(GGUF, ""))
 
 
 def num_experts_of(config: Any) -> int | None:
