@@ -12,6 +12,7 @@ from moeprobe.api.making import fields_among
 from moeprobe.declarations import Probe, registry
 from moeprobe.declarations.fields import fields_of, keyword_of
 from moeprobe.declarations.options import Options, combine
+from moeprobe.declarations.question import Question
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.pixels import to_pixels
@@ -33,18 +34,25 @@ R = TypeVar("R")
 use_plugins = check_arguments(catalog.use_plugins)
 
 
-def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tuple[Probe[R], Options]:
-    """Return a probe by its command, or as given, and common options, both of keywords."""
+def _question(
+    name: str, kind: str | Question[R], keywords: dict[str, Any], *, base: type[Question[Any]] = Probe
+) -> tuple[Any, Options]:
+    """Return a probe by its command, or as given, and common options, both of keywords.
+
+    ``base``: what it may be; a ``Question`` is also one to recordings.
+    """
     options = keywords.pop("options", None)
     # A class without its parameters is a likely slip.
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
-    if not isinstance(kind, str | Probe):
+    if not isinstance(kind, str | base):
         raise UserError(
             f"A probe is named by its command, or made: api.{name}('match-ratio', ...); got {kind!r}."
         )
-    declared = type(kind) if isinstance(kind, Probe) else registry.probe_named(kind)
-    accepted_names = signature_of(Options).parameters | {
+    lookup = registry.probe_named if base is Probe else registry.divided_named
+    declared = lookup(kind) if isinstance(kind, str) else type(kind)
+    common = signature_of(Options).parameters
+    accepted_names = {option: None for option in common if option in (declared.common or common)} | {
         keyword_of(declared, field): None for field in fields_of(declared)
     }
     for keyword in keywords:
@@ -56,12 +64,12 @@ def _question(name: str, kind: str | Probe[R], keywords: dict[str, Any]) -> tupl
     # Fields are taken out first; what remains are common options.
     fields = fields_among(declared, keywords)
     # A made probe has its fields already, so a second value would be ambiguous.
-    if isinstance(kind, Probe) and fields:
+    if not isinstance(kind, str) and fields:
         raise UserError(
             f"{declared.__name__}(...) sets all of its fields; omit "
             f"{', '.join(keyword_of(declared, field) for field in fields)}."
         )
-    probe = kind if isinstance(kind, Probe) else declared.with_fields(fields)
+    probe = declared.with_fields(fields) if isinstance(kind, str) else kind
     return probe, combine(options, keywords, defaults=probe.defaults)  # type: ignore[arg-type]
 
 
@@ -110,8 +118,8 @@ def plan(kind: str | Probe[R], models: Models, *, data: str | None = None, **key
 
 @check_arguments
 def measure_shard(
-    kind: str | Probe[R],
-    models: Models,
+    kind: str | Question[R],
+    models: Models | None = None,
     *,
     shard: str,
     data: str | None = None,
@@ -120,9 +128,12 @@ def measure_shard(
 ) -> MeasuredShard:
     """Measure one part of what ``probe`` measures, into the folder ``out``; ``merge`` puts the parts together.
 
+    Questions to recordings that divide their inputs are ``"trace analyze"``, ``"trace locality"`` and
+    ``"trace drift"``.
+
     Args:
-        kind: as in ``probe``.
-        models: as in ``match_ratio``.
+        kind: as in ``probe``; or a question to recordings, or its command.
+        models: as in ``match_ratio``; None for a question to recordings, whose keywords name its files.
         shard: which part of how many, e.g. ``"2/8"``: whole batches of the run's list.
         data: as in ``match_ratio``.
         watcher: as in ``match_ratio``.
@@ -131,7 +142,9 @@ def measure_shard(
     Raises:
         UserError: something named does not exist or does not fit, or the probe is not measured in parts.
     """
-    question, options = _question("measure_shard", kind, keywords)
+    question, options = _question("measure_shard", kind, keywords, base=Question)
+    if models is None and isinstance(question, Probe):
+        raise UserError(f"Name the checkpoints of {question.name}, e.g. models=['checkpoints/demo-prc'].")
     return merging.measure_shard(
         question, models, Shard.read(shard), data=data, options=options, watcher=watcher
     )

@@ -36,6 +36,7 @@ class Question(Kind, Generic[R]):
         renames: whether a finished run is shown under the names that are given now; otherwise they are part of it.
         needs_folder: what an output folder is for, where nothing is done without one; empty = it may be left out.
         printed: whether there is something to read on the screen without a folder.
+        splits: whether it can be measured in shards.
         raises: what of it can be wrong, beside names and values; empty = nothing more.
         work: ``module:class`` of the work that it asks for; imported when a run begins.
         drawn_by: ``module:function`` that draws a table in the ``colors`` of its checkpoints; imported when a run is
@@ -57,6 +58,7 @@ class Question(Kind, Generic[R]):
     renames: ClassVar[bool] = True
     needs_folder: ClassVar[str] = ""
     printed: ClassVar[bool] = True
+    splits: ClassVar[bool] = False
     work: ClassVar[str]
     drawn_by: ClassVar[str] = ""
 

@@ -87,6 +87,16 @@ def probe_named(name: str) -> type[Probe[Any]]:
     return by_name[name]
 
 
+def divided_named(name: str) -> type[Question[Any]]:
+    """Return the probe of a command, or the question to recordings that is measured in shards too.
+
+    Raises:
+        UserError: there is none.
+    """
+    by_name = {kind.name: kind for kind in standalone() if kind.splits}
+    return by_name[name] if name in by_name else probe_named(name)
+
+
 def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
     """Return the analyses of a kind of run: those that it names, then those that join it (``Analysis.joins``).
 

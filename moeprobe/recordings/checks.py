@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -74,30 +73,30 @@ def metadata(path: Path, metadata: Mapping[str, Any]) -> None:
         raise UserError(f"{path}: {problem} in its metadata is not as a trace has it; {_AGAIN}.")
 
 
-def rows(path: Path, index: pd.DataFrame, *, layers: Sequence[str]) -> None:
-    """Check which rows there are: every layer of every input, once, and alike."""
-    if index.empty:
-        raise UserError(f"{path} holds no inputs; {_AGAIN}.")
-    twice = index.duplicated(["id", "layer"])
-    if twice.any():
-        row = index[twice].iloc[0]
-        raise UserError(f"{path} holds {row['layer']} of {row['id']} twice; {_AGAIN}.")
-    for layer in index["layer"].unique():
-        if layer not in layers:
-            raise UserError(f"{path} holds a layer {layer} that its metadata do not name; {_AGAIN}.")
-    ids = set(index["id"])
-    for layer in layers:
-        of_layer = index[index["layer"] == layer]
-        if len(of_layer) < len(ids):
-            lost = min(ids - set(of_layer["id"]))
-            raise UserError(f"{path} has no {layer} of {lost}, of which it has other layers; {_AGAIN}.")
-        for column in OF_LAYER:
-            values = of_layer[column].unique()
-            if len(values) > 1:
-                first = ", ".join(map(str, values[:3]))
-                raise UserError(
-                    f"{path}: {column} of {layer} is not the same for all inputs ({first}); {_AGAIN}."
-                )
+def no_inputs_error(path: Path) -> UserError:
+    """Return the error of a file without rows."""
+    return UserError(f"{path} holds no inputs; {_AGAIN}.")
+
+
+def twice_error(path: Path, layer: str, name: str) -> UserError:
+    """Return the error of a file in which a layer of an input has two rows."""
+    return UserError(f"{path} holds {layer} of {name} twice; {_AGAIN}.")
+
+
+def unknown_layer_error(path: Path, layer: str) -> UserError:
+    """Return the error of a file with rows of a layer that it does not name."""
+    return UserError(f"{path} holds a layer {layer} that its metadata do not name; {_AGAIN}.")
+
+
+def lost_row_error(path: Path, layer: str, name: str) -> UserError:
+    """Return the error of a file in which a layer lacks an input that other layers have."""
+    return UserError(f"{path} has no {layer} of {name}, of which it has other layers; {_AGAIN}.")
+
+
+def unlike_error(path: Path, layer: str, column: str, values: Sequence[Any]) -> UserError:
+    """Return the error of a file whose rows do not say the same of a layer."""
+    first = ", ".join(map(str, values))
+    return UserError(f"{path}: {column} of {layer} is not the same for all inputs ({first}); {_AGAIN}.")
 
 
 def layer(path: Path, name: str, sizes: Mapping[str, Any], num_tokens: NDArray[np.generic]) -> None:

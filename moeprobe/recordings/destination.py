@@ -2,23 +2,39 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError, already_finished, option
+from moeprobe.recordings.format import TraceWriter, writing
+from moeprobe.recordings.part_writer import PartsWriter, writing_parts
+from moeprobe.recordings.parts import find_parts
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_there
 
 
-def check_destination(path: Path, *, overwrite: bool) -> None:
-    """Raise ``UserError`` unless ``path`` is free or holds a trace."""
-    if path.suffix != ".parquet":
-        raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
+def check_destination(path: Path, *, overwrite: bool, rows_per_file: int | None = None) -> None:
+    """Raise ``UserError`` unless ``path`` is free or holds a trace, in one file or in parts."""
+    if rows_per_file is not None and rows_per_file < 1:
+        raise UserError(f"{option('rows_per_file')} takes a positive number; got {rows_per_file}.")
+    if rows_per_file is None and path.suffix != ".parquet":
+        raise UserError(
+            f"A trace is one file; end its name in .parquet, e.g. {path}.parquet, or write a folder of parts with "
+            f"{option('rows_per_file', 100_000)}."
+        )
+    if rows_per_file is not None and path.suffix == ".parquet":
+        raise UserError(
+            f"Parts are written into a folder; leave .parquet out, e.g. {path.with_suffix('')}, or leave "
+            f"{option('rows_per_file')} out."
+        )
     if is_there(path):
         try:
             TraceFile(path)
+            # Nothing else is in the folder that would be replaced.
+            if rows_per_file is not None and (foreign := set(path.iterdir()) - set(find_parts(path))):
+                raise UserError(f"{min(foreign)} is no part of a trace.")
         except UserError as error:
             if not overwrite:
                 raise _another(path) from None
@@ -28,22 +44,46 @@ def check_destination(path: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def new_trace(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield where to write a trace that belongs to ``path``.
+def new_trace(
+    path: Path, *, overwrite: bool, rows_per_file: int | None, describe_part: Callable[[], Mapping[str, Any]]
+) -> Iterator[TraceWriter | PartsWriter]:
+    """Yield a writer of the trace at ``path``.
 
     Without ``overwrite`` a trace that is there stays. The new one is then written elsewhere, to be compared with it.
+
+    Args:
+        path: of the file, or of the folder of parts.
+        overwrite: whether to replace a trace that is there.
+        rows_per_file: rows of a part; None = there is one file.
+        describe_part: see ``PartsWriter``.
 
     Raises:
         UserError: another trace is there.
     """
-    if overwrite or not is_there(path):
-        yield path
-        return
+    is_new = overwrite or not is_there(path)
     scratch = Scratch()
-    yield scratch.path / path.name
-    if not has_same_bytes(scratch.path / path.name, path):
-        raise _another(path)
-    warnings.warn(already_finished(path), stacklevel=4)
+    target = path if is_new else scratch.path / path.name
+    writer = (
+        writing(target, threaded=True)
+        if rows_per_file is None
+        else writing_parts(target, rows_per_file, describe_part)
+    )
+    with writer as file:
+        yield file
+    if not is_new:
+        if not _have_same_bytes(target, path):
+            raise _another(path)
+        warnings.warn(already_finished(path), stacklevel=4)
+
+
+def num_bytes(path: Path) -> int:
+    """Return the bytes of a trace, in all of its parts."""
+    return sum(part.stat().st_size for part in find_parts(path))
+
+
+def _have_same_bytes(first: Path, second: Path) -> bool:
+    parts = find_parts(first), find_parts(second)
+    return len(parts[0]) == len(parts[1]) and all(map(has_same_bytes, *parts))
 
 
 def _another(path: Path) -> UserError:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck
 from moeprobe.recordings.count_rows import counts_of, rows_of_counts
-from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
+from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace, num_bytes
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.field_search import Keys
-from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
+from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata
 from moeprobe.recordings.gathering import gather
 from moeprobe.recordings.import_findings import Findings
 from moeprobe.recordings.log_probs import tokens_of
@@ -96,6 +96,7 @@ def import_routed_experts(
     image_token_id: int | None = None,
     name: str | None = None,
     data: str = "requests",
+    rows_per_file: int | None = None,
     overwrite: bool = False,
     watcher: Progress | None = None,
 ) -> ImportedExperts:
@@ -103,7 +104,7 @@ def import_routed_experts(
 
     Args:
         files: responses, as JSON lines or JSON.
-        path: of the new trace, ``.parquet``.
+        path: of the new trace, ``.parquet``; with ``rows_per_file`` of a folder.
         model_config: ``config.json`` of the model that was served: number of experts, and which layers have them.
         reader: the responses' dialect, one of ``moeprobe.recordings.readers``; None = by their keys.
         ordered_by: what the server orders a token's experts by, the best first, where that is known: one of
@@ -119,6 +120,7 @@ def import_routed_experts(
         image_token_id: of the tokens that stand for parts of a picture; None = as ``model_config`` says.
         name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
+        rows_per_file: as in ``import_trace``.
         overwrite: replace an earlier trace.
         watcher: shows the bytes read.
 
@@ -128,7 +130,7 @@ def import_routed_experts(
     """
     # Everything that can be refused without reading a response is refused first: files may have gigabytes.
     sources, path = [Path(file) for file in several(files)], Path(path)
-    check_destination(path, overwrite=overwrite)
+    check_destination(path, overwrite=overwrite, rows_per_file=rows_per_file)
     if not sources:
         raise UserError("Name at least one file of responses.")
     checkpoint = named_checkpoint(name or path.stem, data=data)
@@ -165,7 +167,14 @@ def import_routed_experts(
         watcher=progress_of(watcher),
     )
     check = CaptureCheck()
-    with new_trace(path, overwrite=overwrite) as target, writing(target, threaded=True) as file:
+
+    def describe_part(**facts: Any) -> dict[str, Any]:
+        clusters = reading.clusters
+        return metadata(checkpoint=checkpoint, layers=shape.names, clusters=clusters, data=data, **facts)
+
+    with new_trace(
+        path, overwrite=overwrite, rows_per_file=rows_per_file, describe_part=describe_part
+    ) as file:
         for rows in group_rows(reading.rows(), progress=reading.watcher.advance):
             check.add(rows)
             file.write([rows])
@@ -177,16 +186,7 @@ def import_routed_experts(
             *reading.findings.without,
         ]
         missing = reading.findings.sentences()
-        info = metadata(
-            checkpoint=checkpoint,
-            layers=shape.names,
-            skipped=left_out,
-            missing=missing,
-            misplaced=reading.findings.short,
-            clusters=reading.clusters,
-            data=data,
-        )
-        file.close(info)
+        file.close(describe_part(skipped=left_out, missing=missing, misplaced=reading.findings.short))
     # Without a stated order the experts of a token are a set, and have no first choice.
     is_known = is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"])
     return ImportedExperts(
@@ -194,7 +194,7 @@ def import_routed_experts(
         requests=len(reading.names) - len(left_out),
         layers=shape.names,
         tokens=reading.findings.tokens,
-        nbytes=path.stat().st_size,
+        nbytes=num_bytes(path),
         readers=sorted(reading.used),
         missing=missing,
         findings=[finding for finding in check.findings() if finding.name not in COUNTED],

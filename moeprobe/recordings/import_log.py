@@ -10,10 +10,10 @@ import pyarrow as pa
 from moeprobe.errors import UserError, option
 from moeprobe.recordings.capture_check import CaptureCheck, not_empty
 from moeprobe.recordings.compressed import open_expanded
-from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace
+from moeprobe.recordings.destination import check_destination, named_checkpoint, new_trace, num_bytes
 from moeprobe.recordings.faults import Finding
 from moeprobe.recordings.file_kinds import HEAD, check_log
-from moeprobe.recordings.format import is_ordered, metadata, writing
+from moeprobe.recordings.format import is_ordered, metadata
 from moeprobe.recordings.log_rows import Fault, Row, faults_at, parse
 from moeprobe.recordings.long_text import read_line
 from moeprobe.recordings.responses import MOST_BYTES, group_rows
@@ -124,6 +124,7 @@ def import_trace(
     num_experts: int | None = None,
     name: str | None = None,
     data: str = "requests",
+    rows_per_file: int | None = None,
     overwrite: bool = False,
     watcher: Progress | None = None,
 ) -> ImportedTrace:
@@ -140,10 +141,11 @@ def import_trace(
 
     Args:
         log: the file.
-        path: of the new trace, ``.parquet``.
+        path: of the new trace, ``.parquet``; with ``rows_per_file`` of a folder.
         num_experts: of every layer, where the log does not say.
         name: of the model in tables; None = the trace's.
         data: what the tables call the requests.
+        rows_per_file: write parts of at least so many rows (a layer of a request each); None = one file.
         overwrite: replace an earlier trace.
         watcher: shows the bytes read.
 
@@ -151,7 +153,7 @@ def import_trace(
         UserError: a line is no routing of a layer, nothing was captured, or the files cannot be read or written.
     """
     log, path = Path(log), Path(path)
-    check_destination(path, overwrite=overwrite)
+    check_destination(path, overwrite=overwrite, rows_per_file=rows_per_file)
     if num_experts is not None and num_experts < 1:
         raise UserError(f"{option('num_experts')} takes a positive number; got {num_experts}.")
     checkpoint = named_checkpoint(name or path.stem, data=data)
@@ -161,18 +163,22 @@ def import_trace(
     watcher.start(f"import {log.name}", log.stat().st_size)
     entries = Log(log, num_experts=num_experts, progress=watcher.advance)
     check = CaptureCheck()
-    with new_trace(path, overwrite=overwrite) as target, writing(target, threaded=True) as file:
+
+    def describe_part() -> dict[str, Any]:
+        return metadata(checkpoint=checkpoint, layers=list(entries.layers), data=data)
+
+    with new_trace(
+        path, overwrite=overwrite, rows_per_file=rows_per_file, describe_part=describe_part
+    ) as file:
         for rows in entries.batches():
             check.add(rows)
             file.write([rows])
         findings = not_empty(check, str(log))
-        file.close(metadata(checkpoint=checkpoint, layers=list(entries.layers), data=data))
+        file.close(describe_part())
     unordered = [
         name
         for name, shared in entries.layers.items()
         if not is_ordered(top_k=shared["top_k"], ordered_by=shared["ordered_by"])
     ]
-    size = path.stat().st_size
-    return ImportedTrace(
-        path, len(entries.requests), list(entries.layers), entries.num_tokens, size, findings, unordered
-    )
+    layers, size = list(entries.layers), num_bytes(path)
+    return ImportedTrace(path, len(entries.requests), layers, entries.num_tokens, size, findings, unordered)

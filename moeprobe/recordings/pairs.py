@@ -59,10 +59,10 @@ def name_all(traces: Sequence[TraceFile]) -> list[NamedTrace]:
     Raises:
         UserError: one is named twice, or cannot be compared with the first.
     """
-    paths = [resolve(trace.path).with_suffix("") for trace in traces]
-    for path, number in Counter(paths).items():
+    for path, number in Counter(resolve(trace.path) for trace in traces).items():
         if number > 1:
-            raise UserError(f"The trace {path}.parquet was named twice.")
+            raise UserError(f"The trace {path} was named twice.")
+    paths = [trace.unsuffixed_path for trace in traces]
     labels = [(trace.about["checkpoint"]["name"], *_view_of(trace)) for trace in traces]
     # Traces of one name may be of different checkpoints: then the name alone would mislead.
     hashes: dict[str, set[str | None]] = {}

@@ -1,4 +1,4 @@
-"""Read a routing trace (see ``format``), a block of inputs at a time.
+"""Read a routing trace (see ``format``), a block of inputs at a time; it may be in several files (see ``parts``).
 
 A trace may come from anybody: whatever does not hold together is one sentence.
 
@@ -6,7 +6,6 @@ Axes: n inputs of a block, T tokens (the most that one of them has), P of them a
 """
 
 import copy
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,29 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings import checks
-from moeprobe.recordings.file_kinds import HEAD, check_trace_kind
-from moeprobe.recordings.format import (
-    COLUMNS,
-    FORMAT,
-    KEY,
-    LACKING,
-    READ,
-    SCALARS,
-    SCHEMA,
-    VERSION,
-    as_set,
-    is_ordered,
-)
-from moeprobe.runtime.files import check_regular, is_folder, open_regular, status
-from moeprobe.runtime.parquet import check_parquet_size
-from moeprobe.runtime.similar_paths import did_you_mean_path
+from moeprobe.recordings.format import COLUMNS, SCALARS, as_set, is_ordered
+from moeprobe.recordings.parts import TraceParts
+from moeprobe.recordings.trace_index import TraceIndex
+from moeprobe.runtime.files import resolve
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
 CACHE = 2**26
@@ -111,58 +96,39 @@ class TraceFile:
     """An open trace.
 
     Args:
-        path: the file.
+        path: the file, the folder of its parts, or a pattern of them, e.g. ``traces/*.parquet``.
 
     Attributes:
+        parts: its files.
         about: its metadata.
-        ids: the inputs, in the order of the file.
+        ids: the inputs, in the order of the files.
         layers: what holds for each layer, in forward order.
 
     Raises:
-        UserError: it is missing, truncated, no trace, of a version that is not known, or does not hold together.
+        UserError: it is missing, truncated, no trace, of a version that is not known, or does not hold together; or
+            parts do not fit.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open_file(path)
-        self.about = metadata_of(path, self._file.schema_arrow)
-        # Before anything is read: a small file may claim billions of rows.
-        check_parquet_size(path, self._file.metadata, all_rows=True)
-        self._columns = set(self._file.schema_arrow.names)
-        groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
-        self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self.parts = TraceParts(path)
+        self.about = self.parts.about
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self._bytes = 0
         self._filled: dict[tuple[str, str], bool] = {}
-        try:
-            index = self._file.read(columns=[name for name in SCALARS if name in self._columns]).to_pandas()
-        except UNREADABLE as error:
-            raise checks.damage_error(path) from error
-        # The columns of all rows except their lists: enough to check the file and to find rows.
-        if "ordered_by" not in index:  # version 1: gates say in which order
-            index["ordered_by"] = index["gates_kept"].map(lambda kept: None if kept == "none" else "gates")
-        checks.rows(path, index, layers=self.about["layers"])
-        # In the order of the file, each id once.
-        self.ids: list[str] = list(dict.fromkeys(index["id"]))
-        by_layer = dict(tuple(index.groupby("layer", sort=False)))
-        self.layers = {name: self._layer(name, by_layer[name]) for name in self.about["layers"]}
-        self._index_of = {name: index for index, name in enumerate(self.ids)}
-        self._rows, self._num_tokens = {}, {}
-        for name, of_layer in by_layer.items():
-            indices = self._indices(of_layer["id"])
-            self._rows[name], self._num_tokens[name] = np.empty((2, len(indices)), dtype=np.int64)
-            self._rows[name][indices], self._num_tokens[name][indices] = (
-                of_layer.index,
-                of_layer["num_tokens"],
-            )
+        self._index = TraceIndex(self.parts)
+        # In the order of the files, each id once.
+        self.ids: list[str] = list(self._index.number_of)
+        self._number_of = self._index.number_of
+        self.layers = {name: self._layer(name) for name in self.about["layers"]}
 
-    def _layer(self, name: str, rows: pd.DataFrame) -> Layer:
-        first = rows.iloc[0]
+    def _layer(self, name: str) -> Layer:
+        num_tokens = self._index.num_tokens[name]
         values: dict[str, Any] = {
-            column: None if pd.isna(first[column]) else kind(first[column])
+            column: None if value is None else kind(value)
             for column, kind in checks.OF_LAYER.items()
+            for value in [self._index.layers[name][column]]
         }
-        num_tokens = rows["num_tokens"].to_numpy()
         layer = Layer(**values, load_only=not num_tokens.any())
         checks.layer(self.path, name, vars(layer), num_tokens)
         return layer
@@ -177,16 +143,25 @@ class TraceFile:
         # A shallow copy: the file and its index are shared, and only names differ.
         renamed = copy.copy(self)
         renamed.ids = [names[name] for name in self.ids if name in names]
-        renamed._index_of = {names[name]: index for name, index in self._index_of.items() if name in names}
+        renamed._number_of = {
+            names[name]: number for name, number in self._number_of.items() if name in names
+        }
         renamed.about = self.about | {"clusters": dict(clusters)}
         # A cache of its own: the count of its bytes would go out of step with a shared one.
         renamed._cache, renamed._bytes = OrderedDict(), 0
         return renamed
 
     @property
+    def unsuffixed_path(self) -> Path:
+        """The path with its links followed and without ``.parquet``: its end tells traces of one name apart."""
+        path = resolve(self.path)
+        # A folder of parts may be called v1.5, which ends in no suffix.
+        return path.with_suffix("") if path.suffix == ".parquet" else path
+
+    @property
     def num_rows(self) -> int:
-        """Rows of the file: inputs times layers."""
-        return int(self._starts[-1])
+        """Rows of all files: inputs times layers."""
+        return int(self.parts.starts[-1])
 
     def marks(self, column: str) -> bool:
         """Whether a column that may be empty says something of any token."""
@@ -203,21 +178,21 @@ class TraceFile:
 
     def _parts_of(self, column: str) -> Iterator[pa.ChunkedArray]:
         """Yield the values of a column, one row group at a time; nothing where an earlier version lacks it."""
-        if column in self._columns:
-            for group in range(len(self._starts) - 1):
-                yield self._row_group(group, [column])[column]
+        if column in self.parts.columns:
+            for group in range(len(self.parts.starts) - 1):
+                yield self.parts.row_group(group, [column])[column]
 
     def row_groups(self) -> Iterator[pa.Table]:
         """Yield the rows as they are in the file, some at a time, unchecked."""
-        for group in range(len(self._starts) - 1):
-            yield self._row_group(group)
+        for group in range(len(self.parts.starts) - 1):
+            yield self.parts.row_group(group)
 
     def num_tokens(self, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the tokens ``(n,)`` that a layer has of these inputs."""
-        return self._num_tokens[layer][self._indices(ids)]
+        return self._index.num_tokens[layer][self._indices(ids)]
 
     def _indices(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        return np.array([self._index_of[identity] for identity in ids], dtype=np.int64)
+        return np.fromiter(map(self._number_of.__getitem__, ids), dtype=np.int64)
 
     def read(self, layer: str, ids: Sequence[str], *, num_tokens: int | None = None) -> Block:
         """Return one layer of these inputs, in this order, filled up to ``num_tokens``.
@@ -226,7 +201,7 @@ class TraceFile:
             UserError: the rows are damaged, or their lists do not fit.
         """
         info = self.layers[layer]
-        table = self._take(self._rows[layer][self._indices(ids)])
+        table = self._take(self._index.rows[layer][self._indices(ids)])
         tokens = table["num_tokens"].to_numpy().astype(np.int64)
         # Blocks of several inputs are padded to the longest.
         length = int(tokens.max()) if num_tokens is None else num_tokens
@@ -264,17 +239,17 @@ class TraceFile:
         Raises:
             UserError: that is not in the file, or no number of choices.
         """
-        rows = self._take(self._rows[layer][self._indices(ids)])
+        rows = self._take(self._index.rows[layer][self._indices(ids)])
         return checks.counts(f"{self.path}, {layer}", rows, num_experts=self.layers[layer].num_experts)
 
     def _take(self, rows: NDArray[np.int64]) -> pa.Table:
         """Return rows by their numbers."""
-        groups = np.searchsorted(self._starts, rows, side="right") - 1
+        groups = np.searchsorted(self.parts.starts, rows, side="right") - 1
         # Stable, so that rows of one group are taken together and in order.
         order = np.argsort(groups, kind="stable")
         ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1
         parts = [
-            _rows_of(self._group(int(groups[part[0]])), rows[part] - self._starts[groups[part[0]]])
+            _rows_of(self._group(int(groups[part[0]])), rows[part] - self.parts.starts[groups[part[0]]])
             for part in np.split(order, ends[:-1])
         ]
         table = pa.concat_tables(parts)
@@ -286,8 +261,8 @@ class TraceFile:
     def _group(self, group: int) -> pa.Table:
         """Return what rows of a group are read for; the groups that were used last are kept."""
         if group not in self._cache:
-            table = self._row_group(
-                group, [name for name in COLUMNS if name in _READ_COLUMNS & self._columns]
+            table = self.parts.row_group(
+                group, [name for name in COLUMNS if name in _READ_COLUMNS & self.parts.columns]
             )
             self._cache[group] = table
             self._bytes += table.nbytes
@@ -296,17 +271,6 @@ class TraceFile:
         while self._bytes > CACHE and len(self._cache) > 1:
             self._bytes -= self._cache.popitem(last=False)[1].nbytes
         return self._cache[group]
-
-    def _row_group(self, group: int, columns: list[str] | None = None) -> pa.Table:
-        """Return a row group with some columns, or all of them.
-
-        Raises:
-            UserError: it is damaged.
-        """
-        try:
-            return self._file.read_row_group(group, columns=columns, use_threads=False)
-        except UNREADABLE as error:
-            raise checks.damage_error(self.path) from error
 
     def _full_column(self, layer: str, name: str, table: pa.Table) -> pa.Array | None:
         """Return a column that all rows of a layer have; None for one that none has."""
@@ -324,7 +288,7 @@ class TraceFile:
         self, layer: str, name: str, table: pa.Table, tokens: NDArray[np.int64], width: int
     ) -> NDArray[np.generic] | None:
         """Return a column that only some rows may have, as ``(n, most)``, -1 elsewhere; None where no row has it."""
-        present = name in self._columns and table[name].is_valid().to_numpy()
+        present = name in self.parts.columns and table[name].is_valid().to_numpy()
         if not np.any(present):
             return None
         # Rows without the list are left out here, and filled with -1 below.
@@ -371,72 +335,3 @@ def _rows_of(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     if (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(pa.array(rows))
-
-
-# Open a file as a routing trace: what it says of itself, and whether its columns are those of its version.
-
-# What Arrow says of a damaged file.
-UNREADABLE = (pa.ArrowException, OSError, ValueError)
-
-
-def open_file(path: Path) -> pq.ParquetFile:
-    """Return an open Parquet file.
-
-    Raises:
-        UserError: it is missing, truncated or none.
-    """
-    if is_folder(path):
-        example = min(path.rglob("*.parquet"), default=path / "clean.parquet")
-        raise UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
-    if status(path) is None:
-        raise UserError(f"There is no trace {path}.{did_you_mean_path(path)}")
-    check_regular(path)
-    # Checksums are verified: a flipped bit would otherwise become another expert.
-    try:
-        return pq.ParquetFile(path, page_checksum_verification=True)
-    except UNREADABLE as error:
-        # A log is the most likely mix-up, so it gets a message of its own.
-        if path.suffix == ".jsonl":
-            raise UserError(
-                f"{path} is a log; make a trace of it: moeprobe trace import {path} DST."
-            ) from None
-        with open_regular(path) as file:
-            check_trace_kind(path, file.peek(HEAD)[:HEAD])
-        raise checks.damage_error(path) from error
-
-
-def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
-    """Return the metadata of a trace of a version that is known.
-
-    Raises:
-        UserError: the version is not known, or the columns or metadata do not fit a trace.
-    """
-    text = (schema.metadata or {}).get(KEY)
-    if text is None:
-        raise UserError(
-            f"{path} is a Parquet file, but no routing trace of moeprobe; record one: moeprobe trace record."
-        )
-    try:
-        metadata = json.loads(text)
-        form, version = metadata["format"], metadata["version"]
-        # Half a character (a lone surrogate) could be neither printed nor written.
-        json.dumps(metadata, ensure_ascii=False).encode()
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise checks.damage_error(path) from error
-    if form != FORMAT or version not in READ:
-        raise UserError(
-            f"{path} is a trace of version {version}, and this moeprobe reads versions {READ[0]} to {VERSION}; update "
-            "moeprobe."
-        )
-    checks.metadata(path, metadata)
-    expected = pa.schema([field for field in SCHEMA if field.name not in LACKING.get(version, ())])
-    if not schema.remove_metadata().equals(expected):
-        wrong = [field.name for field in expected if schema.get_field_index(field.name) < 0]
-        wrong += [name for name in schema.names if expected.get_field_index(name) < 0]
-        wrong += [
-            field.name for field in expected if not wrong and not schema.field(field.name).equals(field)
-        ]
-        raise UserError(
-            f"{path}: the column {(wrong or ['id'])[0]} is not as a trace has it; record it again."
-        )
-    return metadata

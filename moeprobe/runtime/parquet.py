@@ -15,19 +15,20 @@ _OPEN = 16
 
 
 @functools.lru_cache(maxsize=_OPEN)
-def open_parquet(path: Path, version: Version) -> "ParquetFile":
+def open_parquet(path: Path, version: Version, *, verify: bool = False) -> "ParquetFile":
     """Return an open Parquet file.
 
     Args:
         path: the file.
         version: what ``version_of`` said of it when its row groups were indexed.
+        verify: whether checksums of pages are compared as they are read.
 
     Raises:
         UserError: the file has changed, so the index of its row groups is outdated.
     """
     from pyarrow.parquet import ParquetFile  # here, since most commands read none
 
-    file = ParquetFile(path)
+    file = ParquetFile(path, page_checksum_verification=verify)
     if version_of(path) != version:
         raise UserError(f"{path} was replaced while it was read; repeat the command.")
     return file

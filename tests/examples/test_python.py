@@ -37,6 +37,7 @@ PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 RECORDED = ROOT / "docs" / "guide" / "recorded-routing.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
+MANY_MACHINES = ROOT / "docs" / "guide" / "many-machines.md"
 MONITOR = ROOT / "docs" / "guide" / "monitor.md"
 PICTURES = ROOT / "docs" / "guide" / "vision-language-models.md"
 READER = ROOT / "docs" / "contributing" / "adding-a-reader.md"
@@ -46,8 +47,8 @@ def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
         README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OWN_ROUTERS: 2, OUTSIDE: 1, PLUGINS: 4, PROBE: 4, ADAPTER: 2, READER: 1,
-        RECORDED: 1,  # tests/examples/test_servers.py
-        OTHER_FORMS: 1,
+        MANY_MACHINES: 1,  # tests/examples/test_many_machines.py
+        OTHER_FORMS: 2,  # one: tests/examples/test_servers.py
         MONITOR: 4,  # tests/integrations/test_page.py
         PICTURES: 1,
     }  # fmt: skip

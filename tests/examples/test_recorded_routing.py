@@ -26,7 +26,7 @@ def test_every_command_of_the_page(
     Path("responses.jsonl").write_text(json.dumps(json.loads(response)))
     Path("config.json").write_text(config)
     commands = [line for block in blocks("bash", PAGE) for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 9
     said = []
     for command in commands:
         program, *arguments = shlex.split(command, comments=True)
@@ -37,6 +37,8 @@ def test_every_command_of_the_page(
                 folder = Path(f"traces/step-{step}")
                 folder.mkdir()
                 shutil.copy(f"traces/demo-prc/{name}.parquet", folder / "clean.parquet")
+        if arguments[1] == "balance":
+            shutil.copytree("traces/served", "traces/2026-11-01")
         if arguments[1] == "check":
             shutil.copy("traces/served.parquet", "traces/again.parquet")
         result = run(*arguments)
@@ -52,4 +54,4 @@ def test_every_command_of_the_page(
     layer = moved[moved["layer"] == "blocks.3"].set_index("view")["value"]
     near, far = (layer[f"step-{step}/clean against the first"] for step in (100, 200))
     assert 1 > near > far > 0
-    assert "Overlap of the choices in the common input: 1.000" in said[5], said[5]
+    assert "Overlap of the choices in the common input: 1.000" in said[-1], said[-1]

@@ -73,7 +73,7 @@ def test_outputs_in_python_are_written_as_the_page_says(
     ]
     monkeypatch.chdir(tmp_path)
     Path("offline.jsonl").write_bytes(real)
-    [code] = blocks("python", PAGE.with_name("recorded-routing.md"))
+    [_, code] = blocks("python", PAGE.with_name("other-forms.md"))
     exec(code, {"outputs": outputs})
     api.import_routed_experts("responses.jsonl", "served.parquet", model_config=MIXTRAL)
     api.import_routed_experts("offline.jsonl", "kept.parquet", model_config=MIXTRAL)

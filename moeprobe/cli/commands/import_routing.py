@@ -24,7 +24,12 @@ def import_routing(
             "GGUF), with --model-config; or a routing log, one JSON object per MoE layer of one request.",
         ),
     ],
-    trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DST.parquet", help="File of the new trace; with --rows-per-file a folder of parts."
+        ),
+    ],
     model_config: Annotated[
         Path | None,
         typer.Option(
@@ -91,7 +96,13 @@ def import_routing(
         str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
     data: Annotated[str, typer.Option(help="Name of the requests in tables.")] = "requests",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
+    rows_per_file: Annotated[
+        int | None,
+        typer.Option(
+            help="Write parts of at least so many rows into the folder DST; a row is a layer of a request."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the trace that is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Make a routing trace from an inference server's responses with routed experts, or from a routing log.
@@ -133,6 +144,7 @@ def import_routing(
                 num_experts=num_experts,
                 name=name,
                 data=data,
+                rows_per_file=rows_per_file,
                 overwrite=overwrite,
                 watcher=bar,
             )
@@ -156,6 +168,7 @@ def import_routing(
                 image_token_id=image_token_id,
                 name=name,
                 data=data,
+                rows_per_file=rows_per_file,
                 overwrite=overwrite,
                 watcher=bar,
             )

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.cli.front.early import check_arguments, check_folder
-from moeprobe.cli.front.environment import print_json
-from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.finished import print_shard, result_of
 from moeprobe.cli.front.options import (
     Checkpoints,
     Common,
@@ -124,21 +123,13 @@ def _measure_shard(
     probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, shard: Shard
 ) -> None:
     """Measure a shard with a progress bar, and print where it is."""
-    from moeprobe.cli.front.screen import Bar, console
+    from moeprobe.cli.front.screen import Bar
     from moeprobe.probes.engine.merging import measure_shard
 
     options = common.options()
     with Bar() as bar, _naming_finished_parts(options.out):
         measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
-    sidecar = measured.sidecar
-    if common.json:
-        print_json({"sidecar": sidecar, "out": str(measured.path)})
-        return
-    console().print(
-        f"Shard {shard}: {sidecar['images']:,} of {sidecar['images_of_run']:,} images measured, in {measured.path}. "
-        f"When all are done: moeprobe merge FOLDER... --out FOLDER.",
-        soft_wrap=True,
-    )
+    print_shard(measured, unit="images", as_json=common.json)
 
 
 def _print_plan(

@@ -135,9 +135,10 @@ def check_folder(out: Path | None, *, overwrite: bool) -> None:
 
 
 def check_traces(paths: Sequence[Path]) -> None:
-    """Raise ``UserError`` unless every path is a file."""
+    """Raise ``UserError`` unless every path is a file, a folder of parts, or a pattern that some files match."""
+    from moeprobe.recordings.parts import find_parts
     from moeprobe.recordings.reading import TraceFile
 
     for path in paths:
-        if not is_file(path):
+        if not all(map(is_file, find_parts(path))):
             TraceFile(path)  # says what is there instead

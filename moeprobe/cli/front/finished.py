@@ -15,6 +15,7 @@ from moeprobe.runtime.files import display_path, is_file, read_bytes, read_json
 from moeprobe.runtime.run_files import SHARD
 
 if TYPE_CHECKING:
+    from moeprobe.probes.engine.merging import MeasuredShard
     from moeprobe.results.folder import Result
 
 # The text of a run whose tables are its own.
@@ -56,6 +57,21 @@ def print_finished(folder: Path, *, as_json: bool) -> None:
     if text is not None:
         screen.print(text.decode("utf-8", errors="replace"), soft_wrap=True)
     print_files(screen, display_path(folder))
+
+
+def print_shard(measured: "MeasuredShard", *, unit: str, as_json: bool) -> None:
+    """Print how many inputs a shard holds, and where it is; ``unit`` is what they are called."""
+    from moeprobe.cli.front.screen import console
+
+    sidecar = measured.sidecar
+    if as_json:
+        print_json({"sidecar": sidecar, "out": str(measured.path)})
+        return
+    console().print(
+        f"Shard {measured.shard}: {sidecar['images']:,} of {sidecar['images_of_run']:,} {unit} measured, in "
+        f"{measured.path}. When all are done: moeprobe merge FOLDER... --out FOLDER.",
+        soft_wrap=True,
+    )
 
 
 def _say_finished(folder: Path) -> None:

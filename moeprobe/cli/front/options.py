@@ -68,7 +68,7 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="NUMBER/OF",
-        help="Measure only this part of the images, e.g. 2/8, into --out; moeprobe merge puts the parts together.",
+        help="Measure only this part of the inputs, e.g. 2/8, into --out; moeprobe merge puts the parts together.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]

@@ -30,7 +30,7 @@ from moeprobe.probes.engine.leading import leading_sentences
 from moeprobe.probes.engine.models import is_emulated_run
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
-from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
+from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges, shard_note
 from moeprobe.results import caveats, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
@@ -245,7 +245,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self.spec = dataclasses.replace(self.spec, shard=shard)
 
     @full_float32()
-    def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+    def measure_parts(self, parts: Path, watcher: Progress) -> dict[str, Any]:
         """Write the part files of the images of the shard; returns the skipped images, and the speed."""
         started = time.perf_counter()
         _, skipped, rates = self._run_models(parts, watcher)
@@ -261,8 +261,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
     def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
         """Put the parts of shards together, in place of running the images."""
         self.spec = dataclasses.replace(self.spec, shard=None, shards=tuple(shards))
-        keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
-        shard_notes = [{key: sidecar[key] for key in keys if key in sidecar} for sidecar in shards.values()]
+        shard_notes = [shard_note(sidecar) for sidecar in shards.values()]
         # Rates are means over single processes: nobody knows how many shards ran at the same time.
         rates = {
             name: float(

@@ -17,10 +17,12 @@ from pydantic import BaseModel, model_validator
 from moeprobe.adapters.base import Checkpoint, Models
 from moeprobe.declarations import Probe, registry
 from moeprobe.declarations.fields import fields_of, plain
+from moeprobe.declarations.kinds import resolve as resolve_reference
 from moeprobe.declarations.options import Options
+from moeprobe.declarations.question import Question
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.probes.engine.checks import check_folder, check_some
-from moeprobe.probes.engine.run import ProbeWork, prepare
+from moeprobe.probes.engine.run import ShardedWork, prepare
 from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.folder import OutputFolder, figures_as_asked
 from moeprobe.results.own_files import STRICT, validate
@@ -115,7 +117,7 @@ class Shards(Generic[R]):
 
     paths: tuple[Path, ...]
     sidecars: tuple[dict[str, Any], ...]
-    probe: Probe[R]
+    probe: Question[R]
     checkpoints: list[str] | None
     data: str
     options: dict[str, Any]
@@ -127,8 +129,8 @@ class Shards(Generic[R]):
 
 
 def measure_shard(
-    probe: Probe[Any],
-    models: Models,
+    probe: Question[Any],
+    models: Models | None,
     shard: Shard,
     *,
     data: str | None,
@@ -137,6 +139,8 @@ def measure_shard(
 ) -> MeasuredShard:
     """Measure one shard of what ``run`` measures, into the folder of ``options``.
 
+    ``models`` are of a probe; a question to recordings names its files, and has none.
+
     Raises:
         UserError: no folder is named, the probe is not measured in shards, or what ``run`` raises.
     """
@@ -144,10 +148,10 @@ def measure_shard(
     check_splits(probe)
     check_batches(options)
     if options.out is None:
-        example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
+        example = f"reports/{probe.kind}-{shard.number}-of-{shard.of}"
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. {option('out', example)}.")
-    sources = check_some(models)
-    work = prepare(probe, sources, data=data, options=options)
+    sources = () if models is None else check_some(models)
+    work = _prepare(probe, models, data=data, options=options)
     work.set_shard(shard)
     from moeprobe.results.folder import output_folder
     from moeprobe.results.sidecars import provenance
@@ -168,16 +172,29 @@ def measure_shard(
                 "probe": probe.name,
                 "fields": {name: plain(getattr(probe, name)) for name in fields_of(type(probe))},
                 "checkpoints": paths,
-                "data": work.data,
+                "data": getattr(work, "data", ""),
                 "options": _common_options(options),
             },
-            **work.measure(folder.parts, progress_of(watcher)),
+            **work.measure_parts(folder.parts, progress_of(watcher)),
             "batch_size": options.batch_size,
-            "workers": work.spec.workers,
+            "workers": work.workers,
             "command": options.command,
         } | provenance()
         folder.finish_shard(sidecar)
     return MeasuredShard(options.out, shard, sidecar)
+
+
+def _prepare(
+    probe: Question[Any], models: Models | None, *, data: str | None, options: Options
+) -> ShardedWork[Any]:
+    """Return the checked work of a probe on models, or of a question that names its files itself."""
+    if not isinstance(probe, Probe):
+        probe.check_options(options)
+        work: ShardedWork[Any] = resolve_reference(probe.work)(probe, options)
+        return work
+    if models is None:
+        raise UserError("The shards are of models that were in memory; name them: models=[...].")
+    return prepare(probe, check_some(models), data=data, options=options)
 
 
 def _common_options(options: Options) -> dict[str, Any]:
@@ -225,7 +242,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
     return Shards(
         paths,
         tuple(sidecars[path] for path in paths),
-        registry.probe_named(request["probe"])(**request["fields"]),
+        registry.divided_named(request["probe"])(**request["fields"]),
         request["checkpoints"],
         request["data"],
         request["options"],
@@ -266,10 +283,8 @@ def merge(
     if models is None and not trust:
         _check_no_code(shards)
     models = shards.checkpoints if models is None else models
-    if models is None:
-        raise UserError("The shards are of models that were in memory; name them: models=[...].")
     merged = Options(**shards.options, **process_options)
-    work = prepare(shards.probe, check_some(models), data=shards.data, options=merged)
+    work = _prepare(shards.probe, models, data=shards.data, options=merged)
     # Plug-ins are compared by ``read_shards`` already, by their content.
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
     # Through JSON, as the shard's request was: tuples become lists, and keys become strings.
@@ -360,8 +375,8 @@ def _flat(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_together(
-    probe: Probe[R],
-    models: Models,
+    probe: Question[R],
+    models: Models | None,
     *,
     data: str | None,
     options: Options,
@@ -375,13 +390,14 @@ def run_together(
     Raises:
         UserError: what ``run`` raises, in any of the processes; or one of them is gone.
     """
-    check_folder(probe, options)
+    if isinstance(probe, Probe):
+        check_folder(probe, options)
     check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
     # Only the first process does work that has no loop over images; the others must not repeat it.
     if ranks.rank and not probe.splits:
         return None
-    work = prepare(probe, check_some(models), data=data, options=options)
+    work = _prepare(probe, models, data=data, options=options)
     if not probe.splits:
         return work.execute(watcher)
     # Without an output folder, the processes still need files to exchange sums.
@@ -418,7 +434,7 @@ def run_together(
         return work.execute_in(None if scratch else folder, watcher)
 
 
-def _measure(work: ProbeWork[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
+def _measure(work: ShardedWork[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
     """Measure the shard of this process, unless that was done before an interruption."""
     shard = Shard(of=ranks.size, number=ranks.rank + 1)
     work.set_shard(shard)
@@ -426,9 +442,9 @@ def _measure(work: ProbeWork[Any], out: Path, options: Options, ranks: Ranks, wa
     shard_folder = out / SHARDS / f"{shard.number}-of-{shard.of}"
     try:
         with OutputFolder(shard_folder, request, overwrite=options.overwrite) as folder:
-            sidecar = work.measure(folder.parts, watcher)
+            sidecar = work.measure_parts(folder.parts, watcher)
             folder.finish_shard(
-                {"shard": str(shard), "request": request} | sidecar | {"workers": work.spec.workers}
+                {"shard": str(shard), "request": request} | sidecar | {"workers": work.workers}
             )
     except FinishedError:
         pass

@@ -157,7 +157,28 @@ class TableWork(Work[T]):
             save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
 
 
-class ProbeWork(Work[R]):
+class ShardedWork(Work[R]):
+    """Work whose inputs can be divided among processes: each measures a shard, and one merges them."""
+
+    def set_shard(self, shard: Shard) -> None:
+        """Do no more than a shard of the work; of questions that are measured in shards."""
+        raise NotImplementedError
+
+    def measure_parts(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the part files of the selected shard; returns its sidecar."""
+        raise NotImplementedError
+
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Merge the parts of shards, in place of measuring; folders of their parts -> their sidecars."""
+        raise NotImplementedError
+
+    @property
+    def workers(self) -> int:
+        """Processes that load inputs."""
+        return 0
+
+
+class ProbeWork(ShardedWork[R]):
     """The work of a probe on checkpoints: it can be planned, and some of it measured in shards.
 
     Attributes:
@@ -228,17 +249,10 @@ class ProbeWork(Work[R]):
     def plan(self) -> Plan:
         """Return an estimate of the cost, by doing some of the work; nothing is written."""
 
-    def set_shard(self, shard: Shard) -> None:
-        """Do no more than a shard of the work; of probes that are measured in shards."""
-        raise NotImplementedError
-
-    def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
-        """Write the part files of the selected shard; returns its sidecar."""
-        raise NotImplementedError
-
-    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Merge the parts of shards, in place of measuring; folders of their parts -> their sidecars."""
-        raise NotImplementedError
+    @property
+    def workers(self) -> int:
+        """Processes that load inputs."""
+        return self.spec.workers
 
 
 def time_sample(

@@ -5,12 +5,12 @@ is made of whole groups, so that images which compete for a capacity stay togeth
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
+from moeprobe.declarations.question import Question
 from moeprobe.errors import UserError, option
 
 
@@ -78,7 +78,13 @@ def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> I
             yield ImageRange(number, start, stop)
 
 
-def check_splits(probe: Probe[Any]) -> None:
+def shard_note(sidecar: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the sidecar of a merged run says of a shard."""
+    keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
+    return {key: sidecar[key] for key in keys if key in sidecar}
+
+
+def check_splits(probe: Question[Any]) -> None:
     """Raise ``UserError`` unless a probe can be measured in shards."""
     if not probe.splits:
         raise UserError(

@@ -25,6 +25,7 @@ class AnalyzeTrace(MatchedTraces["Result"]):
     kind = "analyze-trace"
     title = "Recorded routing"
     work = "moeprobe.recorded.analyze_trace.measure:TraceAnalysis"
+    splits = True
     drawn_by = "moeprobe.recorded.analyze_trace.figure:figures_of"
     common = NAMED
     concluded_by = "moeprobe.recorded.analyze_trace.sentences:sentences"

@@ -41,8 +41,8 @@ class TraceAnalysis(TracesWork[AnalyzeTrace]):
         paired = PairedSums(
             self.traces, self.layers, self.ids, analyses=self.probe.analyses, expert_map=self.expert_map
         )
-        sums = paired.sums(progress)
-        if sums.num_rows == 0:
+        sums = paired.sums(progress, self.division)
+        if sums.num_rows == 0 and self.division.shard is None:
             raise UserError(
                 f"Nothing can be said of {', '.join(self.layers)} of {self.traces[0].trace.path}: there is one expert, "
                 "or no choices and no gates are recorded."

@@ -28,6 +28,7 @@ class Drift(MatchedTraces["Result"]):
     kind = "drift"
     title = "Drift of routing"
     work = "moeprobe.recorded.drift.measure:Series"
+    splits = True
     drawn_by = "moeprobe.recorded.drift.figure:draw"
     concluded_by = "moeprobe.recorded.drift.sentences:sentences"
     analyses = (*AGREEMENT, "disagreement", "touched", "first_layer")

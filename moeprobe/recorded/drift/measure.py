@@ -12,7 +12,6 @@ from moeprobe.recorded.engine.work import TracesWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, name_all
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored import SumsStore, concat
-from moeprobe.runtime.files import resolve
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.short_paths import shortest_ends
 
@@ -26,7 +25,7 @@ class Series(TracesWork[Drift]):
             raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
         for trace in files:
             check_tokens(trace, purpose="that could agree")
-        labels = shortest_ends([resolve(trace.path).with_suffix("") for trace in files])
+        labels = shortest_ends([trace.unsuffixed_path for trace in files])
         self.series = [_compared_with(files, labels, 0, FIRST), _compared_with(files, labels, -1, LAST)]
         self.steps = dict(zip(labels, steps_of(labels) or map(float, range(len(labels))), strict=True))
         return [*self.series[0], *self.series[1]]
@@ -42,8 +41,11 @@ class Series(TracesWork[Drift]):
             PairedSums(traces, self.layers, self.ids, analyses=self.probe.analyses, alone=False)
             for traces in self.series
         ]
-        sums = concat(pair_sums.sums(progress) for pair_sums in paired)
-        if sums.num_rows == 0:
+        sums = concat(
+            pair_sums.sums(progress, self.division, name=name)
+            for name, pair_sums in zip(("first", "last"), paired, strict=True)
+        )
+        if sums.num_rows == 0 and self.division.shard is None:
             raise UserError(
                 f"Nothing can be said of {', '.join(self.layers)}: there is one expert, or all are chosen."
             )

@@ -11,7 +11,6 @@ from moeprobe.recordings.expert_map import ExpertMap
 from moeprobe.recordings.format import BY_TOKEN_ID
 from moeprobe.recordings.pairs import NamedTrace
 from moeprobe.results.palette import colors
-from moeprobe.runtime.files import sha256
 
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
 LONGEST = 512
@@ -29,7 +28,7 @@ def request_of(
         provenance = trace_view.trace.about["checkpoint"]
         identity = {key: provenance.get(key) for key in ("sha256", "capacity", "group_images")}
         files = checkpoints.setdefault(trace_view.name, identity | {"traces": {}})["traces"]
-        files[trace_view.label] = sha256(trace_view.trace.path)
+        files[trace_view.label] = trace_view.trace.parts.sha256()
     return {
         "kind": probe.kind,
         "data": first["data"] or REQUEST.data,

@@ -2,13 +2,14 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.recorded.engine.describe import most_tokens
+from moeprobe.recorded.engine.division import Division, blocks_of, share_of
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
 from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
@@ -34,6 +35,7 @@ class InputSums(ABC):
     Attributes:
         traces: as given.
         num_tokens: of each layer as many tokens as the longest of all inputs has.
+        left_out: by trace, tokens of the first one and of it that were not compared, where any are counted.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class InputSums(ABC):
         self._lists = lists
         self._clusters = clusters_of([trace_view.trace for trace_view in traces])
         self._ids = self._with_clusters_together(ids)
+        self.left_out: dict[str, tuple[int, int]] = {}
 
     @abstractmethod
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
@@ -63,13 +66,45 @@ class InputSums(ABC):
         layers = self.traces[0].trace.layers
         return sum(longest * layers[layer].top_k for layer, longest in self.num_tokens.items())
 
-    def sums(self, watcher: Progress) -> SumsStore:
-        """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-        size = max(min(INPUTS_IN_MEMORY, CHOICES_IN_MEMORY // max(self.numbers_of_input(), 1)), 1)
-        parts = (self._part(ids, watcher) for ids in self._parts(size))
-        return concat_parts(parts, in_files=len(self._ids) > size)
+    def sums(self, watcher: Progress, division: Division | None = None, *, name: str = "sums") -> SumsStore:
+        """Return the sums per input of every trace; of more inputs than one part holds they are kept in files.
 
-    def _with_clusters_together(self, ids: Sequence[str]) -> list[str]:
+        Args:
+            watcher: receives how many inputs were measured.
+            division: which inputs are measured here, and which were measured elsewhere; None = all here.
+            name: of these sums, where a run has several.
+        """
+        size = max(min(INPUTS_IN_MEMORY, CHOICES_IN_MEMORY // max(self.numbers_of_input(), 1)), 1)
+        parts = list(self._parts(size))
+        division = division or Division()
+        if division.measured:
+            for facts in division.facts(name):
+                self.add_left_out(facts.left_out)
+            return concat_parts(division.read(name, len(parts)), in_files=len(self._ids) > size)
+        if division.shard is None:
+            stores = (self._part(start, stop, watcher) for start, stop in parts)
+            return concat_parts(stores, in_files=len(self._ids) > size)
+        starts = [start for start in blocks_of(parts, self._block_size) if not self._is_within_cluster(start)]
+        first, last = share_of(starts, len(self._ids), division.shard)
+        division.inputs = last - first
+        ranges = ((number, max(start, first), min(stop, last)) for number, (start, stop) in enumerate(parts))
+        pieces = (
+            (number, self._part(start, stop, watcher)) for number, start, stop in ranges if start < stop
+        )
+        return division.write(name, pieces, self.left_out)
+
+    def add_left_out(self, counts: Mapping[str, Sequence[int]]) -> None:
+        """Add tokens that another process left out; by trace, of the first one and of it."""
+        for label, of_both in counts.items():
+            first, second = (
+                earlier + count
+                for earlier, count in zip(self.left_out.get(label, (0, 0)), of_both, strict=True)
+            )
+            self.left_out[label] = (first, second)
+
+    def _with_clusters_together(self, ids: Sequence[str]) -> Sequence[str]:
+        if not self._clusters:
+            return ids
         order: dict[str, int] = {}
         for name in ids:
             order.setdefault(self._cluster(name), len(order))
@@ -78,25 +113,35 @@ class InputSums(ABC):
     def _cluster(self, name: str) -> str:
         return self._clusters.get(name, name)
 
-    def _parts(self, size: int) -> Iterator[Sequence[str]]:
-        """Yield the inputs in parts of about a size, none of which ends inside a cluster."""
+    def _is_within_cluster(self, index: int) -> bool:
+        """Whether an input is of the cluster of the one before it."""
+        return index > 0 and self._cluster(self._ids[index]) == self._cluster(self._ids[index - 1])
+
+    def _parts(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield where parts of about a size begin and end; none ends inside a cluster."""
         start = 0
         while start < len(self._ids):
             end = min(start + size, len(self._ids))
-            while end < len(self._ids) and self._cluster(self._ids[end]) == self._cluster(self._ids[end - 1]):
+            while end < len(self._ids) and self._is_within_cluster(end):
                 end += 1
-            yield self._ids[start:end]
+            yield start, end
             start = end
 
-    def _part(self, ids: Sequence[str], watcher: Progress) -> SumsStore:
-        accumulators: dict[str, Accumulator] = {}
+    @property
+    def _block_size(self) -> int:
+        """Inputs that are read at once."""
         layers = self.traces[0].trace.layers
         of_one = max(
             max(longest, 1) * layers[layer].num_experts for layer, longest in self.num_tokens.items()
         )
-        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
-        for start in range(0, len(ids), size):
-            block = ids[start : start + size]
+        return max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+
+    def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:
+        """Return the sums of the inputs from ``first`` up to ``last``, block by block."""
+        accumulators: dict[str, Accumulator] = {}
+        size = self._block_size
+        for start in range(first, last, size):
+            block = self._ids[start : min(start + size, last)]
             label = {"label": np.full(len(block), -1)}
             for trace_view, sums in zip(self.traces, self.of_block(block), strict=True):
                 accumulator = accumulators.setdefault(trace_view.name, Accumulator())

@@ -39,8 +39,7 @@ class PairedSums(InputSums):
         alone: whether the first trace is measured by itself.
         renumber: gives a pair the numbers of experts that are compared; None = as in the traces.
 
-    Attributes:
-        left_out: by trace, tokens of the first one and of it after the common beginning.
+    Of the tokens that are left out, those after the common beginning are counted.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class PairedSums(InputSums):
             if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self._kinds = kinds_in([trace_view.trace for trace_view in traces])
-        self.left_out: dict[str, tuple[int, int]] = {}
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some inputs for each trace."""
@@ -115,10 +113,8 @@ class PairedSums(InputSums):
     def _count(self, trace_view: NamedTrace, reference: Block, view: Block) -> None:
         """Count the tokens that are left out."""
         num_common = int(common_prefix(reference, view).sum())
-        before = self.left_out.get(trace_view.label, (0, 0))
-        num_left_out = (int(block.num_tokens.sum()) - num_common for block in (reference, view))
-        first, of_view = (earlier + count for earlier, count in zip(before, num_left_out, strict=True))
-        self.left_out[trace_view.label] = (first, of_view)
+        num_left_out = [int(block.num_tokens.sum()) - num_common for block in (reference, view)]
+        self.add_left_out({trace_view.label: num_left_out})
 
 
 def _sums_of(

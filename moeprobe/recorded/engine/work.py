@@ -1,7 +1,8 @@
 """The run of a question to recordings: rows become sums per input, then tables, figures and a folder."""
 
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,8 +14,10 @@ from moeprobe.inputs.modality import REQUEST
 from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.leading import leading_sentences
-from moeprobe.probes.engine.run import TableWork
+from moeprobe.probes.engine.run import ShardedWork, TableWork
+from moeprobe.probes.engine.shard import Shard, shard_note
 from moeprobe.recorded.engine.describe import facts_of, notes_of, request_of
+from moeprobe.recorded.engine.division import Division
 from moeprobe.recordings.matching import match_traces
 from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
@@ -58,7 +61,7 @@ class RecordingWork(TableWork[Result], Generic[Q]):
         return leading_sentences(result, self.probe.layout)
 
 
-class TracesWork(RecordingWork[M]):
+class TracesWork(RecordingWork[M], ShardedWork[Result]):
     """A question to traces of the same inputs, the first of which is the reference.
 
     A kind of question says how traces are named (``name_traces``), which it refuses (``check``), and which sums it
@@ -70,6 +73,7 @@ class TracesWork(RecordingWork[M]):
         layers: which all traces have.
         ids: inputs that all traces have.
         matching: sentences on inputs that were matched by their tokens.
+        division: which inputs are measured here.
     """
 
     # Whether layers may have other numbers of experts in the traces.
@@ -77,6 +81,8 @@ class TracesWork(RecordingWork[M]):
 
     def __init__(self, probe: M, options: Options) -> None:
         super().__init__(probe, options)
+        self.division = Division()
+        self._shard_notes: dict[str, Any] = {}
         files = [TraceFile(Path(path)) for path in probe.traces]  # type: ignore[attr-defined]
         matched, self.matching = match_traces(files, probe.match)
         self.traces = self.name_traces(matched)
@@ -102,6 +108,31 @@ class TracesWork(RecordingWork[M]):
     def measure(self, progress: Progress) -> tuple[SumsStore, list[str] | None]:
         """Return the sums per input, and phrases on the tokens that were left out; None = all of them are used."""
 
+    def set_shard(self, shard: Shard) -> None:
+        """Measure no more than a shard of the inputs."""
+        self.division = Division(shard)
+
+    def measure_parts(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the sums of the inputs of the shard; returns the sidecar of the shard."""
+        started = time.perf_counter()
+        self.division.parts = parts
+        watcher.start(self.probe.kind, len(self.ids))
+        self.measure(watcher)
+        seconds, inputs = time.perf_counter() - started, self.division.inputs
+        return {
+            "images": inputs,
+            "images_of_run": len(self.ids),
+            "skipped_images": [],
+            "images_per_second": dict.fromkeys(self.request["checkpoints"], inputs / seconds),
+            "wall_seconds": seconds,
+            "device": "cpu",
+        }
+
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Put the sums of shards together, in place of reading the rows of the traces."""
+        self.division = Division(measured=tuple(shards))
+        self._shard_notes = {"shards": [shard_note(sidecar) for sidecar in shards.values()]}
+
     def notes(self) -> list[str]:
         """Return sentences on numbers that are missing or partial."""
         return notes_of(self.traces, self.layers, self.ids)
@@ -124,5 +155,6 @@ class TracesWork(RecordingWork[M]):
             notes=[*self.notes(), *self.matching],
             **({} if left_out is None else {"ignored": left_out}),
             **self.names,
+            **self._shard_notes,
             **facts_of(self.traces),
         )

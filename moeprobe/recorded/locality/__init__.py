@@ -27,6 +27,7 @@ class Locality(MatchedTraces["Result"]):
     title = "Reuse of experts along sequences"
     raises = "a trace holds no sequences of tokens that choose"
     work = "moeprobe.recorded.locality.measure:Reuse"
+    splits = True
     drawn_by = "moeprobe.recorded.locality.figure:draw"
     concluded_by = "moeprobe.recorded.locality.sentences:sentences"
     analyses = ("next_token", "distinct_experts")

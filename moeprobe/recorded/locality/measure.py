@@ -52,7 +52,7 @@ class Reuse(TracesWork[Locality]):
 
     def measure(self, progress: Progress) -> tuple[SumsStore, None]:
         """Return the sums per request, of all tokens."""
-        return _SequenceSums(self.traces, self.layers, self.ids).sums(progress), None
+        return _SequenceSums(self.traces, self.layers, self.ids).sums(progress, self.division), None
 
     def notes(self) -> list[str]:
         """Return sentences on requests that not all traces have, and on tokens whose part is not known."""

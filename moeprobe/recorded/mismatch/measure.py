@@ -70,7 +70,7 @@ class Scoring(RecordingWork[Mismatch]):
             gates=gates,
             replayed_gates=gates,
             tokens=sha256(tokens),
-            routing=sha256(routing),
+            routing=self.served.trace.parts.sha256(),
             limit=options.limit,
             trained_capacity=False,
             class_null=False,

@@ -102,7 +102,7 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         self.clusters = clusters_of([trace])
         self.requests = self._requests(probe.windows)
         self.name = str(trace.about["checkpoint"]["name"])
-        self.hash = sha256(trace.path)
+        self.hash = trace.parts.sha256()
         self.request = self.make_request(
             _VIEW,
             data=trace.about["data"] or REQUEST.data,
