@@ -19,7 +19,9 @@ FLAGS = {
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # Words of the column `verdict` for a flag other than a collapse: nothing was judged.
-UNJUDGED = {flag.replace("_", " "): FLAGS[flag] for flag in FLAGS if flag != "collapsed"}
+UNJUDGED = {flag.replace("_", " "): FLAGS[flag] for flag in FLAGS if flag != "collapsed"} | {
+    "no interval": "the values differ, and nothing says how much of that is chance, as of counts of dead experts",
+}
 # Each word of the column `verdict`, with what it says of a difference.
 VERDICTS = {
     "identical": "the same in every image that was probed",
