@@ -6,7 +6,10 @@ from moeprobe.results.columns import (
     COLUMNS,
     COMPARISON_COLUMNS,
     CURVE_COLUMNS,
+    PLAN_COLUMNS,
+    PLAN_TRAININGS_COLUMNS,
     TRADEOFF_COLUMNS,
+    TRAININGS_COLUMNS,
 )
 from writers.markdown import code, page, table
 
@@ -22,6 +25,12 @@ def pages() -> dict[str, str]:
         columns(COLUMNS),
         "## Of `moeprobe compare`\n\n`compare` adds to its `comparison.csv`:",
         columns(COMPARISON_COLUMNS),
+        "Where three or more pairs of trainings are compared, `compare` and `tradeoff` write `trainings.csv`:",
+        columns(TRAININGS_COLUMNS),
+        "## Of `moeprobe plan`\n\nIts `plan.csv` has a line per comparison of the pilot:",
+        columns(PLAN_COLUMNS),
+        "With `--trainings`, `plan-trainings.csv` has a line per number of pairs and images:",
+        columns(PLAN_TRAININGS_COLUMNS),
         "## Of `moeprobe tradeoff`\n\n`tradeoff` adds to its `table.csv`:",
         columns(TRADEOFF_COLUMNS),
         "## Of `moeprobe curves`\n\nIts `curves.csv` has a line per training and evaluation:",

@@ -87,7 +87,9 @@ def kind_of(name: str) -> str:
         if name in names:
             return kind
     if not inspect.isfunction(inspect.unwrap(getattr(api, name))):
-        return "arguments" if name in GIVEN else "results"
+        # ``Plan`` is on another page than ``plan``, whose anchor is the same.
+        is_plan = name.endswith("Plan") and name != "Plan"
+        return "plans" if is_plan else "arguments" if name in GIVEN else "results"
     if name.startswith("plan"):
         return "plans"
     if name in PICTURES:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison, compare, plan_comparison
     from moeprobe.studies.curves import Curves, curves
     from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
+    from moeprobe.studies.plan import ImagesPlan, plan_images
     from moeprobe.studies.report import Document, report
     from moeprobe.studies.server.result import ServerResult
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
@@ -76,6 +77,7 @@ __all__ = [
     "Exported",
     "Finding",
     "Hooks",
+    "ImagesPlan",
     "Imported",
     "ImportedExperts",
     "ImportedSwinMoe",
@@ -118,6 +120,7 @@ __all__ = [
     "plan",
     "plan_audit",
     "plan_comparison",
+    "plan_images",
     "plan_paper",
     "plan_tradeoff",
     "probe",

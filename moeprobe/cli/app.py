@@ -20,6 +20,7 @@ from moeprobe.cli.commands import (
     import_routing,
     inspect,
     paper,
+    plan,
     runs,
     tradeoff,
     train,
@@ -147,6 +148,7 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.PROBES: {},
     Panel.COMPARE: {
         "compare": compare.compare,
+        "plan": plan.plan,
         "report": runs.report,
         "paper": paper.paper,
         "merge": runs.merge,

@@ -65,6 +65,10 @@ class ReportedRun(Protocol):
         """The judged differences; None where there are none."""
 
     @property
+    def trainings(self) -> pd.DataFrame | None:
+        """The claims about trainings of a comparison; None where there are none."""
+
+    @property
     def sidecar(self) -> Sidecar:
         """Request and provenance."""
 
@@ -349,7 +353,7 @@ def _sentences(judged: Sequence[Verdict]) -> list[str]:
 def _tables(judged: Sequence[Verdict], runs: Sequence[ReportedRun]) -> list[Table]:
     """Return a line per property and pair, with its verdict; then the verdicts of comparisons."""
     overviews = [
-        judged_tables.overview(run.comparison, extra=run.gate)
+        judged_tables.overview(run.comparison, trainings=run.trainings, extra=run.gate)
         for run in runs
         if run.sidecar.request.kind == "compare" and run.comparison is not None
     ]

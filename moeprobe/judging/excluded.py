@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.planning import images_for_equivalence, images_to_detect
+from moeprobe.metrics.stats.planning import images_needed
 from moeprobe.results.numbers import decimals_of, end
 
 
@@ -80,18 +80,18 @@ class Excluded:
 def images_to_equivalence(rows: Sequence[Mapping[Any, Any]], within: float) -> int | None:
     """Return how many images show each of these differences to be inside ± ``within`` in 80 % of experiments.
 
-    This is so if nothing differs (``planning.images_for_equivalence``). The largest number of all comparisons counts.
+    This is so if nothing differs (``planning.images_needed``). The largest number of all comparisons counts.
     None where one of them has no standard error.
     """
-    return _most_images(rows, partial(images_for_equivalence, within=within))
+    return _most_images(rows, partial(images_needed, size=within, both_ends=True, assurance=None))
 
 
 def images_to_detection(rows: Sequence[Mapping[Any, Any]], difference: float) -> int | None:
     """Return how many images detect a true ``difference`` in each of these comparisons in 80 % of experiments.
 
-    Four of five runs plan enough images (``planning.images_to_detect``). Otherwise as ``images_to_equivalence``.
+    Four of five runs plan enough images (``planning.ASSURANCE``). Otherwise as ``images_to_equivalence``.
     """
-    return _most_images(rows, partial(images_to_detect, difference=difference))
+    return _most_images(rows, partial(images_needed, size=difference))
 
 
 def _most_images(rows: Sequence[Mapping[Any, Any]], plan: Callable[..., int]) -> int | None:

@@ -38,8 +38,8 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
     if verdicts.empty:
         return []
     modality = modality_of(verdicts["tokens"])
-    zero = {} if table is None else _zeros(_read_first(table, extra), extra)
-    rows = _read_first(verdicts, extra)[[*FAMILY, "sentence"]].values
+    zero = {} if table is None else _zeros(read_first(table, extra), extra)
+    rows = read_first(verdicts, extra)[[*FAMILY, "sentence"]].values
     lines = [f"{title((m, n, t), modality)}: {text}" for m, n, t, text in rows if (m, n, t) not in zero]
     if zero:
         names = ", ".join(find(metric).full_label(null, modality) for metric, null, _ in zero)
@@ -55,7 +55,7 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     one.
     """
     modality = modality_of(table["tokens"])
-    read = _read_first(table, extra)
+    read = read_first(table, extra)
     zero = _zeros(read, extra)
     families = [tuple(key) for key in read[FAMILY].values]
     read = read[[key not in zero for key in families]]
@@ -73,14 +73,19 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     ]
 
 
-def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
+def overview(
+    table: pd.DataFrame, *, trainings: pd.DataFrame | None = None, extra: str | None = None
+) -> Table:
     """Return a line per metric that is read first: its verdicts, and the differences with an interval for all of them.
 
     The interval reaches from the lowest to the highest end of the simultaneous intervals, which hold together. With
-    several pairs of checkpoints a metric has a line for each. What is 0 for every checkpoint has no line.
+    several pairs of checkpoints a metric has a line for each; where ``trainings`` claims it of all of them, that line
+    alone. What is 0 for every checkpoint has no line.
     """
     modality = modality_of(table["tokens"])
-    read = _read_first(table, extra)
+    if trainings is not None and len(trainings):
+        table = _trainings_first(table, trainings)
+    read = read_first(table, extra)
     zero = _zeros(read, extra)
     several = len(table[_PAIR].drop_duplicates()) > 1
     lines = []
@@ -101,6 +106,17 @@ def overview(table: pd.DataFrame, *, extra: str | None = None) -> Table:
         keys=2 if several else 1,
         place=1 if several else 0,
     )
+
+
+def _trainings_first(table: pd.DataFrame, trainings: pd.DataFrame) -> pd.DataFrame:
+    """Return the claims about trainings, then the differences of pairs where there is none of their metric."""
+    has_claim = pd.MultiIndex.from_frame(table[FAMILY]).isin(pd.MultiIndex.from_frame(trainings[FAMILY]))
+    references = [
+        f"{name} ({int(n)} pairs of trainings)" for name, n in trainings[["reference", "trainings"]].values
+    ]
+    claims = trainings.assign(reference=references, dataset=table["dataset"].iloc[0])
+    pairs = table[~has_claim]
+    return pd.concat([claims, pairs], ignore_index=True) if len(pairs) else claims
 
 
 def _verdicts(rows: pd.DataFrame) -> TableCell:
@@ -149,7 +165,7 @@ def tokens_of(tokens: str, modality: Modality) -> str:
     return names.get(tokens, f"{tokens} patches")
 
 
-def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
+def read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows of leading metrics (ordinary tokens and output), including ``extra``, by metric."""
     metrics = compared_first(agreement_of(rows), set_match_of(rows))
     order = {key: rank for rank, key in enumerate(metrics)}

@@ -5,7 +5,9 @@ their mean difference has an interval over seeds and images at once (``two_way.T
 are one family, as those of a single pair are. Its intervals hold together (Šidák 1967), and give the word.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.proportions import CONFIDENCE
 from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.metrics.stats.two_way import TwoWay
+from moeprobe.results.columns import TRAININGS_COLUMNS, TRAININGS_NUMBERS
+from moeprobe.results.csv_files import read_values
+from moeprobe.results.own_files import not_as_written
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
 from moeprobe.results.tables import FLOORS
@@ -28,6 +33,8 @@ from moeprobe.results.values import Analyses, CellValues, Evaluator
 Pair = tuple[str, str]
 Row = dict[str, Any]
 FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+# The file of a comparison that holds these claims.
+TRAININGS = "trainings.csv"
 
 
 def groups_of_pairs(pairs: Sequence[Pair], groups: Mapping[str, str]) -> dict[Pair, list[Pair]]:
@@ -46,6 +53,24 @@ def groups_of_pairs(pairs: Sequence[Pair], groups: Mapping[str, str]) -> dict[Pa
         if len(members) >= FEWEST
         and all(len(set(side)) == len(members) for side in zip(*members, strict=True))
     }
+
+
+def group_of_hand_pairs(pairs: Sequence[Pair], groups: Mapping[str, str]) -> dict[Pair, list[Pair]]:
+    """Return the one group that pairs given by hand make, as ``groups_of_pairs`` does; empty of fewer than three.
+
+    It is called as their groups are, where each side has one of its own, and after its checkpoints otherwise.
+    """
+    sides = list(zip(*pairs, strict=True))
+    labels = [{groups.get(name, "") for name in side} for side in sides]
+    if all(len(of_side) == 1 and all(of_side) for of_side in labels) and labels[0] != labels[1]:
+        key = min(labels[0]), min(labels[1])
+    else:
+        key = _list_names(sides[0]), _list_names(sides[1])
+    return {key: list(pairs)} if len(pairs) >= FEWEST else {}
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= FEWEST else f"{names[0]} and {len(names) - 1} more"
 
 
 def compare_trainings(
@@ -105,13 +130,15 @@ def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> lis
         # Where no image differs, none tells how many would.
         if estimate.error == 0:
             continue
+        spreads = {"spread": estimate.spread, "image_spread": estimate.image_spread}
+        spreads["residual_spread"] = estimate.residual_spread
         is_comparable = all(has_interval(side, name) for side in sides) and all(
             are_comparable(*pair, name) for pair in members
         )
         rows.append(
             shared
             | {"metric": name.metric, "null": name.null, "value": estimate.value, "error": estimate.error}
-            | {"freedom": estimate.freedom, "spread": estimate.spread, "images": len(members[0][0].image_ids)}
+            | {"freedom": estimate.freedom, **spreads, "images": len(members[0][0].image_ids)}
             | {"is_comparable": is_comparable}
         )
     return rows
@@ -141,7 +168,7 @@ def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
         # Each interval is wide enough that all of the family hold at once.
         confidence = CONFIDENCE ** (1 / len(family))
         for row in family.to_dict("records"):
-            estimate = TwoWay(row["value"], row["error"], row["freedom"], row["spread"])
+            estimate = estimate_of(row)
             ci_low, ci_high = estimate.ends()
             low, high = estimate.ends(confidence)
             width = margin if find(row["metric"]).has_margin else np.nan
@@ -150,7 +177,24 @@ def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
             side = words.judgement(row["metric"], word) if row.pop("is_comparable") else ""
             ends = {"ci_low": ci_low, "ci_high": ci_high, "sim_low": low, "sim_high": high}
             judged.append(row | ends | {"verdict": word, "judgement": side, "margin": width})
-    return pd.DataFrame(judged)
+    return pd.DataFrame(judged, columns=list(TRAININGS_COLUMNS))
+
+
+def estimate_of(row: Mapping[Any, Any]) -> TwoWay:
+    """Return the estimate that a row of claims is of."""
+    return TwoWay(**{field.name: float(row[field.name]) for field in dataclasses.fields(TwoWay)})
+
+
+def read_claims(path: Path, *, content: bytes | None = None) -> pd.DataFrame:
+    """Return the claims of a comparison's file, numbers as numbers; ``content`` is what it holds, where it was read.
+
+    Raises:
+        UserError: it cannot be read, or is not as a comparison writes it.
+    """
+    table = read_values(path, content=content, numbers=TRAININGS_NUMBERS)
+    if missing := TRAININGS_COLUMNS.keys() - set(table):
+        raise not_as_written(path, f"it lacks {', '.join(sorted(missing))}")
+    return table
 
 
 def sentences(table: pd.DataFrame) -> pd.DataFrame:

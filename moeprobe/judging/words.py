@@ -19,9 +19,13 @@ MARGIN = 0.02
 # Images of a side were left out since their gates or scores are no numbers.
 NOT_FINITE = "not finite"
 IDENTICAL, SAME, NO_DIFFERENCE, COLLAPSED = "identical", "same", "no significant difference", "collapsed"
+# The values differ, and no interval says by how much chance moves them, as of counts of dead experts.
+NO_INTERVAL = "no interval"
 NO_VERDICT = "no verdict"
 # A side: the opposite of each.
 _OPPOSITE = {"better": "worse", "worse": "better", "higher": "lower", "lower": "higher"}
+# What a family without a side comes to: the first of these words that one of its comparisons has.
+_WITHOUT_A_SIDE = (NO_DIFFERENCE, NO_INTERVAL, SAME, IDENTICAL)
 # How often chance alone names a side in a family of comparisons, at the most.
 FALSE_SIDES = 0.05
 
@@ -34,6 +38,7 @@ def verdict(evidence: Evidence, judged: Judged | None, *, margin: float) -> str:
     * identical: the same in every image;
     * higher, lower: the interval excludes 0;
     * same: it includes 0 and is inside ± margin (NaN = the metric has none);
+    * no interval: the error vanishes to first order, and the values differ (dead experts);
     * no significant difference: anything else.
     """
     if judged is None or evidence.flag:
@@ -44,7 +49,10 @@ def verdict(evidence: Evidence, judged: Judged | None, *, margin: float) -> str:
 
 
 def word_of_interval(low: float, high: float, *, margin: float) -> str:
-    """Return the word that a simultaneous interval allows, see ``verdict``."""
+    """Return the word that a simultaneous interval allows, see ``verdict``; NaN = there is none."""
+    # Without an interval nothing is excluded, so nothing is said of significance.
+    if low != low or high != high:
+        return NO_INTERVAL
     if low > 0:
         return "higher"
     if high < 0:
@@ -111,7 +119,7 @@ class FamilyWord:
         elif len(counts) == 1:
             word = next(iter(counts))
         else:
-            word = next((word for word in (NO_DIFFERENCE, SAME, IDENTICAL) if counts[word]), NO_VERDICT)
+            word = next((word for word in _WITHOUT_A_SIDE if counts[word]), NO_VERDICT)
         return cls(word, sides, len(words))
 
     def text(self, unit: str = "comparisons") -> str:
@@ -182,6 +190,8 @@ def _detail(word: str, rows: Sequence[Mapping[Any, Any]], margin: float, units: 
         small = all(max(abs(row["sim_low"]), abs(row["sim_high"])) < margin for row in rows)
         inside = f", all by less than {margin:g}" if small else ""
         return f" ({_range([row['value'] for row in rows], signed=True, decimals=decimals)}{inside})"
+    if word == NO_INTERVAL:
+        return f" ({_range([row['value'] for row in rows], signed=True, decimals=decimals)})"
     if word == SAME:
         return f" (all inside ±{margin:g})"
     return f" ({text})" if word == NO_DIFFERENCE and (text := _what_may_be(rows, margin, units)) else ""

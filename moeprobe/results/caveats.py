@@ -12,6 +12,7 @@ from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.stats.statistic import Share, standard_error
+from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.results.numbers import interval
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.stored import SumsStore
@@ -100,7 +101,16 @@ def changed_share(changed: NDArray[np.integer], choices: NDArray[np.integer]) ->
 
 def sentences_of(sidecar: Sidecar) -> list[str]:
     """Return all that is said of the checkpoints of a run beside its numbers."""
-    return [*_precision_sentences(sidecar), *_router_sentences(sidecar)]
+    return [*_pair_sentences(sidecar), *_precision_sentences(sidecar), *_router_sentences(sidecar)]
+
+
+def _pair_sentences(sidecar: Sidecar) -> list[str]:
+    """Return that pairs given by hand are too few for other trainings; nothing where they are enough, or none."""
+    number = len(sidecar.request.get("pairs") or ())
+    if not 0 < number < FEWEST:
+        return []
+    pairs = "1 pair of checkpoints says" if number == 1 else f"{number} pairs of checkpoints say"
+    return [f"{pairs} nothing of other trainings: an interval over trainings takes {FEWEST} pairs."]
 
 
 def _precision_sentences(sidecar: Sidecar) -> list[str]:

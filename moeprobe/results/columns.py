@@ -19,7 +19,9 @@ FLAGS = {
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # Words of the column `verdict` for a flag other than a collapse: nothing was judged.
-UNJUDGED = {flag.replace("_", " "): FLAGS[flag] for flag in FLAGS if flag != "collapsed"}
+UNJUDGED = {flag.replace("_", " "): FLAGS[flag] for flag in FLAGS if flag != "collapsed"} | {
+    "no interval": "the values differ, and nothing says how much of that is chance, as of counts of dead experts",
+}
 # Each word of the column `verdict`, with what it says of a difference.
 VERDICTS = {
     "identical": "the same in every image that was probed",
@@ -99,6 +101,48 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
+# What trainings.csv has, the claims of ``moeprobe compare`` about trainings.
+TRAININGS_COLUMNS: dict[str, str] = {
+    "checkpoint": "group of the checkpoints, or their names where they share none",
+    "reference": "the same of the references",
+    **{name: COLUMNS[name] for name in ("layer", "view", "severity", "tokens")},
+    "trainings": "number of pairs of trainings",
+    **{name: COLUMNS[name] for name in ("metric", "null")},
+    "value": "mean difference over all pairs and images",
+    "error": "its standard error over trainings and images",
+    "freedom": "degrees of freedom of the error (Satterthwaite)",
+    "spread": "standard deviation of the true differences of pairs of trainings",
+    "image_spread": "standard deviation of what images add to the differences of all pairs alike",
+    "residual_spread": "standard deviation of what an image adds to the difference of one pair alone",
+    "images": "images that each pair was measured on",
+    "ci_low": "lower end of the 95 % interval over trainings and images",
+    "ci_high": "upper end",
+    "sim_low": "lower end of the interval that holds for all comparisons of the metric at once (Šidák)",
+    "sim_high": "upper end",
+    **{name: COMPARISON_COLUMNS[name] for name in ("verdict", "judgement", "margin")},
+}
+# What plan.csv has, of ``moeprobe plan``.
+PLAN_COLUMNS: dict[str, str] = {
+    "checkpoint": COLUMNS["checkpoint"],
+    "reference": "checkpoint that it is compared with; empty where the run has one checkpoint alone",
+    **{name: COLUMNS[name] for name in ("layer", "view", "severity", "tokens", "metric", "null")},
+    "images": "images that the run has",
+    "se": "standard error of the difference in the run; of one checkpoint alone √2 times that of its value",
+    "factor": "half of the simultaneous interval in standard errors",
+    "effect": "design effect of a share: its variance over images divided by that of independent tokens",
+    "difference": "the difference to be shown",
+    "power": "how often so many images show it",
+    "images_needed": "images that show it; empty where the run has no standard error",
+}
+# What plan-trainings.csv has.
+PLAN_TRAININGS_COLUMNS: dict[str, str] = {
+    **{name: TRAININGS_COLUMNS[name] for name in ("checkpoint", "reference", "layer", "view", "severity")},
+    **{name: TRAININGS_COLUMNS[name] for name in ("tokens", "metric", "null")},
+    "pairs": "pairs of trainings",
+    "images": "images that each pair is measured on; empty for any number",
+    "detectable": "least difference that they show at this power",
+    "power": "how often they show it",
+}
 # Those of the above that hold numbers: whole ones that may be empty, counts, which never are, and seeds of any length.
 WHOLE = ("draw", "expert", "expert_b", "carriers")
 COUNTS = ("images", "trials")
@@ -108,6 +152,10 @@ NUMBERS = INTEGERS | {
     *SEEDS, "severity", "value", "ci_low", "ci_high", "checkpoint_value", "reference_value", "se", "sim_low",
     "sim_high", "p", "p_holm", "detectable", "margin",
 }  # fmt: skip
+TRAININGS_NUMBERS = frozenset(
+    ["trainings", "error", "freedom", "spread", "image_spread", "residual_spread"]
+    + [name for name in TRAININGS_COLUMNS if name in NUMBERS]
+)
 # What the table adds to them, in ``moeprobe tradeoff``.
 TRADEOFF_COLUMNS: dict[str, str] = {
     "capacity_factor": "c, the tokens an expert takes, divided by an even load; empty where tokens choose",

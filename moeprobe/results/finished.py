@@ -104,11 +104,18 @@ def read_result(path: Path) -> Result:
     """
     sidecar = read_sidecar(path)
     has_comparison = files.is_file(path / "comparison.csv")
-    comparison = (
-        _read_values(path / "comparison.csv", sidecar, COMPARISON_COLUMNS) if has_comparison else None
-    )
+    comparison = read_comparison(path) if has_comparison else None
     sums = of_file(path / IMAGES) if files.is_file(path / IMAGES) else SumsStore(())
     return Result(_read_values(path / "table.csv", sidecar), comparison, sums, sidecar)
+
+
+def read_comparison(path: Path) -> pd.DataFrame:
+    """Return the judged differences of a finished run, as they were written.
+
+    Raises:
+        UserError: they cannot be read, or do not fit a run.
+    """
+    return _read_values(path / "comparison.csv", read_sidecar(path), COMPARISON_COLUMNS)
 
 
 def _read_values(path: Path, sidecar: Mapping[str, Any], extra: Iterable[str] = ()) -> pd.DataFrame:

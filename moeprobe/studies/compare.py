@@ -36,6 +36,7 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import display_path, resolve, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.gate import Gate
+from moeprobe.studies.hand_pairs import HandPair, names_of_pairs
 
 if TYPE_CHECKING:
     from moeprobe.probes.engine.measurement import Measurement
@@ -93,7 +94,10 @@ class Comparison:
         return fragment(
             f"Verdicts: {heading(self.sidecar.request.probe, self.table)}; all differences in .table, the forest plot "
             "by .plot()",
-            [overview(renamed.table, extra=extra), *tables(renamed.table, extra=extra)],
+            [
+                overview(renamed.table, trainings=renamed.trainings, extra=extra),
+                *tables(renamed.table, extra=extra),
+            ],
             sentences=sentences(renamed.verdicts, renamed.table, extra=extra),
         )
 
@@ -110,6 +114,7 @@ def compare(
     equivalent_within: float | None = None,
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
+    pairs: Sequence[HandPair] = (),
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -143,6 +148,8 @@ def compare(
             one family.
         fail_unless_no_worse_than: how much worse that metric may be, in its own unit: ``failures`` are then the cells
             whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
+        pairs: (reference, checkpoint) of each difference, by name or as in ``given``; none = by seed and group, or all
+            against the first. A checkpoint stands in one pair. Three or more make a claim about trainings.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
         changes: options by name.
@@ -163,6 +170,9 @@ def compare(
         sources = runs_to_compare(models, options, settings)
     else:
         sources = _checkpoints_to_compare(models, options, settings, gate)
+    if pairs:
+        named = names_of_pairs(pairs, models, list(sources.measured.checkpoints))
+        sources = dataclasses.replace(sources, pairs=named)
     work = ComparisonWork(sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate)
     progress = progress_of(watcher)
     try:
@@ -223,11 +233,13 @@ class Sources:
         measured: the request and the checkpoints, and the sums of finished runs; of checkpoints none yet.
         names: the entry of the sidecar about what the checkpoints are called.
         work: what will measure checkpoints; None of finished runs.
+        pairs: (checkpoint, reference) of each difference, where they were given by hand.
     """
 
     measured: Measured
     names: Mapping[str, Mapping[str, str]]
     work: "Measurement[Result] | None" = None
+    pairs: Sequence[tuple[str, str]] = ()
 
     @property
     def hashed(self) -> bool:
@@ -364,6 +376,8 @@ class ComparisonWork(Work[Comparison]):
             },
             "runs": sorted(measured.runs.values()),
         }
+        if sources.pairs:
+            self.request["pairs"] = [list(pair) for pair in sources.pairs]
         # Judging one metric as one family widens its intervals, so it belongs to the request.
         if self.gate.metric is not None:
             self.request["judged_together"] = self.gate.metric
@@ -392,7 +406,7 @@ class ComparisonWork(Work[Comparison]):
         """Write the differences."""
         write_csv(folder.path / "comparison.csv", result.table)
         if len(result.trainings):
-            write_csv(folder.path / "trainings.csv", result.trainings)
+            write_csv(folder.path / trainings.TRAININGS, result.trainings)
         return result
 
     def draw(self, result: Comparison, folder: OutputFolder, progress: Progress) -> None:
@@ -408,7 +422,8 @@ class ComparisonWork(Work[Comparison]):
         analyses = analyses_of(measured.request)
         sums = measured.sums.pool_draws(lists=trial_lists(analyses))
         progress.start("differences", sum(cell.num_images for cell in sums))
-        pairs = differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds)
+        by_hand = self.sources.pairs
+        pairs = by_hand or differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds)
         table = differences.compare(
             sums,
             analyses=analyses,
@@ -427,7 +442,9 @@ class ComparisonWork(Work[Comparison]):
             sums,
             analyses=analyses,
             run_info=info,
-            pairs=trainings.groups_of_pairs(pairs, groups),
+            pairs=trainings.group_of_hand_pairs(by_hand, groups)
+            if by_hand
+            else trainings.groups_of_pairs(pairs, groups),
             margin=self.margin,
         )
         return table, over_trainings

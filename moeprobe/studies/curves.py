@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError
 from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.results.columns import CURVE_COLUMNS
@@ -17,15 +17,11 @@ from moeprobe.results.packed import CELLS, find_cell, read_pack
 from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json, resolve, write_csv
-from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable
-from moeprobe.runtime.records import Family, scan
+from moeprobe.runtime.table_folders import check_table_folder, family_of_table, table_folder
 from moeprobe.studies.training_files import CURVE, LONGEST_CURVE, read_curve
 
 _CSV = "curves.csv"
-_FAMILY = Family(
-    "curves",
-    patterns=lambda path: (_CSV, "curves.png", "curves.svg") if _is_table(path / _CSV) else (),
-)
+_FAMILY = family_of_table("curves", CURVE_COLUMNS, files=("curves.png", "curves.svg"))
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ def curves(
     folder = None if out is None else Path(out)
     # Checked before reading, since there may be hundreds of trainings.
     if folder is not None:
-        _check(folder, overwrite=overwrite)
+        check_table_folder(folder, _FAMILY, overwrite=overwrite)
     trainings = _distinct([training for source in several(runs) for training in _read(Path(source))])
     if not trainings:
         raise UserError("Name the folders of trainings, e.g. checkpoints/digits-baseline.")
@@ -128,38 +124,10 @@ def curves(
         return curves
     from moeprobe.results.figures import save
 
-    with RunFolder(folder, _FAMILY) as run_folder:
-        # Once more, inside the lock: another process may have written here meanwhile.
-        _check(folder, overwrite=overwrite)
-        if overwrite:
-            run_folder.clear()
-        write_csv(run_folder.path / _CSV, table)
-        files = save(curves.plot(), run_folder.path / "curves", svg=svg)
-        run_folder.check()
+    with table_folder(folder, _FAMILY, overwrite=overwrite) as path:
+        write_csv(path / _CSV, table)
+        files = save(curves.plot(), path / "curves", svg=svg)
     return replace(curves, files=(folder / _CSV, *(folder / path.name for path in files)))
-
-
-def _check(folder: Path, *, overwrite: bool) -> None:
-    contents = scan(folder, _FAMILY)
-    check_family(folder, contents, _FAMILY)
-    if contents.foreign and not contents.own:
-        raise UserError(
-            f"{folder} is not empty and holds no curves of moeprobe; choose another {option('out')}."
-        )
-    if contents.own and not overwrite:
-        raise UserError(
-            f"{folder} holds curves already; add {option('overwrite', True)} to replace them, or choose another "
-            f"{option('out')}."
-        )
-    if overwrite:
-        check_replaceable(folder, contents, _FAMILY)
-
-
-def _is_table(path: Path) -> bool:
-    try:
-        return path.read_text(encoding="utf-8").startswith(",".join(CURVE_COLUMNS))
-    except (OSError, ValueError):
-        return False
 
 
 def _read(path: Path) -> list[_Training]:

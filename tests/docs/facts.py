@@ -115,6 +115,12 @@ def ends(values: Iterable[float], digits: int) -> tuple[float, float]:
     return round(float(found.min()), digits), round(float(found.max()), digits)
 
 
+def excluded_loss(found: pd.DataFrame, digits: int = 3) -> float:
+    """The loss above which every interval excludes one, rounded up, where more is better."""
+    lowest = ends(found["ci_low"], 15)[0]
+    return math.ceil(round(-lowest * 10**digits, 6)) / 10**digits
+
+
 def every(conditions: Any) -> bool:
     """Whether all of at least one hold."""
     found = np.asarray(conditions if isinstance(conditions, pd.Series | pd.DataFrame) else list(conditions))

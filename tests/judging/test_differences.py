@@ -17,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.judging import differences, words
 from moeprobe.judging.differences import pairs
 from moeprobe.judging.summarize import summarize
-from moeprobe.judging.words import NO_DIFFERENCE
+from moeprobe.judging.words import NO_DIFFERENCE, NO_INTERVAL
 from moeprobe.metrics.analyses.load import LoadAnalysis
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
@@ -323,7 +323,7 @@ def test_less_loss_is_better_and_less_accuracy_worse() -> None:
     ("low", "high", "word"),
     [
         (0.001, 0.3, "higher"), (-0.3, -0.001, "lower"), (-0.019, 0.019, "same"),
-        (-0.021, 0.019, NO_DIFFERENCE), (-0.019, 0.02, NO_DIFFERENCE), (np.nan, np.nan, NO_DIFFERENCE),
+        (-0.021, 0.019, NO_DIFFERENCE), (-0.019, 0.02, NO_DIFFERENCE), (np.nan, np.nan, NO_INTERVAL),
     ],
 )  # fmt: skip
 def test_the_word_follows_the_simultaneous_interval(low: float, high: float, word: str) -> None:

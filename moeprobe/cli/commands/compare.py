@@ -20,7 +20,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B...",
-            help="Folders of finished runs, or checkpoints; the first checkpoint is the reference.",
+            help="Folders of finished runs, or checkpoints; the first checkpoint is the reference. A=B compares B with "
+            "A; three or more such pairs make a claim about trainings.",
         ),
     ],
     probe: Annotated[
@@ -86,6 +87,9 @@ def compare(
         "view": view,
         "severities": numbers(severities, "--severities"),
     }
+    from moeprobe.studies.hand_pairs import read_pairs
+
+    sources, pairs = read_pairs(sources)
     check_comparison(sources, request, common.changes)
     # Not by the API, which imports torch: finished runs are compared without.
     from moeprobe.cli.front.screen import Bar
@@ -103,6 +107,7 @@ def compare(
             equivalent_within=equivalent_within,
             fail_if_worse=fail_if_worse,
             fail_unless_no_worse_than=fail_unless_no_worse_than,
+            pairs=pairs,
             watcher=bar,
             **common.changes,
         )
@@ -135,7 +140,7 @@ def _show(comparison: "Comparison", common: Common, fail_if_worse: str | None, *
         print_json(content)
         return
     screen, comparison = console(), comparison.with_names()
-    for table in comparison_overview(comparison.table, extra=fail_if_worse):
+    for table in comparison_overview(comparison, extra=fail_if_worse):
         screen.print(table)
     for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)

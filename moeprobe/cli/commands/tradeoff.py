@@ -127,6 +127,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     if as_json:
         content = {
             "table": records(result.table),
+            "trainings": records(result.trainings),
             "states": result.states,
             "sidecar": result.sidecar,
             "out": str(result.out),
@@ -135,6 +136,10 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
         return
     screen = console()
     for dataset, rows in result.table.groupby("dataset", sort=False):
+        # What holds for other trainings comes before single ones.
+        for part in fit(_claims(result.trainings, rows, str(dataset)), keys=2, width=screen.width):
+            if part.row_count:
+                screen.print(part)
         for part in fit(_table(rows, str(dataset)), keys=1, width=screen.width):
             screen.print(part)
     counts = Counter(result.states.values())
@@ -143,8 +148,8 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     )
     timed = sorted({info["device"] for info in result.sidecar.checkpoints.values() if info["device"]})
     screen.print(
-        f"{len(result.states)} cells: {states}; [low, high]: 95 % interval over images; training seeds "
-        f"are cells of their own; first MoE layer; times are of {' and '.join(timed) or 'no training'}.",
+        f"{len(result.states)} cells: {states}; [low, high]: 95 % interval over images, of differences over seeds and "
+        f"images; first MoE layer; times are of {' and '.join(timed) or 'no training'}.",
         style="dim",
         soft_wrap=True,
     )
@@ -153,10 +158,44 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
         if is_folder(result.out / CELLS)
         else "cells.parquet and cells.json (what all of it is made from; no weights"
     )
+    over_trainings = "trainings.csv, " if len(result.trainings) else ""
     screen.print(
-        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, {stored})",
+        f"Written to {result.out}/: table.csv, {over_trainings}paper.csv (the paper's own values), figures/, {stored})",
         soft_wrap=True,
     )
+
+
+def _claims(claims: "pd.DataFrame", rows: "pd.DataFrame", dataset: str) -> "Table":
+    """Return a line per group of trainings: its differences from the first group, over seeds and images."""
+    from rich.table import Table
+
+    from moeprobe.results.figures.tradeoff.rows import numbers_of
+    from moeprobe.results.numbers import interval
+
+    of_dataset = claims[claims["checkpoint"].isin(rows["group"])]
+    cell = ["layer", "view", "severity", "tokens", "metric", "null"]
+    columns = {}
+    for name, values_of in numbers_of(rows).items():
+        cells = values_of[cell].drop_duplicates()
+        claimed = of_dataset.merge(cells, on=cell).drop_duplicates("checkpoint").set_index("checkpoint")
+        if len(claimed):
+            columns[name] = claimed
+    first = "" if of_dataset.empty else f" from {of_dataset['reference'].iloc[0]}"
+    title = f"{dataset}, over trainings and images: differences{first}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("trainings", no_wrap=True)
+    table.add_column("pairs", justify="right")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for group, number in of_dataset.groupby("checkpoint", sort=False)["trainings"].first().items():
+        values = [
+            interval(claimed.loc[group].to_dict() | {"flag": ""}, signed=True, stacked=True)
+            if group in claimed.index
+            else "–"
+            for claimed in columns.values()
+        ]
+        table.add_row(str(group), f"{number:.0f}", *values)
+    return table
 
 
 def _table(rows: "pd.DataFrame", dataset: str) -> "Table":

@@ -24,7 +24,10 @@ def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
         UserError: a checkpoint, a data set, a view or a probe does not exist.
     """
     check_checkpoints(values.get("checkpoints") or ())
-    check_checkpoints(values.get("sources") or (), runs=True)
+    if sources := values.get("sources"):
+        from moeprobe.studies.hand_pairs import read_pairs
+
+        check_checkpoints(read_pairs(sources)[0], runs=True)
     if values.get("probe") is not None:
         comparable_kind(values["probe"])
     check_view(values.get("view"))

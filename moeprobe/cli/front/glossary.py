@@ -15,6 +15,7 @@ from moeprobe.results.columns import (
     COMPARISON_COLUMNS,
     FLAGS,
     TRADEOFF_COLUMNS,
+    TRAININGS_COLUMNS,
     VERDICTS,
 )
 from moeprobe.results.numbers import sentence_case
@@ -26,6 +27,11 @@ _WORDS = {
     "column of tables": COLUMNS,
     "column of moeprobe compare": COMPARISON_COLUMNS,
     "column of moeprobe tradeoff": TRADEOFF_COLUMNS,
+    "column of trainings.csv": {
+        name: text
+        for name, text in TRAININGS_COLUMNS.items()
+        if name not in {**COLUMNS, **COMPARISON_COLUMNS}
+    },
     "word of the column flag": FLAGS,
     "word of the column verdict": VERDICTS,
 }

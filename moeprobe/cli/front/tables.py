@@ -297,9 +297,9 @@ def comparison_tables(table: pd.DataFrame, *, extra: str | None = None, full: bo
     ]
 
 
-def comparison_overview(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
+def comparison_overview(comparison: "Comparison", *, extra: str | None = None) -> list[Table]:
     """Return the table that a comparison opens with: a line per metric."""
-    layout = judged_tables.overview(table, extra=extra)
+    layout = judged_tables.overview(comparison.table, trainings=comparison.trainings, extra=extra)
     narrow = console().width < _STACKED
     return on_screen(layout, stacked=narrow) if layout.rows else []
 

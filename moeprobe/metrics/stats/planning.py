@@ -8,66 +8,126 @@ of a pilot's variance in the place of its estimate, Browne 1995.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 from scipy import special
 
 from moeprobe.metrics.stats.families import POWER
+from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.metrics.stats.two_way import TwoWay
 
 # How often a planned number has its power: the error of a pilot is itself an estimate, and half of them are too small.
 ASSURANCE = 0.8
+# More images, or pairs of trainings, than anybody has.
+_MOST_IMAGES, _MOST_PAIRS = 10**9, 10**4
 
 
-def images_for_equivalence(
-    images: int, *, factor: float, error: float, within: float, power: float = POWER
+def images_needed(
+    images: int,
+    *,
+    factor: float,
+    error: float,
+    size: float,
+    power: float = POWER,
+    both_ends: bool = False,
+    assurance: float | None = ASSURANCE,
 ) -> int:
-    """Return how many images show a difference of 0 to be inside ± ``within``, with probability ``power``.
+    """Return how many images show a claim about a difference, with probability ``power``.
 
-    n₀ ((c + z) SE₀ / x)², with z the (1 + power) / 2 quantile of a normal distribution: the interval has to end inside
-    of the margin on both sides. At 80 % that is 1.282:
+    n₀ ((c + z) SE / x)², with z the quantile of a normal distribution at ``power``. SE is the upper limit of the
+    pilot's error: SE₀ times the root of (n₀ − 1) / χ², with χ² the 1 − ``assurance`` quantile at n₀ − 1 degrees of
+    freedom. So ``assurance`` of all pilots plan enough images, in the place of half of them.
 
-    >>> from moeprobe.metrics.stats.planning import images_for_equivalence
-    >>> images_for_equivalence(100, factor=1.96, error=0.01, within=0.02)
+    A difference of 0.02 that the interval is to exclude from 0, and one of 0 whose interval is to lie inside of ± 0.02.
+    There z is the (1 + power) / 2 quantile, 1.282 at 80 %:
+
+    >>> from moeprobe.metrics.stats.planning import images_needed
+    >>> images_needed(100, factor=1.96, error=0.01, size=0.02)
+    224
+    >>> images_needed(100, factor=1.96, error=0.01, size=0.02, both_ends=True, assurance=None)
     263
 
     Args:
         images: n₀, of the run.
         factor: c, the half of the interval in standard errors.
         error: SE₀, the standard error in the run.
-        within: x, the margin of equivalence, in the unit of the error.
+        size: x, the true difference, or the margin of equivalence, in the unit of the error.
         power: how often so many images are to show it.
+        both_ends: whether both ends of the interval have to be inside of ± x, as for equivalence; else one end has to
+            exclude 0.
+        assurance: how often a run like this one plans enough images; None = the error is taken as it is.
     """
-    quantile = float(special.ndtri((1 + power) / 2))
-    return math.ceil(images * ((factor + quantile) * error / within) ** 2)
+    widening = 1.0 if assurance is None else variance_limit(images - 1, assurance)
+    quantile = float(special.ndtri((1 + power) / 2 if both_ends else power))
+    return math.ceil(images * widening * ((factor + quantile) * error / size) ** 2)
 
 
-def images_to_detect(
-    images: int,
-    *,
-    factor: float,
-    error: float,
-    difference: float,
-    power: float = POWER,
-    assurance: float = ASSURANCE,
-) -> int:
-    """Return how many images show a true ``difference`` to differ from 0, with probability ``power``.
-
-    n₀ ((c + z) SE / d)², with z the quantile of a normal distribution at ``power``. SE is the upper limit of the
-    pilot's error: SE₀ times the root of (n₀ − 1) / χ², with χ² the 1 − ``assurance`` quantile at n₀ − 1 degrees of
-    freedom. So ``assurance`` of all pilots plan enough images, in the place of half of them:
-
-    >>> from moeprobe.metrics.stats.planning import images_to_detect
-    >>> images_to_detect(100, factor=1.96, error=0.01, difference=0.02)
-    224
-
-    Args:
-        images: n₀, of the run.
-        factor: c, the half of the interval in standard errors.
-        error: SE₀, the standard error in the run.
-        difference: d, in the unit of the error.
-        power: how often so many images are to show it.
-        assurance: how often a run like this one plans enough images.
-    """
+def variance_limit(freedom: float, assurance: float = ASSURANCE) -> float:
+    """Return by how much the upper limit of a variance exceeds its estimate with so many degrees of freedom."""
     # scipy's quantile is that of the upper tail.
-    widening = (images - 1) / float(special.chdtri(images - 1, assurance))
-    quantile = float(special.ndtri(power))
-    return math.ceil(images * widening * ((factor + quantile) * error / difference) ** 2)
+    return freedom / float(special.chdtri(freedom, assurance))
+
+
+def upper_limits(estimate: TwoWay, pairs: int, images: int, *, assurance: float = ASSURANCE) -> TwoWay:
+    """Return an estimate with the upper limits of its spreads, of so many pairs of trainings and images."""
+    of_pairs, of_images = (variance_limit(number - 1, assurance) ** 0.5 for number in (pairs, images))
+    return replace(
+        estimate,
+        spread=estimate.spread * of_pairs,
+        image_spread=estimate.image_spread * of_images,
+        residual_spread=estimate.residual_spread * of_images,
+    )
+
+
+def detectable(
+    estimate: TwoWay, pairs: int, images: float, *, confidence: float = CONFIDENCE, power: float = POWER
+) -> float:
+    """Return the least true difference that so many pairs of trainings and images show with probability ``power``.
+
+    (t_c + t_z) · error, both quantiles of t with the degrees of freedom that the error will have (``TwoWay.planned``).
+    Images do not replace trainings. Three pairs that differ by a standard deviation of 0.02 show 0.062, at best:
+
+    >>> from math import inf
+    >>> from moeprobe.metrics.stats.two_way import TwoWay
+    >>> from moeprobe.metrics.stats.planning import detectable
+    >>> estimate = TwoWay(0.0, 0.0, 2.0, spread=0.02, residual_spread=0.2)
+    >>> [round(detectable(estimate, pairs, images), 3) for pairs, images in ((3, 500), (3, inf), (12, 500))]
+    [0.068, 0.062, 0.019]
+    """
+    planned = estimate.planned(pairs, images)
+    critical = -float(special.stdtrit(planned.freedom, (1 - confidence) / 2))
+    return (critical + float(special.stdtrit(planned.freedom, power))) * planned.error
+
+
+def pairs_to_detect(
+    estimate: TwoWay, images: float, difference: float, *, confidence: float, power: float
+) -> int | None:
+    """Return how many pairs of trainings show a difference with so many images; None where no number does."""
+    return _least(
+        lambda pairs: detectable(estimate, pairs, images, confidence=confidence, power=power) <= difference,
+        _MOST_PAIRS,
+    )
+
+
+def images_with_pairs(
+    estimate: TwoWay, pairs: int, difference: float, *, confidence: float, power: float
+) -> int | None:
+    """Return how many images show a difference with so many pairs of trainings; None where no number does."""
+    return _least(
+        lambda images: detectable(estimate, pairs, images, confidence=confidence, power=power) <= difference,
+        _MOST_IMAGES,
+    )
+
+
+def _least(is_enough: Callable[[int], bool], limit: int) -> int | None:
+    """Return the least number from 2 on that is enough, of which all larger ones are; None above ``limit``."""
+    low, high = 1, 2
+    while not is_enough(high):
+        low, high = high, high * 2
+        if high > limit:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

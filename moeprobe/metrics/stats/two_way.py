@@ -9,7 +9,7 @@ variances, Satterthwaite 1946.
 Axes: G pairs of trainings, n images.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -38,12 +38,16 @@ class TwoWay:
         freedom: degrees of freedom of the error.
         spread: standard deviation of the true differences of pairs of trainings, in the metric's unit; 0 where images
             explain how they differ.
+        image_spread: the same of what an image adds to all pairs alike.
+        residual_spread: the same of what an image adds to one pair alone.
     """
 
     value: float
     error: float
     freedom: float
     spread: float
+    image_spread: float = 0.0
+    residual_spread: float = 0.0
 
     @classmethod
     def of(cls, differences: Array) -> Self:
@@ -61,15 +65,38 @@ class TwoWay:
         )
         of_residuals = float((residuals**2).sum()) / ((pairs - 1) * (images - 1) * images * pairs)
         variance = max(of_pairs + of_images - of_residuals, of_pairs, of_images)
-        parts = of_pairs**2 / (pairs - 1) + of_images**2 / (images - 1)
-        # Without any variance, the fewer of both say how much is known.
-        freedom = variance**2 / parts if parts > 0 else float(min(pairs, images) - 1)
-        # A pair's own mean varies with the images that it was measured on.
-        of_cells = float(differences.var(axis=1, ddof=1).mean()) / (images * pairs)
-        spread = float(np.sqrt(max(pairs * (of_pairs - of_cells), 0.0)))
-        return cls(float(differences.mean()), float(np.sqrt(variance)), freedom, spread)
+        # What images add to all pairs alike moves no pair from the others.
+        spreads = [
+            float(np.sqrt(max(component, 0.0)))
+            for component in (
+                pairs * (of_pairs - of_residuals),
+                images * (of_images - of_residuals),
+                pairs * images * of_residuals,
+            )
+        ]
+        freedom = _freedom(variance, of_pairs, of_images, pairs, images)
+        return cls(float(differences.mean()), float(np.sqrt(variance)), freedom, *spreads)
+
+    def planned(self, pairs: int, images: float) -> Self:
+        """Return the estimate that so many pairs and images are expected to give, by the spreads of this one.
+
+        ``images`` may be infinite.
+        """
+        of_residuals = self.residual_spread**2 / (pairs * images)
+        of_pairs = self.spread**2 / pairs + of_residuals
+        of_images = self.image_spread**2 / images + of_residuals
+        variance = of_pairs + of_images - of_residuals
+        freedom = _freedom(variance, of_pairs, of_images, pairs, images)
+        return replace(self, error=float(np.sqrt(variance)), freedom=freedom)
 
     def ends(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the interval of the mean, by t."""
         reach = -float(special.stdtrit(self.freedom, (1 - confidence) / 2)) * self.error
         return self.value - reach, self.value + reach
+
+
+def _freedom(variance: float, of_pairs: float, of_images: float, pairs: int, images: float) -> float:
+    """Return Satterthwaite's degrees of freedom of a sum of two variances of a mean."""
+    parts = of_pairs**2 / (pairs - 1) + of_images**2 / (images - 1)
+    # Without any variance, the fewer of both say how much is known.
+    return variance**2 / parts if parts > 0 else float(min(pairs, images) - 1)

@@ -19,6 +19,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
 from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
+from moeprobe.judging.trainings import TRAININGS, read_claims
 from moeprobe.results.columns import COMPARISON_COLUMNS, COUNTS
 from moeprobe.results.csv_files import check_numbers, read_texts, read_values
 from moeprobe.results.files_for_reports import CLASSES, PATCHES, PIXELS, TOKENS
@@ -66,6 +67,7 @@ class Run(RunTables):
         frames: a series of pictures per layer, by growing severity.
         pixels: the images of an overlay, a row per image; None = there are none.
         misnamed: whether its figures were drawn with other names of checkpoints than the report's.
+        trainings: the claims about trainings of a comparison; None = there are none.
         miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
 
@@ -76,6 +78,7 @@ class Run(RunTables):
     frames: dict[str, list[Frame]]
     pixels: Picture | None = None
     misnamed: bool = False
+    trainings: pd.DataFrame | None = None
     miscolored: Sequence[str] = ()
 
     @property
@@ -165,6 +168,7 @@ def _read(path: Path, label: str) -> Run:
         files=files,
         table=_values(csvs, "table.csv", path, files, sidecar),
         comparison=_values(csvs, "comparison.csv", path, files, sidecar),
+        trainings=_trainings(csvs, path, files),
         pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
         pixels=read_picture(path, path / PIXELS) if is_there(path / PIXELS) else None,
@@ -249,6 +253,13 @@ def _check_classes(path: Path, classes: pd.DataFrame) -> None:
         raise not_as_written(path, f"it lacks {', '.join(missing)}")
     check_numbers(path, classes, integers=COUNTS, numbers=["value"], required=True)
     check_numbers(path, classes, numbers=["ci_low", "ci_high"], required=False)
+
+
+def _trainings(
+    csvs: Mapping[str, pd.DataFrame], path: Path, files: Mapping[str, bytes]
+) -> pd.DataFrame | None:
+    """Return the claims about trainings with numbers as numbers; None where there are none."""
+    return read_claims(path / TRAININGS, content=files[TRAININGS]) if TRAININGS in csvs else None
 
 
 def _values(

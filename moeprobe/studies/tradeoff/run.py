@@ -14,6 +14,7 @@ from moeprobe.adapters.open import load_model
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.view_names import parse_view
+from moeprobe.judging.trainings import TRAININGS
 from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import DivergedError
 from moeprobe.results.folder import OutputFolder
@@ -23,6 +24,7 @@ from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.files import check_can_write, is_file, write_csv, write_json, write_text
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.tradeoff.claims import claims
 from moeprobe.studies.tradeoff.packing import pack
 from moeprobe.studies.tradeoff.table import (
     facts_of,
@@ -56,12 +58,14 @@ class TradeoffResult:
 
     Attributes:
         table: one number per row, with ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
+        trainings: mean differences of groups of three or more seeds from the first group, over seeds and images.
         states: cell -> trained, measured, kept, or diverged in training, by this call.
         sidecar: request and provenance.
         out: its output folder.
     """
 
     table: pd.DataFrame
+    trainings: pd.DataFrame
     states: dict[str, str]
     sidecar: Sidecar
     out: Path
@@ -152,6 +156,9 @@ def tradeoff(
         table = table if times is None else with_times(table, Path(times))
         write_csv(folder.path / "table.csv", table)
         write_csv(folder.path / "paper.csv", published_values())
+        over_trainings = claims(cells)
+        if len(over_trainings):
+            write_csv(folder.path / TRAININGS, over_trainings)
         draw_figures(table, folder.path / "figures", svg=svg)
         sidecar = make_sidecar(
             request,
@@ -161,7 +168,7 @@ def tradeoff(
             wall_seconds=time.perf_counter() - started,
         )
         folder.finish(sidecar)
-    return TradeoffResult(table, states, sidecar, out)
+    return TradeoffResult(table, over_trainings, states, sidecar, out)
 
 
 def _request(cells: Sequence[Training]) -> dict[str, Any]:

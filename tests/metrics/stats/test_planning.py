@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from moeprobe.metrics.stats.planning import images_for_equivalence, images_to_detect
+from moeprobe.metrics.stats.planning import images_needed
 from moeprobe.metrics.stats.proportions import critical
 
 DIFFERENCE, PILOTS = 0.5, 2000
@@ -16,9 +16,7 @@ def planned_power(pilot: int, *, assurance: float) -> np.ndarray:
     errors = values.std(1, ddof=1) / np.sqrt(pilot)
     numbers = np.array(
         [
-            images_to_detect(
-                pilot, factor=critical(pilot), error=error, difference=DIFFERENCE, assurance=assurance
-            )
+            images_needed(pilot, factor=critical(pilot), error=error, size=DIFFERENCE, assurance=assurance)
             for error in errors
         ]
     )
@@ -41,6 +39,7 @@ def test_the_numbers_by_hand() -> None:
     """One of scipy's distributions in the place of the other module's functions."""
     widening = 99 / stats.chi2.ppf(0.2, 99)
     to_detect = 100 * widening * ((2.5 + stats.norm.ppf(0.8)) * 0.02 / 0.03) ** 2
-    assert images_to_detect(100, factor=2.5, error=0.02, difference=0.03) == np.ceil(to_detect)
+    assert images_needed(100, factor=2.5, error=0.02, size=0.03) == np.ceil(to_detect)
     to_equate = 100 * ((2.5 + stats.norm.ppf(0.9)) * 0.02 / 0.03) ** 2
-    assert images_for_equivalence(100, factor=2.5, error=0.02, within=0.03) == np.ceil(to_equate)
+    equivalence = images_needed(100, factor=2.5, error=0.02, size=0.03, both_ends=True, assurance=None)
+    assert equivalence == np.ceil(to_equate)

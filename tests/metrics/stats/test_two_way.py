@@ -22,13 +22,12 @@ def draw(rng: np.random.Generator, world: str, pairs: int, images: int) -> np.nd
 
 
 def test_the_variance_by_loops() -> None:
-    differences = draw(np.random.default_rng(0), "neither", 4, 30)
+    differences = draw(np.random.default_rng(0), "both", 4, 30) + 0.1 * np.arange(4)[:, None]
     means = [sum(row) / 30 for row in differences]
     columns = [sum(differences[:, image]) / 4 for image in range(30)]
     center = sum(means) / 4
     of_seeds = sum((mean - center) ** 2 for mean in means) / 3 / 4
     of_images = sum((mean - center) ** 2 for mean in columns) / 29 / 30
-    of_cells = sum(np.var(row, ddof=1) for row in differences) / 4 / (30 * 4)
     residuals = [
         differences[seed, image] - means[seed] - columns[image] + center
         for seed in range(4)
@@ -40,7 +39,14 @@ def test_the_variance_by_loops() -> None:
     found = TwoWay.of(differences)
     assert (found.value, found.error) == pytest.approx((center, variance**0.5))
     assert found.freedom == pytest.approx(freedom)
-    assert found.spread == pytest.approx(max(4 * (of_seeds - of_cells), 0) ** 0.5)
+    # The mean squares of the two-way analysis of variance, and what they are expected to be.
+    of_cell = of_residuals * 30 * 4
+    assert found.residual_spread**2 == pytest.approx(of_cell)
+    assert found.spread**2 == pytest.approx(max(4 * of_seeds - of_cell / 30, 0))
+    assert found.image_spread**2 == pytest.approx(max(30 * of_images - of_cell / 4, 0))
+    # Where both are above 0, as many pairs and images as there are give the error that there is.
+    assert found.planned(4, 30).error == pytest.approx(variance**0.5)
+    assert found.planned(4, 30).freedom == pytest.approx(freedom)
     reach = stats.t.isf(0.025, freedom) * variance**0.5
     assert found.ends() == pytest.approx((center - reach, center + reach))
 
