@@ -7,6 +7,7 @@ from moeprobe.results.columns import (
     COMPARISON_COLUMNS,
     CURVE_COLUMNS,
     TRADEOFF_COLUMNS,
+    UNIT_COLUMNS,
 )
 from writers.markdown import code, page, table
 
@@ -20,6 +21,8 @@ def pages() -> dict[str, str]:
         "paired differences from the first checkpoint, with the same columns and `reference`. The metrics are on "
         "[a page of their own](metrics.md).",
         columns(COLUMNS),
+        "## Of runs with units\n\nRuns with [`--unit`](../concepts/units.md) add to all tables:",
+        columns(UNIT_COLUMNS),
         "## Of `moeprobe compare`\n\n`compare` adds to its `comparison.csv`:",
         columns(COMPARISON_COLUMNS),
         "## Of `moeprobe tradeoff`\n\n`tradeoff` adds to its `table.csv`:",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
     from moeprobe.studies.report import Document, report
     from moeprobe.studies.server.result import ServerResult
+    from moeprobe.studies.tails import Tails, tails
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
     from moeprobe.studies.tradeoff.trainings import TradeoffPlan, plan_tradeoff
     from moeprobe.studies.train import train, train_pipeline
@@ -95,6 +96,7 @@ __all__ = [
     "Result",
     "RoutesResult",
     "ServerResult",
+    "Tails",
     "TradeoffPlan",
     "TradeoffResult",
     "UserError",
@@ -124,6 +126,7 @@ __all__ = [
     "read_audit",
     "recorded_routing",
     "report",
+    "tails",
     "trace",
     "tradeoff",
     "train",

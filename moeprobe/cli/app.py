@@ -21,6 +21,7 @@ from moeprobe.cli.commands import (
     inspect,
     paper,
     runs,
+    tails,
     tradeoff,
     train,
     vmoe,
@@ -147,6 +148,7 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.PROBES: {},
     Panel.COMPARE: {
         "compare": compare.compare,
+        "tails": tails.tails,
         "report": runs.report,
         "paper": paper.paper,
         "merge": runs.merge,

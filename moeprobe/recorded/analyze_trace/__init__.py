@@ -26,7 +26,7 @@ class AnalyzeTrace(MatchedTraces["Result"]):
     title = "Recorded routing"
     work = "moeprobe.recorded.analyze_trace.measure:TraceAnalysis"
     drawn_by = "moeprobe.recorded.analyze_trace.figure:figures_of"
-    common = NAMED
+    common = (*NAMED, "unit")
     concluded_by = "moeprobe.recorded.analyze_trace.sentences:sentences"
     analyses = (
         *AGREEMENT,
