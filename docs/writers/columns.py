@@ -10,6 +10,7 @@ from moeprobe.results.columns import (
     PLAN_TRAININGS_COLUMNS,
     TRADEOFF_COLUMNS,
     TRAININGS_COLUMNS,
+    UNIT_COLUMNS,
 )
 from writers.markdown import code, page, table
 
@@ -23,6 +24,8 @@ def pages() -> dict[str, str]:
         "paired differences from the first checkpoint, with the same columns and `reference`. The metrics are on "
         "[a page of their own](metrics.md).",
         columns(COLUMNS),
+        "## Of runs with units\n\nRuns with [`--unit`](../concepts/units.md) add to all tables:",
+        columns(UNIT_COLUMNS),
         "## Of `moeprobe compare`\n\n`compare` adds to its `comparison.csv`:",
         columns(COMPARISON_COLUMNS),
         "Where three or more pairs of trainings are compared, `compare` and `tradeoff` write `trainings.csv`:",

@@ -13,18 +13,18 @@ from writers.stubs import is_made
 
 # What is no measurement; every other function is on the page of measurements.
 MODELS = {
-    "load_model", "wrap", "trace", "train", "train_pipeline", "import_vmoe", "import_swin_moe", "export_vmoe",
+    "load_model", "wrap", "trace", "train", "train_pipeline", "curves", "import_vmoe", "import_swin_moe", "export_vmoe",
 }  # fmt: skip
 DATA = {"open_data", "open_view", "choose_device", "downloads", "use_plugins"}
 STUDIES = {
     "audit",
     "compare",
-    "curves",
     "measure_shard",
     "merge",
     "paper",
     "read_audit",
     "report",
+    "tails",
     "tradeoff",
 }
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from moeprobe.studies.plan import ImagesPlan, plan_images
     from moeprobe.studies.report import Document, report
     from moeprobe.studies.server.result import ServerResult
+    from moeprobe.studies.tails import Tails, tails
     from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
     from moeprobe.studies.tradeoff.trainings import TradeoffPlan, plan_tradeoff
     from moeprobe.studies.train import train, train_pipeline
@@ -97,6 +98,7 @@ __all__ = [
     "Result",
     "RoutesResult",
     "ServerResult",
+    "Tails",
     "TradeoffPlan",
     "TradeoffResult",
     "UserError",
@@ -127,6 +129,7 @@ __all__ = [
     "read_audit",
     "recorded_routing",
     "report",
+    "tails",
     "trace",
     "tradeoff",
     "train",

@@ -121,6 +121,7 @@ def analyze_trace(
     figures: bool = True,
     svg: bool = False,
     command: str = '',
+    unit: str | None = None,
 ) -> Result:
     """Confidence, load and match of recorded routing, without the model.
 
@@ -429,6 +430,7 @@ def drift(
     options: Options | None = None,
     watcher: Progress | None = None,
     layers: str | Sequence[str] | None = None,
+    unit: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -986,6 +988,7 @@ def trace_locality(
     figures: bool = True,
     svg: bool = False,
     command: str = '',
+    unit: str | None = None,
 ) -> Result:
     """Does the next token use the same experts, and how many experts does a batch of tokens touch?
 

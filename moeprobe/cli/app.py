@@ -22,6 +22,7 @@ from moeprobe.cli.commands import (
     paper,
     plan,
     runs,
+    tails,
     tradeoff,
     train,
     vmoe,
@@ -149,6 +150,7 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
     Panel.COMPARE: {
         "compare": compare.compare,
         "plan": plan.plan,
+        "tails": tails.tails,
         "report": runs.report,
         "paper": paper.paper,
         "merge": runs.merge,

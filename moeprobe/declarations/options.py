@@ -37,6 +37,7 @@ class Keywords(TypedDict, total=False):
     group_images: int
     masks: str | Path | None
     class_null: bool
+    unit: str | None
     max_length: int | None
     prompt: str
     image_size: int | None
@@ -147,6 +148,14 @@ class Options:
     class_null: Annotated[bool, Arg("Also give matches a chance level among images of the same class.")] = (
         False
     )
+    unit: Annotated[
+        str | None,
+        Arg(
+            "What was sampled, if not single images: folder (of the image's file), a column of the data set, or a CSV "
+            "with the columns image_id and unit (e.g. patient); intervals and verdicts count units.",
+            in_request=False,
+        ),
+    ] = None
     max_length: Annotated[
         int | None,
         Arg(

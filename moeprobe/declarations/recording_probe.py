@@ -25,6 +25,10 @@ SEED_OF_INTERVALS = "Seed of the intervals."
 # Common options of what is written into a folder, and of recordings that can be called by names.
 WRITING = ("seed", "out", "overwrite", "figures", "svg", "command")
 NAMED = ("layers", "names", *WRITING)
+UNIT_OF_REQUESTS = (
+    "What was sampled, if not requests: prompt (by its tokens), or a CSV with the columns image_id and unit (e.g. "
+    "hour); intervals and verdicts count units."
+)
 IMAGES = "Folder with the pictures of --tokens: REQUEST.png, or REQUEST/ with several, in the order of their names."
 TRACES = Arg(
     "Files of moeprobe trace record or trace import; the first is the reference.", metavar="TRACE..."
@@ -47,6 +51,7 @@ class RecordingProbe(StandaloneQuestion[R], ABC, Generic[R]):
     option_help: ClassVar[Mapping[str, str]] = {
         "layers": "MoE layers, comma-separated, e.g. layers.3; default all.",
         "seed": SEED_OF_INTERVALS,
+        "unit": UNIT_OF_REQUESTS,
     }
     common: ClassVar[tuple[str, ...] | None] = ("layers", *WRITING)
     recordings: ClassVar[tuple[str, ...]] = ("traces",)

@@ -6,7 +6,7 @@ and ``image_id``.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -21,6 +21,7 @@ class Modality:
         tokens: several of them.
         prefix: what its prefix tokens are called.
         data: what tables call the data where it comes from no data set; empty = it always does.
+        sampled: what was sampled, e.g. "patient"; empty = the inputs.
     """
 
     name: str
@@ -29,6 +30,12 @@ class Modality:
     tokens: str
     prefix: str
     data: str = ""
+    sampled: str = ""
+
+    @property
+    def units(self) -> str:
+        """What several of the sampled units are called, which intervals are over."""
+        return plural_of(self.sampled) if self.sampled else self.plural
 
     def translate(self, text: str) -> str:
         """Return a text that speaks of images and patches with this modality's words."""
@@ -36,9 +43,19 @@ class Modality:
         return re.sub(r"\b(images?|patch(es)?)\b", lambda word: words[word[0]], text)
 
     def format_count(self, count: int | str) -> str:
-        """Return so many of them, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""
+        """Return so many sampled units, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""
         written = count if isinstance(count, str) else f"{count:,}"
-        return f"{written} {self.name if written == '1' else self.plural}"
+        return f"{written} {(self.sampled or self.name) if written == '1' else self.units}"
+
+
+def plural_of(name: str) -> str:
+    """Return what several units are called.
+
+    >>> from moeprobe.inputs.modality import plural_of
+    >>> plural_of("patient"), plural_of("case study")
+    ('patients', 'case studies')
+    """
+    return f"{name[:-1]}ies" if name.endswith("y") and name[-2:-1] not in "aeiou" else f"{name}s"
 
 
 IMAGE = Modality("image", "images", "patch", "patches", "CLS")
@@ -83,7 +100,8 @@ def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:
 
 def modality_of_row(row: Mapping[Any, Any]) -> Modality:
     """Return the modality that a row of a table speaks of; it may lack the columns that say so."""
-    return modality_of([row.get("tokens", "")], data=row.get("dataset") or "")
+    modality = modality_of([row.get("tokens", "")], data=row.get("dataset") or "")
+    return replace(modality, sampled=row.get("unit") or "")
 
 
 def sources(count: int, modality: Modality, *, data: str, split: str) -> str:

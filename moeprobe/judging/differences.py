@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import modality_of
 from moeprobe.judging import words
 from moeprobe.judging.excluded import Excluded, images_to_equivalence
 from moeprobe.metrics.declaration import KAPPA, NumberName
@@ -28,7 +27,7 @@ from moeprobe.metrics.stats.statistic import Array
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
-from moeprobe.results.tables import FLOORS, frame
+from moeprobe.results.tables import FLOORS, frame, modality_of_table
 from moeprobe.results.values import Analyses, CellValues, Evaluator
 from moeprobe.runtime import processes
 
@@ -117,7 +116,14 @@ def compare(
         UserError: two checkpoints were probed on different images.
     """
     # Numbers about single experts are another model's other experts: there is nothing to compare.
-    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, influences=True, experts=False)
+    value = Evaluator(
+        analyses,
+        aligned=run_info.aligned,
+        seed=run_info.seed,
+        influences=True,
+        experts=False,
+        unit_of=run_info.unit_of,
+    )
     # Floors are arithmetic, not routing.
     sites = [site for site in images.sites() if site[0].cell.view not in FLOORS]
 
@@ -348,7 +354,7 @@ def sentences(table: pd.DataFrame, *, equivalent_within: float | None = None) ->
         equivalent_within: the margin of equivalence, which shares alone have; None = nothing is said of it.
     """
     rows_of_families = []
-    units = modality_of(table["tokens"]).plural
+    units = modality_of_table(table).units
     for key, family in table.groupby(FAMILY, sort=False):
         rows = family.to_dict("records")
         within = equivalent_within if find(rows[0]["metric"]).has_margin else None

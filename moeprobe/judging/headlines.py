@@ -6,7 +6,7 @@ The first headline is the primary number of a kind of run. The word of a differe
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ from moeprobe.declarations.headlines import Which
 from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.judging.excluded import Excluded
+from moeprobe.judging.selection import Extreme
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import tokens_choose
+from moeprobe.results.columns import UNIT
 from moeprobe.results.layouts.cells import counts, trials_of
 from moeprobe.results.numbers import decimals_of, ends_of, interval, number, sentence_case
 from moeprobe.results.sidecars import Request, Sidecar
@@ -71,7 +73,8 @@ class RunTables:
         """What the checkpoints read."""
         tables = [table for table in (self.table, self.comparison) if table is not None]
         tokens = (token for table in tables for token in table["tokens"].unique())
-        return modality_of(tokens, data=self.request.data)
+        sampled = next((str(table[UNIT].iloc[0]) for table in tables if UNIT in table and len(table)), "")
+        return replace(modality_of(tokens, data=self.request.data), sampled=sampled)
 
     @property
     def checkpoints(self) -> dict[str, dict[str, Any]]:
@@ -348,7 +351,11 @@ def _spread(rows: Sequence[Row], *, worst: int = 0, signed: bool = False) -> lis
     ends = []
     for row, is_worst in ((ordered[0], worst > 0), (ordered[-1], worst < 0)):
         size = number(row["value"], signed=signed, decimals=decimals_of(row))
-        ends.append(f"{size} ({row['layer']}{', the worst' if is_worst else ''})")
+        name = ""
+        if is_worst:
+            # It was picked for its value, so those that are not separated from it are named with it.
+            name = f", the worst{Extreme.of(pd.DataFrame(ordered), lowest=worst > 0).beside()}"
+        ends.append(f"{size} ({row['layer']}{name})")
     return [" to ".join(ends)]
 
 

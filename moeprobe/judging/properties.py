@@ -12,10 +12,10 @@ from moeprobe.declarations.headlines import Which
 from moeprobe.inputs.modality import IMAGE, modality_of
 from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
 from moeprobe.judging.scales import SCALES, Scale
+from moeprobe.judging.selection import Extreme, widen_intervals
 from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
-from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.folder import Result
 from moeprobe.results.numbers import few_carriers, interval, number
 from moeprobe.results.tables import FLOORS, agreement_of
@@ -32,7 +32,6 @@ UNDECIDED = "More inputs decide between the two; give the audit more --minutes."
 # No match is collapsed by a load that merely leans to one side.
 _EVERYTHING = 1 - 1e-6
 # More layers are not named one by one.
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -165,49 +164,14 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
     }
 
 
-def widen_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of one model with intervals that hold for all of them at once (Šidák 1967)."""
-    has_interval = rows["ci_low"].notna()
-    numbers = int(has_interval.sum())
-    # A single number needs no correction.
-    if numbers < 2:
-        return rows
-    # Šidák: n intervals at this confidence hold together at 95 %.
-    confidence = CONFIDENCE ** (1 / numbers)
-    factors = np.array(
-        [critical(int(n), confidence=confidence) / critical(int(n)) if n > 1 else 1.0 for n in rows["images"]]
-    )
-    value, low, high = (rows[name].to_numpy(float) for name in ("value", "ci_low", "ci_high"))
-    # Scaled about the value, so that skewed intervals stay skewed.
-    low, high = value - factors * (value - low), value + factors * (high - value)
-    # An interval of a share must not leave [0, 1].
-    lowest, highest = _range_of(str(rows["metric"].iloc[0]))
-    return rows.assign(ci_low=np.clip(low, lowest, None), ci_high=np.clip(high, None, highest))
-
-
-def _range_of(metric: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a number can have."""
-    form = find(metric)
-    if form.kind == "kappa":
-        return -np.inf, 1.0
-    return (0.0, 1.0) if form.metric.unit in ("share", "probability") else (-np.inf, np.inf)
-
-
 def _inseparable(rows: pd.DataFrame, worst: pd.Series, scale: Scale) -> list[str]:
     """Return the other layers (with their variants) that may be the worst as well, as one text at most."""
     if worst["ci_low"] != worst["ci_low"] or not scale.best:
         return []
-    lowest = scale.best == "lowest"
-    # The worst layer is an estimate: others whose intervals reach it may be as bad.
-    may_be = rows["ci_high"] >= worst["ci_low"] if lowest else rows["ci_low"] <= worst["ci_high"]
-    rivals = rows[may_be & ((rows["layer"] != worst["layer"]) | (rows["view"] != worst["view"]))]
-    if rivals.empty:
-        return []
     several = rows["view"].nunique() > 1
-    names = [f"{row.layer} {row.view}" if several else str(row.layer) for row in rivals.itertuples()]
-    first_names = ", ".join(names[:_MOST_NAMED])
-    remainder = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return [f"not separated from it by these inputs: {first_names}{remainder}"]
+    names = [f"{row.layer} {row.view}" if several else str(row.layer) for row in rows.itertuples()]
+    selection = Extreme.of(rows, lowest=scale.best != "lowest", names=names, hold_together=True)
+    return [f"not separated from it by these inputs: {selection.rivals_text}"] if selection.rivals else []
 
 
 def _deciding_row(item: Property, rows: pd.DataFrame, scale: Scale) -> pd.Series:
@@ -312,10 +276,16 @@ def _named_by_highest(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
     highest = _highest(rows)
     nouns = {headline.metric: headline.noun for headline in item.numbers if isinstance(headline, Headline)}
     first = rows[(rows["layer"] == highest["layer"]) & (rows["value"] >= scale.edges[0])]
-    # Without an interval the value itself is the bar.
-    level = highest["ci_low"] if highest["ci_low"] == highest["ci_low"] else highest["value"]
-    upper = first["ci_high"].fillna(first["value"])
-    names = [nouns[metric] for metric in first.loc[upper >= level, "metric"]]
+    # It was picked for its value, so intervals that hold for all of them decide; without one, the value is the bar.
+    together = widen_intervals(first)
+    is_highest = together["metric"] == highest["metric"]
+    lowest_ends = together["ci_low"].fillna(together["value"])[is_highest]
+    upper = together["ci_high"].fillna(together["value"])
+    names = (
+        [nouns[metric] for metric in first.loc[upper >= lowest_ends.max(), "metric"]]
+        if is_highest.any()
+        else []
+    )
     verdict = " or ".join(dict.fromkeys(names)) or scale.words[0]
     return {"verdict": verdict, "grade": "", "advice": item.advice.get(verdict, "")}
 

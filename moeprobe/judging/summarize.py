@@ -48,6 +48,7 @@ def summarize(
         paired=paired or combine is not None,
         # Expert e of one model is no relative of expert e of another, so no difference follows.
         paired_experts=combine is not None,
+        unit_of=run_info.unit_of,
     )
     sites = stored.sites()
     pieces = [[site] for site in sites] if combine is None else _by_layer(sites)

@@ -13,7 +13,7 @@ from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, i
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
 from moeprobe.results.numbers import decimals_of, end, number, sentence_case
-from moeprobe.results.tables import agreement_of, set_match_of
+from moeprobe.results.tables import agreement_of, modality_of_table, set_match_of
 
 Row = Mapping[Hashable, Any]
 Family = tuple[str, str, str]  # metric, null, tokens
@@ -54,7 +54,7 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     What is 0 for every checkpoint has none. With many severities, only κ and metrics that are better when larger have
     one.
     """
-    modality = modality_of(table["tokens"])
+    modality = modality_of_table(table)
     read = read_first(table, extra)
     zero = _zeros(read, extra)
     families = [tuple(key) for key in read[FAMILY].values]
@@ -82,7 +82,7 @@ def overview(
     several pairs of checkpoints a metric has a line for each; where ``trainings`` claims it of all of them, that line
     alone. What is 0 for every checkpoint has no line.
     """
-    modality = modality_of(table["tokens"])
+    modality = modality_of_table(table)
     if trainings is not None and len(trainings):
         table = _trainings_first(table, trainings)
     read = read_first(table, extra)
@@ -227,7 +227,7 @@ def _table(rows: Sequence[Row], family: Family, modality: Modality, *, folded: b
     columns = [*names, "verdict", "difference [simultaneous 95 %]", *sides, "p (Holm)"]
     return Table(
         title(family, modality),
-        [*columns, modality.plural, "trials"],
+        [*columns, modality.units, "trials"],
         lines,
         "" if folded else _NOTE,
         folded=folded,

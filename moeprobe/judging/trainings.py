@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.inputs.modality import modality_of
 from moeprobe.judging import words
 from moeprobe.judging.differences import are_comparable, check_same_images, has_collapsed, has_interval
 from moeprobe.judging.excluded import Excluded
@@ -27,7 +26,7 @@ from moeprobe.results.csv_files import read_values
 from moeprobe.results.own_files import not_as_written
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
-from moeprobe.results.tables import FLOORS
+from moeprobe.results.tables import FLOORS, modality_of_table
 from moeprobe.results.values import Analyses, CellValues, Evaluator
 
 Pair = tuple[str, str]
@@ -90,7 +89,14 @@ def compare_trainings(
         pairs: as ``groups_of_pairs`` returns them.
         margin: differences inside ± margin count as none, of shares.
     """
-    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, influences=True, experts=False)
+    value = Evaluator(
+        analyses,
+        aligned=run_info.aligned,
+        seed=run_info.seed,
+        influences=True,
+        experts=False,
+        unit_of=run_info.unit_of,
+    )
     rows: list[Row] = []
     for site in images.sites() if pairs else ():
         # Floors are arithmetic, not routing.
@@ -138,7 +144,7 @@ def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> lis
         rows.append(
             shared
             | {"metric": name.metric, "null": name.null, "value": estimate.value, "error": estimate.error}
-            | {"freedom": estimate.freedom, **spreads, "images": len(members[0][0].image_ids)}
+            | {"freedom": estimate.freedom, **spreads, "images": members[0][0].num_units}
             | {"is_comparable": is_comparable}
         )
     return rows
@@ -208,7 +214,7 @@ def sentences(table: pd.DataFrame) -> pd.DataFrame:
         sentence = words.sentence(
             [row | {"reference": reference} for row in rows],
             margin=rows[0]["margin"],
-            units=modality_of(table["tokens"]).plural,
+            units=modality_of_table(table).units,
         )
         loss = Excluded.of(rows).loss
         rows_of_families.append(

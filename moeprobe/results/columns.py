@@ -15,6 +15,7 @@ FLAGS = {
     "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit or "
     "of calibration errors less than five times their floors, so there is no interval",
     "maximum": "a largest value, which has no interval: its p and its ratio compare it with relabeled experts",
+    "of_images": "its noise is computed over images, so there is no interval over the units of `--unit`",
     "level": "what another value is compared with, without an interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
@@ -83,6 +84,11 @@ COLUMNS: dict[str, str] = {
     "flag": "; ".join(f"{word}: {meaning}" for word, meaning in FLAGS.items()),
     "carriers": "images that carry half of a mean of losses (half of the sum of what each adds to it, without signs); "
     "only beside the flag few_carriers",
+}
+# The column that all tables of a run with ``--unit`` have beside them.
+UNIT = "unit"
+UNIT_COLUMNS: dict[str, str] = {
+    UNIT: "what was sampled, only of runs with `--unit`: intervals are over it, and the column images counts it",
 }
 # What comparison.csv adds to them.
 COMPARISON_COLUMNS: dict[str, str] = {

@@ -16,12 +16,13 @@ from moeprobe.results.csv_files import read_rows, read_values
 from moeprobe.results.folder import Result
 from moeprobe.results.own_files import not_as_written
 from moeprobe.results.packed import find_run, read_packed_images
+from moeprobe.results.sampled_units import SampledUnits, read_units, units_of_runs
 from moeprobe.results.sidecars import Request, check_names, read_sidecar
 from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime import files
 from moeprobe.runtime.catalog import VIEWS, check_plugins
 from moeprobe.runtime.characters import quote
-from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST
+from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST, UNITS
 from moeprobe.runtime.short_paths import shortest_ends
 
 # Columns of texts in tables that hold no values of metrics; a name may look like a number.
@@ -37,12 +38,14 @@ class Measured:
         request: everything that the numbers depend on, without the checkpoints.
         checkpoints: name -> its entry in the run's sidecar (file, hash, training).
         runs: folder -> hash of its sums; empty where nothing was read from a folder.
+        units: what intervals are over; None = the inputs.
     """
 
     sums: SumsStore
     request: Request
     checkpoints: dict[str, dict[str, Any]]
     runs: Mapping[str, str]
+    units: SampledUnits | None = None
 
     @property
     def is_aligned(self) -> bool:
@@ -93,7 +96,8 @@ def read(path: Path) -> Measured:
             raise not_as_written(images, f"it is about {quote(name)}, which {FINISHED} does not name")
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
-    return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest})
+    units = read_units(path / UNITS) if files.is_file(path / UNITS) else None
+    return Measured(sums, request, checkpoints, {str(files.display_path(path)): digest}, units)
 
 
 def read_result(path: Path) -> Result:
@@ -144,10 +148,14 @@ def written_files(folder: Path, *names: str) -> list[str]:
     return [str(path) for path in (*sorted((folder / "figures").iterdir()), *extra_files)]
 
 
-def read_all(paths: Sequence[Path]) -> Measured:
+def read_all(paths: Sequence[Path], *, with_units: bool = True) -> Measured:
     """Read finished runs that asked the same of different checkpoints.
 
     Checkpoints of one name in several runs are distinguished by the names of the runs' folders.
+
+    Args:
+        paths: their folders.
+        with_units: whether intervals are over the units that the runs were measured with.
 
     Raises:
         UserError: a run cannot be read or is named twice, or two differ in more than their checkpoints.
@@ -166,7 +174,8 @@ def read_all(paths: Sequence[Path]) -> Measured:
         checkpoints |= {new: run.checkpoints[old] for old, new in renamed.items()}
         sums.append(run.sums.rename(renamed))
     digests = {path: digest for run in runs for path, digest in run.runs.items()}
-    return Measured(stored.concat(sums), runs[0].request, checkpoints, digests)
+    units = units_of_runs([run.units for run in runs]) if with_units else None
+    return Measured(stored.concat(sums), runs[0].request, checkpoints, digests, units)
 
 
 def _shared_request(run: Measured) -> dict[str, Any]:
@@ -177,8 +186,8 @@ def _shared_request(run: Measured) -> dict[str, Any]:
         # Nobody knows the precision of recorded routing.
         **({} if "recorded" in run.request else {"precision": run.request.precision}),
     }
-    # No number that is compared depends on what was drawn, or on how many inputs show the noise floor.
-    for key in ("figures", "floor_images"):
+    # No sum that is compared depends on what was drawn, on how many inputs show the noise floor, or on units.
+    for key in ("figures", "floor_images", "unit"):
         request.pop(key, None)
     # Captures are compared trace by trace, so that a sentence need not show them all.
     captures = request.pop("recorded", {})

@@ -29,11 +29,12 @@ from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
-from moeprobe.runtime.run_files import FINISHED, IMAGES, PARTS, REQUEST, SHARD, SHARDS
+from moeprobe.runtime.run_files import FINISHED, IMAGES, PARTS, REQUEST, SHARD, SHARDS, UNITS
 
 # Files that any run may have beside those that its kind declares.
 _OF_EVERY_RUN = (
-    REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "figures/*.png", "figures/*.svg", "figures/*.gif",
+    REQUEST, FINISHED, SHARD, IMAGES, UNITS, "table.csv", "comparison.csv",
+    "figures/*.png", "figures/*.svg", "figures/*.gif",
     "parts/*.parquet", "parts/*/*.parquet", "parts/*/*.json", f"{SHARDS}/*/",
 )  # fmt: skip
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import modality_of, sources
+from moeprobe.inputs.modality import sources
 from moeprobe.results.layouts.cells import Table
 from moeprobe.results.numbers import no_intervals
+from moeprobe.results.tables import modality_of_table
 from moeprobe.runtime.characters import in_one_line
 from moeprobe.runtime.progress import in_notebook
 
@@ -75,10 +76,10 @@ def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
         request: of the probe, as in a sidecar.
         table: its values or differences.
     """
-    modality = modality_of(table["tokens"], data=request.get("data", ""))
+    modality = modality_of_table(table, data=request.get("data", ""))
     images = int(table["images"].max())
     view = request.get("view", {})
-    intervals, units = table["ci_low"].notna().any(), modality.plural
+    intervals, units = table["ci_low"].notna().any(), modality.units
     parts = [
         sources(images, modality, data=request.get("data", ""), split=request.get("split", "")),
         f"view {view['name']}" if view.get("name") else "",

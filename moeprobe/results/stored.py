@@ -63,6 +63,15 @@ class SumsStore:
         """The layers that there are sums of."""
         return list(dict.fromkeys(cell.cell.layer for cell in self if cell.cell.layer))
 
+    def names(self) -> list[str]:
+        """Return the names of all inputs, as the largest cell of each checkpoint has them."""
+        largest = dict[str, StoredCell]()
+        for cell in self:
+            before = largest.get(cell.checkpoint)
+            if before is None or cell.num_images > before.num_images:
+                largest[cell.checkpoint] = cell
+        return sorted({name for cell in largest.values() for name in cell.names()})
+
     @property
     def processes(self) -> int:
         """How many processes their statistics are worth, where there are as many."""

@@ -8,6 +8,8 @@ import numpy as np
 
 from moeprobe.metrics.declaration import KAPPA, NumberName
 from moeprobe.metrics.stats.bootstrap import SCORE, Replicates, with_observations
+from moeprobe.results.columns import UNIT
+from moeprobe.results.sampled_units import SampledUnits
 from moeprobe.results.sums import Cell
 from moeprobe.routing.finite import COLUMN
 
@@ -28,6 +30,7 @@ class About:
     aligned: bool
     train_seeds: Mapping[str, int | None]
     groups: Mapping[str, str]
+    units: SampledUnits | None = None
 
     @classmethod
     def of_request(
@@ -38,10 +41,16 @@ class About:
         aligned: bool,
         train_seeds: Mapping[str, int | None],
         groups: Mapping[str, str],
+        units: SampledUnits | None = None,
     ) -> Self:
-        """Return it for a run, with the data and the seed of its request."""
+        """Return it for a run, with the data and the seed of its request; ``units`` None = inputs were sampled."""
         dataset, split, seed = request["data"], request["split"], request["seed"]
-        return cls(run, dataset, split, seed, aligned, train_seeds, groups)
+        return cls(run, dataset, split, seed, aligned, train_seeds, groups, units)
+
+    @property
+    def unit_of(self) -> Mapping[str, str] | None:
+        """The unit of each input; None = the inputs themselves."""
+        return None if self.units is None else self.units.unit_of
 
 
 def with_unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,4 +123,5 @@ def row(
         # Above all others: what else there is to say is said of the images that are left.
         "flag": COLUMN if not_finite else interval.flag,
         "carriers": interval.carriers,
+        **({} if run_info.units is None else {UNIT: run_info.units.name}),
     }

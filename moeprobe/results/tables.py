@@ -7,6 +7,7 @@ per image that every value follows from, so that runs can be compared, merged an
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moeprobe.inputs.modality import TOKEN_KINDS
+from moeprobe.inputs.modality import TOKEN_KINDS, Modality, modality_of
 from moeprobe.metrics.registry import agreement, set_match
-from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, WHOLE
+from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, UNIT, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.parquet_writer import open_parquet_writer
 
@@ -124,12 +125,21 @@ def read_note(path: Path) -> dict[str, Any]:
     return json.loads((pq.read_schema(path).metadata or {}).get(NOTE, b"{}"))
 
 
+def modality_of_table(table: pd.DataFrame, *, data: str = "") -> Modality:
+    """Return the modality of a table's tokens, with what was sampled; ``data`` as in ``modality_of``."""
+    modality = modality_of(table["tokens"], data=data)
+    return replace(modality, sampled=str(table[UNIT].iloc[0])) if UNIT in table and len(table) else modality
+
+
 def frame(rows: list[dict[str, Any]], *, judged: bool = False) -> pd.DataFrame:
     """Return rows as a data frame with all columns in their order; ``judged``: of differences with their verdicts."""
     names = list(COLUMNS)
     if judged:
         names.insert(names.index("checkpoint") + 1, "reference")
         names += [name for name in COMPARISON_COLUMNS if name not in names]
+    # Tables without units have no column of them.
+    if any(UNIT in row for row in rows[:1]):
+        names.append(UNIT)
     # Numbers of draws and experts stay whole where most lines are about none.
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(WHOLE, "Int64"))
 

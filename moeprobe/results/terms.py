@@ -101,6 +101,20 @@ TERMS = (
         page="concepts/intervals.md",
     ),
     GlossaryEntry(
+        "unit",
+        "What was sampled: images, unless --unit names groups of them, such as patients, videos or prompts. Intervals "
+        "and verdicts count units; values do not depend on them.",
+        also=("sampling unit", "cluster"),
+        page="concepts/units.md",
+    ),
+    GlossaryEntry(
+        "separated",
+        "Said of the layer, part or expert that is named as most or least of several: its interval and another one's "
+        "do not overlap, where the intervals of all hold at once. Others may be as extreme.",
+        also=("not separated",),
+        page="concepts/intervals.md",
+    ),
+    GlossaryEntry(
         "key route",
         "The expert that most tokens of a class have, in every MoE layer. Classes with the same experts share a route; "
         "permutations of the images' labels show how many would by chance.",

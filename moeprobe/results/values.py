@@ -16,6 +16,7 @@ from moeprobe.metrics.declaration import Estimator, NumberName
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.metrics.stats.statistic import ImageCache, is_linear
+from moeprobe.metrics.stats.units import Units
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
 from moeprobe.results.sums import Cell
@@ -34,9 +35,10 @@ class CellValues:
         cell: what the numbers are about.
         image_ids: names of the images, in order.
         numbers: by (metric, null, experts).
-        influences: each image's influence on a number ``(n,)``, if requested.
+        influences: each unit's influence on a number ``(U,)``, if requested; units are images unless named.
         not_finite: whether images were left out since their gates or scores are no numbers.
         num_experts: E of a layer; None for values of no layer.
+        num_units: U, how many were sampled.
     """
 
     checkpoint: str
@@ -46,6 +48,7 @@ class CellValues:
     influences: Mapping[NumberName, NDArray[np.float64]]
     not_finite: bool
     num_experts: int | None
+    num_units: int
 
 
 class Evaluator:
@@ -60,6 +63,7 @@ class Evaluator:
         paired_experts: the same of numbers about single experts; None = as ``paired``.
         experts: whether numbers about single experts are wanted.
         largest: number of images up to which intervals come from resamples.
+        unit_of: the sampled unit of each image by its name; None = the images themselves.
     """
 
     def __init__(
@@ -73,12 +77,14 @@ class Evaluator:
         paired_experts: bool | None = None,
         experts: bool = True,
         largest: int = linearized.LARGEST,
+        unit_of: Mapping[str, str] | None = None,
     ) -> None:
         self._analyses, self._aligned, self._seed = analyses, aligned, seed
         self._influences, self._experts, self._largest = influences, experts, largest
+        self._unit_of = unit_of
         self._keep, self._paired = influences or paired, paired
         self._paired_experts = paired if paired_experts is None else paired_experts
-        self._bootstraps: dict[int, Bootstrap] = {}
+        self._bootstraps: dict[Hashable, Bootstrap] = {}
 
     def __call__(self, stored: StoredCell) -> CellValues:
         """Return the numbers of one cell."""
@@ -88,7 +94,12 @@ class Evaluator:
     def _resample(self, stored: StoredCell) -> CellValues:
         names, columns = stored.load_all()
         all_estimators = self._estimators(columns)
-        bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
+        units = Units.of(names, self._unit_of)
+        # Without units, all cells of as many images share their resamples.
+        key = len(names) if units.number is None else tuple(units.number.tolist())
+        if key not in self._bootstraps:
+            self._bootstraps[key] = Bootstrap(len(names), seed=self._seed, units=units)
+        bootstrap = self._bootstraps[key]
         resampled = [estimator for estimator in all_estimators if not is_linear(estimator.statistic)]
         values: dict[NumberName, Replicates] = {}
         for is_expert in (False, True):
@@ -99,14 +110,14 @@ class Evaluator:
             )
             values |= zip([estimator.key for estimator in group], replicates, strict=True)
         numbers = [
-            linearized.linearize_all(estimator.statistic, estimator.used_trials)
+            linearized.linearize_all(estimator.statistic, estimator.used_trials, units)
             if is_linear(estimator.statistic)
             else values[estimator.key]
             for estimator in all_estimators
         ]
         influences = (
             {
-                estimator.key: estimator.statistic.influence()
+                estimator.key: units.add_up(estimator.statistic.influence())
                 for estimator in all_estimators
                 if self._paired_experts or estimator.expert is None
             }
@@ -121,6 +132,7 @@ class Evaluator:
             influences,
             not_finite(columns),
             _num_experts(columns, self._analyses),
+            units.num_units,
         )
 
     def _linearize(self, stored: StoredCell) -> CellValues:
@@ -138,10 +150,16 @@ class Evaluator:
                 flags["experts"] = flags["experts"] or _num_experts(columns, self._analyses)
                 yield rows, SharedColumns(columns, image_caches.setdefault(rows.start, {}))
 
-        additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
-        numbers = {name: _reorder(replicates, order) for name, replicates in additive.items()}
+        units = Units.of(names, self._unit_of)
+        additive, remaining = linearized.linearize(
+            blocks, len(names), self._estimators, keep=self._keep, units=units
+        )
+        numbers = dict(additive)
+        # Units are in the order of their names already.
+        if units.number is None:
+            numbers = {name: _reorder(replicates, order) for name, replicates in additive.items()}
         if remaining:
-            numbers |= self._of_sample(sample, remaining)
+            numbers |= self._of_sample(sample, remaining, None if units.number is None else units.take(order))
         return CellValues(
             stored.checkpoint,
             stored.cell,
@@ -154,18 +172,24 @@ class Evaluator:
             },
             bool(flags["left out"]),
             None if flags["experts"] is None else int(flags["experts"]),
+            units.num_units,
         )
 
-    def _of_sample(self, sample: "_Sample", names: set[NumberName]) -> dict[NumberName, Replicates]:
-        """Return numbers of the sample alone."""
-        return {
-            estimator.key: linearized.embed(
-                linearized.linearize_all(estimator.statistic, estimator.used_trials),
-                sample.indices,
-                sample.num_images,
-            )
+    def _of_sample(
+        self, sample: "_Sample", names: set[NumberName], units: Units | None
+    ) -> dict[NumberName, Replicates]:
+        """Return numbers of the sample alone; ``units`` of all images in order, None = they are the units."""
+        sample_units = None if units is None else units.take(sample.indices)
+        numbers = {
+            estimator.key: linearized.linearize_all(estimator.statistic, estimator.used_trials, sample_units)
             for estimator in self._estimators(sample.columns())
             if estimator.key in names
+        }
+        if units is not None:
+            return numbers
+        return {
+            name: linearized.embed(number, sample.indices, sample.num_images)
+            for name, number in numbers.items()
         }
 
     def _estimators(self, columns: Columns) -> list[Estimator]:

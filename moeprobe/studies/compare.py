@@ -24,6 +24,7 @@ from moeprobe.judging import differences, trainings, words
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.probes.engine.run import Plan, Work, plan, prepare, run, run_once
+from moeprobe.probes.engine.units import units_of_inputs
 from moeprobe.results import finished
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import OutputFolder, Result
@@ -274,7 +275,9 @@ class Sources:
         if result is None and out is not None:
             return dataclasses.replace(finished.read(out), runs={})
         assert result is not None
-        return dataclasses.replace(self.measured, sums=result.sums, checkpoints=result.sidecar.checkpoints)
+        return dataclasses.replace(
+            self.measured, sums=result.sums, checkpoints=result.sidecar.checkpoints, units=work.units
+        )
 
 
 def _checkpoints_to_compare(
@@ -310,7 +313,10 @@ def runs_to_compare(models: Sequence[Model], options: Options, settings: Mapping
     ]
     if changed:
         raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
-    measured = finished.read_all([Path(str(path)) for path in models])
+    measured = finished.read_all([Path(str(path)) for path in models], with_units=options.unit is None)
+    if options.unit is not None:
+        units = units_of_inputs(options.unit, measured.sums.names())
+        measured = dataclasses.replace(measured, units=units)
     if options.layers is not None:
         run_layers = measured.sums.layers
         if lacking := [layer for layer in options.layers if layer not in run_layers]:
@@ -378,6 +384,9 @@ class ComparisonWork(Work[Comparison]):
         }
         if sources.pairs:
             self.request["pairs"] = [list(pair) for pair in sources.pairs]
+        self.units = measured.units if sources.work is None else sources.work.units
+        if self.units is not None:
+            self.request |= self.units.request()
         # Judging one metric as one family widens its intervals, so it belongs to the request.
         if self.gate.metric is not None:
             self.request["judged_together"] = self.gate.metric
@@ -405,6 +414,8 @@ class ComparisonWork(Work[Comparison]):
     def write(self, result: Comparison, folder: OutputFolder) -> Comparison:
         """Write the differences."""
         write_csv(folder.path / "comparison.csv", result.table)
+        if self.units is not None:
+            self.units.write(folder.path)
         if len(result.trainings):
             write_csv(folder.path / trainings.TRAININGS, result.trainings)
         return result
@@ -418,7 +429,14 @@ class ComparisonWork(Work[Comparison]):
     def _differences(self, measured: Measured, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
         groups, seeds = measured.training("group"), measured.training("seed")
         name, aligned = self.run_name, measured.is_aligned
-        info = About.of_request(measured.request, run=name, aligned=aligned, train_seeds=seeds, groups=groups)
+        info = About.of_request(
+            measured.request,
+            run=name,
+            aligned=aligned,
+            train_seeds=seeds,
+            groups=groups,
+            units=self.units,
+        )
         analyses = analyses_of(measured.request)
         sums = measured.sums.pool_draws(lists=trial_lists(analyses))
         progress.start("differences", sum(cell.num_images for cell in sums))

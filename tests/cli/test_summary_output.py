@@ -263,7 +263,10 @@ def layered(values: Mapping[str, float], metric: str = "top1_match_kappa") -> st
 def test_a_headline_names_the_worst_layer_and_the_first() -> None:
     said = layered({"blocks.1": 0.6, "blocks.3": 0.2, "blocks.5": 0.7})
     assert said.startswith("In blocks.1, the first MoE layer")
-    assert "κ over all 3 MoE layers: a 0.200 (blocks.3, the worst) to 0.700 (blocks.5)." in said
+    assert (
+        "κ over all 3 MoE layers: a 0.200 (blocks.3, the worst; separated from all others) to 0.700 (blocks.5)."
+        in said
+    )
     assert "over all" not in layered({"blocks.1": 0.6})
 
 

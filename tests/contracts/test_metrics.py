@@ -22,6 +22,9 @@ FROM_SEVERAL_CELLS = (
     "experts_price_band",
     "experts_price_beyond",
     "experts_dispensable",
+    "experts_price_among",
+    "experts_prices_differ_p",
+    "experts_missed_rate",
 )
 FAMILIES = [one for one in registry.all_declarations() if isinstance(one, MetricFamily)]
 

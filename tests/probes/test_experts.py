@@ -369,7 +369,9 @@ def banded(ends: list[float], loss: float | None = None) -> pd.DataFrame:
     """The rows of banned experts of a layer with these upper ends."""
     band = pd.DataFrame({"metric": "experts_price_band", "expert": range(len(ends)), "ci_high": ends})
     mark = pd.DataFrame({"metric": ["experts_dispensable"] * (loss is not None), "severity": loss})
-    return pd.concat([band, mark]).assign(checkpoint="a", layer="l", value=0.0, expert_b=np.nan)
+    return pd.concat([band, mark]).assign(
+        checkpoint="a", layer="l", value=0.0, expert_b=np.nan, ci_low=np.nan, images=100
+    )
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,10 @@ def test_numbers_of_experts_are_texts_in_a_file() -> None:
     pair = {"checkpoint": "a", "layer": "l", "expert": "2", "expert_b": "3"}
     named = ("expert_distance", "expert_distance_permuted", "expert_cka")
     of_pair = pd.DataFrame(
-        [pair | {"metric": name, "value": 0.5, "severity": "", "ci_high": np.nan} for name in named]
+        [
+            pair | {"metric": name, "value": 0.5, "severity": "", "ci_low": np.nan, "ci_high": np.nan}
+            for name in named
+        ]
     )
     assert "outputs of experts 2 and 3 are nearest: distance 0.50, with permuted" in sentences(of_pair)[-1], (
         "texts of a file"
@@ -415,12 +420,16 @@ def test_the_nearest_pair_is_that_of_the_least_distance_over_permuted_patches() 
     table = pd.DataFrame(
         [
             {"checkpoint": "a", "layer": "l", "expert": i, "expert_b": j, "metric": metric, "value": value}
+            | {"ci_low": value - 0.05, "ci_high": value + 0.05, "images": 100}
             for (i, j), values in distances.items()
             for metric, value in zip(("expert_distance", "expert_distance_permuted"), values, strict=True)
         ]
     )
     [pair] = nearest_pairs(table).itertuples()
     assert (pair.expert, pair.expert_b) == (0, 2)
+    assert pair.rivals == " (separated from all others)"
+    wide = table.assign(ci_low=table["value"] - 0.4, ci_high=table["value"] + 0.4)
+    assert nearest_pairs(wide)["rivals"].tolist() == [" (not separated from 1 and 2, 0 and 1)"]
 
 
 def test_draws_are_of_each_input_and_their_mean_is_taken() -> None:
@@ -494,7 +503,7 @@ def test_the_command(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "experts"
     done = run("experts", trained["prc"], trained["baseline"], "--limit", 60, "--loss", 0.5, "--out", out)
     assert "experts may go, each alone, at a loss below 0.5 nats" in done.stdout
-    assert "number of experts that may go alone" in done.stdout and "are nearest: distance" in done.stdout
+    assert "number of experts that may go alone" in done.stdout and "are nearest" in done.stdout
     assert "rise of the loss with random sets" in done.stdout
     for name in ("experts", "expert-distances"):
         assert (tmp_path / f"experts/figures/{name}.png").exists()

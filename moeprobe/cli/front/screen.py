@@ -15,7 +15,7 @@ from rich.text import Text
 
 from moeprobe.cli.front.environment import print_json
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import Modality, modality_of, sources
+from moeprobe.inputs.modality import Modality, sources
 from moeprobe.results.sidecars import with_names
 from moeprobe.runtime import progress
 from moeprobe.runtime.characters import harmless
@@ -156,16 +156,17 @@ def footing(result: "Result") -> str:
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
     from moeprobe.results.layouts.along_severity import random_routers
     from moeprobe.results.numbers import no_intervals
+    from moeprobe.results.tables import modality_of_table
 
     request, table = result.sidecar.request, result.table
     kind = registry.of_kind(request.kind)
     sampled = None if kind is None else kind.sampled
-    images, modality = max(table["images"]), sampled or modality_of(table["tokens"], data=request.data)
+    images, modality = max(table["images"]), sampled or modality_of_table(table, data=request.data)
     parts = [
         sources(images, modality, data=request.data, split=request.split),
-        f"[low, high]: 95 % interval over {modality.plural}"
+        f"[low, high]: 95 % interval over {modality.units}"
         if table["ci_low"].notna().any()
-        else no_intervals(modality.plural),
+        else no_intervals(modality.units),
         f"seed {request.seed}",
     ]
     if same_as_training(result.sidecar):

@@ -31,7 +31,7 @@ from moeprobe.results.layouts.distinct_experts import distinct_experts_table
 from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
-from moeprobe.results.tables import FLOORS, records
+from moeprobe.results.tables import FLOORS, modality_of_table, records
 from moeprobe.runtime.files import display_path
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def selected_keys(result: "Result", *, title: str) -> Printed:
         None,
         [KEY_JACCARD.name],
         caption=title,
-        modality=modality_of(result.table["tokens"], data=result.sidecar.request.data),
+        modality=modality_of_table(result.table, data=result.sidecar.request.data),
         nulls=("random", "recency"),
     )
     sentences = leading_sentences(result, Layout.SIDE_BY_SIDE)
@@ -350,7 +350,7 @@ def reuse_along_sequences(result: "Result") -> Printed:
         result.comparison,
         [NEXT_TOKEN_REUSE.name],
         caption="Reuse of a token's experts by the next token",
-        modality=modality_of(result.table["tokens"], data=result.sidecar.request.data),
+        modality=modality_of_table(result.table, data=result.sidecar.request.data),
         nulls=("pooled", "sequence"),
     )
     parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
@@ -382,7 +382,7 @@ def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
         return [*parts, *tables.along_severity(result, title=title)]
     result = result.without_single_experts()
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
-    modality = modality_of(result.table["tokens"], data=result.sidecar.request.data)
+    modality = modality_of_table(result.table, data=result.sidecar.request.data)
     for which in kappas:
         label = registry.find(which[0]).full_label(which[1], modality)
         parts += _of_layers(result, which, f"{title}: {label}")

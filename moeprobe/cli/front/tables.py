@@ -25,7 +25,7 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.cells import severity_heading
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, end, no_intervals
-from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, set_match_of
+from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, modality_of_table, set_match_of
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -59,7 +59,7 @@ def side_by_side(
         comparison,
         [(name, first) for name in other_models] if comparison is not None and len(comparison) else [],
         caption=title,
-        modality=modality_of(table["tokens"], data=result.sidecar.request.data),
+        modality=modality_of_table(table, data=result.sidecar.request.data),
         severities=False,
     )
     stacked = console().width < 42 + 26 * (2 * len(other_models) + 1)
@@ -310,8 +310,8 @@ def comparison_footing(comparison: "Comparison") -> str:
     probed = request.probe
     low, high = min(table["images"]), max(table["images"])
     images = f"{high:,}" if low == high else f"{low:,}–{high:,}"
-    modality = modality_of(table["tokens"])
-    units = modality.plural
+    modality = modality_of_table(table)
+    units = modality.units
     parts = [
         f"{images} {units if high != 1 else modality.name} of {probed.data} {probed.split}".rstrip(),
         f"view {probed.view_name}",

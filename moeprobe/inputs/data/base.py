@@ -59,6 +59,7 @@ class Dataset(ABC):
         image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
         class_names: names in label order; None where the images have no labels.
         split_note: how the splits were made, where neither the publisher nor the user did.
+        column_names: what else the data say of every image, e.g. its patient.
         superclasses: of each class the number of the group of classes that the publisher puts it in; None where there
             are none.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
@@ -74,6 +75,7 @@ class Dataset(ABC):
     streamed: ClassVar[bool] = False
     is_encoded: ClassVar[bool] = False
     split_note: str = ""
+    column_names: Sequence[str] = ()
     splits: ClassVar[tuple[str, ...]] = SPLITS
     # A label per image, None or -1 = none; unset where a label is only known once its image is read.
     _labels: Any = None
@@ -97,6 +99,10 @@ class Dataset(ABC):
         if self._labels is not None:
             return as_labels(self._labels)
         return as_labels(self.example(index).label for index in range(len(self)))
+
+    def column(self, name: str) -> Sequence[str]:
+        """Return a column of ``column_names``, a text for every image ``(n,)``; empty where nothing is said."""
+        raise NotImplementedError
 
     def in_order(self, indices: Sequence[int]) -> list[int]:
         """Return the images of a run in the order in which it takes them: as they come, unless that takes long."""

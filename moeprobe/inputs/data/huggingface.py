@@ -9,6 +9,8 @@
 Code that a data set brings along is never run.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,12 +43,20 @@ class Huggingface(ImageDataset):
         # Undecoded: moeprobe's reader treats transparency, 16 bits and EXIF alike for every data set.
         undecoded = datasets.Image(decode=False)
         self._rows = rows.select_columns(self._columns.names).cast_column(self._columns.image, undecoded)
+        self._all_rows = rows
+        self.column_names = tuple(name for name in rows.column_names if name not in self._columns.names)
         self._location = location
         self.image_ids = [f"{split}/{index}" for index in range(len(rows))]
 
     def example(self, index: int) -> Example:
         """Return row ``index`` of the split."""
         return self._columns.example(self._rows[index], self.image_ids[index], location=self._location)
+
+    def column(self, name: str) -> Sequence[str]:
+        """Return a column of the rows; only it is read."""
+        return [
+            "" if value is None else str(value) for value in self._all_rows.select_columns([name])[:][name]
+        ]
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every row; only their column is read."""

@@ -20,7 +20,8 @@ class Text(TextDataset):
     """Texts in a file, one per line (.txt), or as JSON with "text" and optional "id" and "label" (.jsonl).
 
     A file is one split, the one that is asked for; blank lines are none. Names are ``stem/line``, counted from 0, or
-    the "id". Labels are strings or whole numbers; where a text has one, each has.
+    the "id". Labels are strings or whole numbers; where a text has one, each has. Other keys whose values are strings
+    or whole numbers are columns, which ``--unit`` may name.
     """
 
     def __init__(self, *, split: str, location: str | None = None) -> None:
@@ -65,10 +66,16 @@ class Text(TextDataset):
         names = sorted({str(label) for label in labels if label is not None})
         self.class_names = tuple(names) or None
         self._labels = [None if label is None else names.index(str(label)) for label in labels]
+        self._rows = [row for _, row in rows]
+        self.column_names = tuple(dict.fromkeys(key for row in self._rows for key in row if key not in _KEYS))
 
     def example(self, index: int) -> TextExample:
         """Return text ``index``."""
         return TextExample(self._texts[index], self.image_ids[index], self._labels[index])
+
+    def column(self, name: str) -> Sequence[str]:
+        """Return what the lines have under a key."""
+        return [str(row.get(name, "")) for row in self._rows]
 
     def content_hash(self) -> str:
         """Return a hash of the names and the texts: lines of a file are counted, and may be rewritten."""
@@ -95,4 +102,9 @@ def _row(line: str, where: str) -> dict[str, Any]:
     for key in _KEYS:
         if not is_unicode(str(row.get(key))):
             raise UserError(f'"{key}" in {where} holds half a character (a lone surrogate).')
-    return {key: row[key] for key in _KEYS if row.get(key) is not None}
+    columns = {
+        key: value
+        for key, value in row.items()
+        if key not in _KEYS and isinstance(value, str | int) and not isinstance(value, bool)
+    }
+    return {key: row[key] for key in _KEYS if row.get(key) is not None} | columns

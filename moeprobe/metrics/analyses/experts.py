@@ -96,6 +96,30 @@ DISPENSABLE = Metric(
     better="",
     severity="loss below",
 )
+PRICE_AMONG = Metric(
+    "experts_price_among",
+    about="the rise of the loss without an expert (column expert) among all experts of its layer: shrunk towards their "
+    "mean, by as much as its noise is of what prices vary by",
+    label="rise of the loss without one expert, among all",
+    unit="nats",
+    better="less",
+)
+PRICES_DIFFER = Metric(
+    "experts_prices_differ_p",
+    about="p of equal prices of all experts of the layer, or within all layers (layer all): share of resamples of the "
+    "inputs in which they would differ as much; trials are experts",
+    label="p of equal prices",
+    unit="probability",
+    margin=False,
+)
+MISSED_RATE = Metric(
+    "experts_missed_rate",
+    about="least false discovery rate, among all experts of the checkpoint, at which an expert (column expert) is "
+    "named as missed: its ban raises the loss (Benjamini and Hochberg)",
+    label="false discovery rate of a missed expert",
+    unit="probability",
+    margin=False,
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +168,9 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
         PRICE_BAND,
         PRICE_BEYOND,
         DISPENSABLE,
+        PRICE_AMONG,
+        PRICES_DIFFER,
+        MISSED_RATE,
     )
     signature = "experts_trials_without"
 

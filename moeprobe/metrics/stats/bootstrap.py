@@ -1,10 +1,10 @@
 """From sums per image to values with intervals.
 
 The image is the sampling unit: patches of one image are not independent, and an interval that treats them as
-independent covers the truth in about half of the cases that it claims. A resample draws whole images with replacement;
-it is written as a weight per image, so that any statistic of sums becomes a product ``sums @ weights`` and all
-resamples run at once. The weights belong to (seed, resample), not to a checkpoint: differences between checkpoints are
-therefore paired.
+independent covers the truth in about half of the cases that it claims. A resample draws whole images with replacement
+(or whole units of images, see ``units``); it is written as a weight per image, so that any statistic of sums becomes a
+product ``sums @ weights`` and all resamples run at once. The weights belong to (seed, resample), not to a checkpoint:
+differences between checkpoints are therefore paired.
 
 Axes: R resamples, n images.
 """
@@ -28,6 +28,7 @@ from moeprobe.metrics.stats.statistic import (
     is_carried,
     standard_error,
 )
+from moeprobe.metrics.stats.units import Units
 from moeprobe.runtime.seeds import generator
 
 # Below this many images an interval over images says little: points only.
@@ -347,13 +348,19 @@ _SHARED_WEIGHTS = 2**20
 
 
 class Bootstrap:
-    """Resamples of ``num_images`` images, the same for every statistic and every checkpoint."""
+    """Resamples of ``num_images`` images, the same for every statistic and every checkpoint.
 
-    def __init__(self, num_images: int, *, seed: int, num_resamples: int = NUM_RESAMPLES) -> None:
+    ``units``: what a resample draws whole; None = images.
+    """
+
+    def __init__(
+        self, num_images: int, *, seed: int, num_resamples: int = NUM_RESAMPLES, units: Units | None = None
+    ) -> None:
         self._num_images = num_images
+        self._units = Units(None, num_images) if units is None else units
         self._seed = seed
         # Below the minimum no interval is shown, so nothing is drawn.
-        self._num_resamples = num_resamples if num_images >= MIN_IMAGES else 0
+        self._num_resamples = num_resamples if self._units.num_units >= MIN_IMAGES else 0
         self._rows = max(1, WEIGHTS_AT_ONCE // max(num_images, 1))
         self._kept: Array | None = None
 
@@ -362,17 +369,22 @@ class Bootstrap:
     ) -> list[Replicates]:
         """Evaluate statistics, each with its trials per image ``(n,)``, on all images and on each resample.
 
-        A statistic with trials in fewer than 20 images gets its point only. Without ``paired``, that is where no
+        A statistic with trials in fewer than 20 units gets its point only. Without ``paired``, that is where no
         difference follows, shares are not resampled: their intervals do not need it.
         """
-        everything = np.ones((self._num_images, 1))
+        everything, units = np.ones((self._num_images, 1)), self._units
         results = []
         for statistic, trials in statistics:
-            images, point = int(np.count_nonzero(trials)), float(statistic.evaluate(everything)[0])
+            images, point = units.count(trials), float(statistic.evaluate(everything)[0])
             num_resamples = self._num_resamples if images >= MIN_IMAGES else 0
             has_bounds = num_resamples > 0 and not np.isnan(point)
             # Its score interval needs only the standard error; without differences, nothing reads the resamples.
-            if has_bounds and isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
+            if (
+                has_bounds
+                and isinstance(statistic, Share)
+                and not paired
+                and self._is_always_defined(statistic)
+            ):
                 num_resamples = 0
             replicates = Replicates(
                 point=point,
@@ -382,9 +394,10 @@ class Bootstrap:
                 undefined=flag_of(statistic),
             )
             if is_carried(statistic) and not np.isnan(point):
-                replicates = with_contributions(replicates, statistic.contributions())
+                replicates = with_contributions(replicates, units.add_up(statistic.contributions()))
             if has_bounds and is_bounded(statistic):
-                error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
+                error = standard_error(units.add_up(statistic.influence()), images)
+                binary = units.number is None and statistic.is_binary()
                 replicates = with_bounds(replicates, statistic, totals=None, error=error, binary=binary)
             results.append(replicates)
         # Chunks outside, statistics inside: the weights are the largest array and are drawn once.
@@ -396,22 +409,27 @@ class Bootstrap:
 
     def _chunks(self) -> Iterator[tuple[int, Array]]:
         """Yield (first resample, image weights ``(n, r)``), in pieces of bounded memory."""
+        num_units = self._units.num_units
         if self._num_resamples <= self._rows:
             if self._kept is None:
-                shared = self._num_images * self._num_resamples <= _SHARED_WEIGHTS
+                shared = num_units * self._num_resamples <= _SHARED_WEIGHTS
                 draw = _shared_weights if shared else image_weights
-                self._kept = draw(self._num_images, self._seed, range(self._num_resamples))
+                self._kept = self._units.spread(draw(num_units, self._seed, range(self._num_resamples)))
             yield 0, self._kept
             return
         for start in range(0, self._num_resamples, self._rows):
             stop = min(start + self._rows, self._num_resamples)
-            yield start, image_weights(self._num_images, self._seed, range(start, stop))
+            yield start, self._units.spread(image_weights(num_units, self._seed, range(start, stop)))
+
+    def _is_always_defined(self, share: Share) -> bool:
+        """Return whether a share exists in every resample: of 20 units, practically one at least is always drawn."""
+        return self._units.count(share.denominator) >= MIN_IMAGES
 
 
 def image_weights(num_images: int, seed: int, resamples: range) -> Array:
     """Return how often each image was drawn ``(n, r)``, read-only.
 
-    Each resample has a generator of its own, so that no chunking changes a draw.
+    Each resample has a generator of its own, so that no chunking changes a draw. Units are drawn as images are.
 
     Four resamples of three images, each of three draws:
 
@@ -428,8 +446,3 @@ def image_weights(num_images: int, seed: int, resamples: range) -> Array:
 
 
 _shared_weights = lru_cache(maxsize=4)(image_weights)
-
-
-def _is_always_defined(share: Share) -> bool:
-    """Return whether a share exists in every resample: of 20 images, practically one at least is always drawn."""
-    return int(np.count_nonzero(share.denominator)) >= MIN_IMAGES

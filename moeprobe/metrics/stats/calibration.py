@@ -120,6 +120,8 @@ class CalibrationError:
     binned: Binned
     linear: ClassVar[bool] = True
     method: ClassVar[str] = LINEARIZED
+    # Its variance and its floor are over images, not over what else was sampled.
+    noise_of_images: ClassVar[bool] = True
 
     def evaluate(self, weights: Array) -> Array:
         """Return the error under each set of weights."""

@@ -7,7 +7,7 @@ but that one number, and only if differences between checkpoints may be computed
 Sources: delta method and infinitesimal jackknife, Efron 1982; multipliers of the influences in the place of resamples,
 Chernozhukov, Chetverikov and Kato 2013; random signs as multipliers, Deng and Zhang 2020.
 
-Axes: R multipliers, n images.
+Axes: R multipliers, n images, U units (the images themselves, unless they were sampled in groups).
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ from moeprobe.metrics.stats.statistic import (
     is_carried,
     standard_error,
 )
+from moeprobe.metrics.stats.units import Units
 from moeprobe.runtime.seeds import generator
 
 if TYPE_CHECKING:
     from moeprobe.metrics.base import Columns
     from moeprobe.metrics.declaration import Estimator, NumberName
 
+# The flag of a number whose noise is computed over images, where units were sampled.
+OF_IMAGES = "of_images"
 # Images up to which intervals are those of resamples.
 LARGEST = 2000
 # Largest piece that glibc's allocator learns from, but for its header.
@@ -66,6 +69,7 @@ def linearize(
     estimators: Estimators,
     *,
     keep: bool = True,
+    units: Units | None = None,
 ) -> tuple[dict[NumberName, Replicates], set[NumberName]]:
     """Return what each number of some images comes to, and the names of those that cannot be added up block by block.
 
@@ -73,17 +77,16 @@ def linearize(
         blocks: yields the images' columns in blocks, each with its place among the n images; called twice.
         num_images: n.
         estimators: what the columns of a block allow to be said.
-        keep: whether each image's influence is kept, for a difference between checkpoints.
+        keep: whether each unit's influence is kept, for a difference between checkpoints.
+        units: of the n images, in the order of the blocks; None = they are the images.
     """
     _hold_memory()
+    units = Units(None, num_images) if units is None else units
     sums, not_additive = _add_up(blocks, estimators)
     points = {name: _value(number_sum) for name, number_sum in sums.items()}
     # Single experts are not compared between checkpoints, so only other numbers keep their influences.
-    influences = {name: np.zeros(num_images) for name in sums if keep and name.expert is None}
-    tails: dict[NumberName, Tail] = {}
-    contributions: dict[NumberName, Array] = {}
-    squares = dict.fromkeys(sums, 0.0)
-    images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
+    compared = {name for name in sums if keep and name.expert is None}
+    parts = {name: _Influences(units, keep=name in compared) for name in sums}
     for rows, columns in blocks():
         for estimator in estimators(columns):
             name, statistic = estimator.key, estimator.statistic
@@ -91,44 +94,110 @@ def linearize(
             if name not in sums or not is_additive(statistic):
                 continue
             # With totals over all images, each block's influences are those of the whole sample.
-            influence = statistic.influence(sums[name].totals)
-            squares[name] += float(np.square(influence).sum())
-            if name in influences:
-                influences[name][rows] = influence
-            if is_carried(statistic):
-                of_block = statistic.contributions(sums[name].totals)
-                tail = Tail.of(of_block)
-                tails[name] = tails[name].plus(tail) if name in tails else tail
-                if name in influences:
-                    contributions.setdefault(name, np.zeros(num_images))[rows] = of_block
-            trials_of_images = _trials_of(estimator, sums[name].totals)
-            images[name] += int(np.count_nonzero(trials_of_images))
-            trials[name] += int(trials_of_images.sum())
+            totals = sums[name].totals
+            parts[name].add(
+                rows,
+                statistic.influence(totals),
+                statistic.contributions(totals) if is_carried(statistic) else None,
+                _trials_of(estimator, totals),
+            )
     numbers = {}
     for name, number_sum in sums.items():
+        part, statistic = parts[name], number_sum.estimator.statistic
         # A number between images needs two of them.
-        alone = number_sum.estimator.between_images and images[name] <= 1
-        number = 0 if alone else images[name]
-        error = error_of(squares[name], number)
+        alone = number_sum.estimator.between_images and part.num_images <= 1
+        number = 0 if alone else part.num_images
+        error = error_of(part.squares, number)
         numbers[name] = with_bounds(
             Replicates(
                 point=points[name],
                 # No resamples: intervals follow from the error, and differences from the influences.
                 values=np.empty(0),
                 images=number,
-                trials=0 if alone else trials[name],
+                trials=0 if alone else part.trials,
                 error=error,
-                influence=influences.get(name),
-                undefined=flag_of(number_sum.estimator.statistic),
-                contributions=contributions.get(name),
-                carriers=tails[name].carriers(number) if name in tails else None,
+                influence=part.influence if name in compared else None,
+                undefined=flag_of(statistic),
+                no_interval=_no_interval(statistic, units),
+                contributions=part.contributions if name in compared else None,
+                carriers=None if part.tail is None else part.tail.carriers(number),
             ),
-            number_sum.estimator.statistic,
+            statistic,
             totals=number_sum.totals,
             error=error,
-            binary=number_sum.binary,
+            binary=number_sum.binary and units.number is None,
         )
     return numbers, not_additive
+
+
+class _Influences:
+    """What the images of a run do to one number, block by block; of units, their images' sums.
+
+    Args:
+        units: of the images.
+        keep: whether influences of images, which the number's error does not need, are kept.
+    """
+
+    def __init__(self, units: Units, *, keep: bool) -> None:
+        self._units, self._keep = units, keep
+        self._squares, self._images, self.trials = 0.0, 0, 0
+        self._tail: Tail | None = None
+        # Squares and tails are of whole units, whose images may lie in any block.
+        self._by_unit = keep or units.number is not None
+        self.influence = np.zeros(units.num_units if self._by_unit else 0)
+        self.contributions: Array | None = None
+        self._has_trials = np.zeros(0 if units.number is None else units.num_units, dtype=bool)
+
+    def add(
+        self, rows: slice, influence: Array, contributions: Array | None, trials: NDArray[np.generic]
+    ) -> None:
+        """Add the images of a block."""
+        self.trials += int(trials.sum())
+        self._add(self.influence, rows, influence)
+        if contributions is not None and self._by_unit and self.contributions is None:
+            self.contributions = np.zeros(self._units.num_units)
+        if self._units.number is not None:
+            units = self._units.take(rows)
+            self._has_trials |= units.add_up(trials.astype(np.float64)) > 0
+            if contributions is not None:
+                self._add(self.contributions, rows, contributions)
+            return
+        self._images += int(np.count_nonzero(trials))
+        self._squares += float(np.square(influence).sum())
+        if contributions is not None:
+            tail = Tail.of(contributions)
+            self._tail = tail if self._tail is None else self._tail.plus(tail)
+            self._add(self.contributions, rows, contributions)
+
+    def _add(self, sums: Array | None, rows: slice, values: Array) -> None:
+        if not self._by_unit or sums is None:
+            return
+        if self._units.number is None:
+            sums[rows] = values
+        else:
+            sums += self._units.take(rows).add_up(values)
+
+    @property
+    def num_images(self) -> int:
+        """Units with trials."""
+        return self._images if self._units.number is None else int(self._has_trials.sum())
+
+    @property
+    def squares(self) -> float:
+        """The sum of the units' squared influences."""
+        return self._squares if self._units.number is None else float(np.square(self.influence).sum())
+
+    @property
+    def tail(self) -> Tail | None:
+        """The units that carry most of a mean of losses; None for anything else."""
+        if self._units.number is None or self.contributions is None:
+            return self._tail
+        return Tail.of(self.contributions)
+
+
+def _no_interval(statistic: Statistic, units: Units) -> str:
+    """Return the flag of a number whose noise is known over images alone, where units were sampled."""
+    return OF_IMAGES if units.number is not None and getattr(statistic, "noise_of_images", False) else ""
 
 
 def _hold_memory() -> None:
@@ -155,11 +224,14 @@ def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> R
     )
 
 
-def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
-    """Return a number of images that are all here, linearized; ``trials`` ``(n,)``."""
-    images = int(np.count_nonzero(trials))
+def linearize_all(
+    statistic: Statistic, trials: NDArray[np.generic], units: Units | None = None
+) -> Replicates:
+    """Return a number of images that are all here, linearized; ``trials`` ``(n,)``; ``units`` None = images."""
+    units = Units(None, len(trials)) if units is None else units
+    images = units.count(trials)
     point = float(statistic.evaluate(np.ones((len(trials), 1)))[0])
-    influence = statistic.influence()
+    influence = units.add_up(statistic.influence())
     error = standard_error(influence, images)
     replicates = Replicates(
         point,
@@ -169,10 +241,12 @@ def linearize_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicat
         error=error,
         influence=influence,
         undefined=flag_of(statistic),
+        no_interval=_no_interval(statistic, units),
     )
     if is_carried(statistic) and not np.isnan(point):
-        replicates = with_contributions(replicates, statistic.contributions())
-    return with_bounds(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
+        replicates = with_contributions(replicates, units.add_up(statistic.contributions()))
+    binary = units.number is None and _is_binary(statistic)
+    return with_bounds(replicates, statistic, totals=None, error=error, binary=binary)
 
 
 def multiply_influences(

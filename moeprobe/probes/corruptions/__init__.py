@@ -108,6 +108,7 @@ class Corruptions(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return under which corruption routing changes most and least, and what the controls explain."""
+        from moeprobe.judging.selection import Extreme
         from moeprobe.results.layouts.by_view import agreement_rows
         from moeprobe.results.numbers import interval
 
@@ -121,7 +122,9 @@ class Corruptions(Probe["Result"]):
                 (view for view in by_view if view in NAMES), key=lambda view: by_view[view]["value"]
             )
             if len(kinds) > 1:
-                low, high = (f"{kind} {interval(by_view[kind])}" for kind in (kinds[0], kinds[-1]))
+                of_kinds = of_layer[of_layer["view"].isin(kinds)]
+                ends = [Extreme.of(of_kinds, lowest=end, names=of_kinds["view"]) for end in (True, False)]
+                low, high = (f"{end.row['view']} {interval(end.row)}{end.inserted()}" for end in ends)
                 lines.append(f"{checkpoint}, κ in {layer}: lowest under {low}, highest under {high}.")
             controls = [
                 f"{kind} {interval(by_view[kind])}, control {interval(by_view[kind + CONTROL])}"

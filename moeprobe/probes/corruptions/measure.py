@@ -241,4 +241,5 @@ def _mean(
         influences={},
         not_finite=any(member.not_finite for member in members),
         num_experts=first.num_experts,
+        num_units=first.num_units,
     )

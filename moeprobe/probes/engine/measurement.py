@@ -31,6 +31,7 @@ from moeprobe.probes.engine.models import is_emulated_run
 from moeprobe.probes.engine.run import Plan, ProbeWork, TableWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges, shard_note
+from moeprobe.probes.engine.units import units_of_dataset
 from moeprobe.results import caveats, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
@@ -74,7 +75,8 @@ class Measurement(TableWork[M], ProbeWork[M]):
         if self.spec.floor_images:
             self._floor_refusals = floors.refusals(self.models, choose_device(options.device))
             self.spec = dataclasses.replace(self.spec, no_other_dtype=frozenset(self._floor_refusals))
-        self.request = self.make_request()
+        self.units = units_of_dataset(options.unit, self.spec.dataset, self.spec.indices)
+        self.request = self.make_request() | ({} if self.units is None else self.units.request())
         # What the sidecar says of shards that were put together.
         self._measured: dict[str, Any] = {}
 

@@ -30,6 +30,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 # Not at once: they bring what reads Parquet files, and a mistyped argument is refused without.
 if TYPE_CHECKING:
     from moeprobe.results.folder import OutputFolder, Result
+    from moeprobe.results.sampled_units import SampledUnits
     from moeprobe.results.summaries import About
 
 R = TypeVar("R")
@@ -54,11 +55,13 @@ class Work(ABC, Generic[R]):
 
     Attributes:
         request: everything that its numbers depend on, as ``run.json`` keeps it.
+        units: what intervals are over; None = the inputs.
         options: where to, and how.
     """
 
     request: dict[str, Any]
     options: Options
+    units: "SampledUnits | None" = None
     _started = 0.0
 
     @abstractmethod
@@ -131,7 +134,12 @@ class Work(ABC, Generic[R]):
         from moeprobe.results.summaries import About
 
         return About.of_request(
-            self.request, run=self.run_name, aligned=aligned, train_seeds=train_seeds, groups=groups
+            self.request,
+            run=self.run_name,
+            aligned=aligned,
+            train_seeds=train_seeds,
+            groups=groups,
+            units=self.units,
         )
 
 
@@ -147,6 +155,8 @@ class TableWork(Work[T]):
 
     def write(self, result: T, folder: "OutputFolder") -> T:
         """Write the tables and the sums; returns the result with the sums as they are in their file."""
+        if self.units is not None:
+            self.units.write(folder.path)
         return folder.write(result)
 
     def draw(self, result: T, folder: "OutputFolder", progress: Progress) -> None:
@@ -389,4 +399,7 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
     models = load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
-    return probe.prepare(models, data, options)
+    work = probe.prepare(models, data, options)
+    if options.unit is not None and work.units is None:
+        raise UserError(f"{probe.kind} has no intervals, so nothing is sampled; leave {option('unit')} out.")
+    return work

@@ -318,6 +318,8 @@ def _of_options(options: Options) -> dict[str, Any]:
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
+        # Named only where it is set, so that earlier runs still ask the same.
+        **({} if options.unit is None else {"unit": options.unit}),
         **precision_request(options),
     }
 

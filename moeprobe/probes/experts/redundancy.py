@@ -6,7 +6,7 @@ checkpoint at once: t standard errors to either side at Bonferroni's level, and 
 Source: Dunn 1961, "Multiple comparisons among means".
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import modality_of
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import (
     BANNED,
@@ -29,6 +30,7 @@ from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
 from moeprobe.metrics.stats.carriers import inputs_needed
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import standard_error
+from moeprobe.probes.experts import all_together
 from moeprobe.results import summaries
 from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
@@ -69,7 +71,13 @@ def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | Non
         loss: rise of the loss, in nats; None = there are no lines of which may go.
     """
     limit = _CHANGE if loss is None else loss
-    evaluate = Evaluator((ExpertsAnalysis(), _Beyond(limit)), aligned=True, seed=info.seed, influences=True)
+    evaluate = Evaluator(
+        (ExpertsAnalysis(), _Beyond(limit)),
+        aligned=True,
+        seed=info.seed,
+        influences=True,
+        unit_of=info.unit_of,
+    )
     priced = [cell for cell in sums if cell.cell.layer and not cell.cell.tokens]
     rows: list[Row] = []
     for _, of_one in groupby(priced, lambda cell: cell.checkpoint):
@@ -86,6 +94,7 @@ def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | Non
                 *_changes(values, info, limit),
                 *(_may_go(band, loss) if loss is not None else ()),
             ]
+        rows += all_together.rows_of_all(valued, layers, info)
     return rows
 
 
@@ -162,7 +171,8 @@ def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
     The distance is divided by the distance between permuted patches, as in the figure, since it depends on norms too.
 
     Returns:
-        Columns checkpoint, layer, expert, expert_b, and one per metric of the pair.
+        Columns checkpoint, layer, expert, expert_b, one per metric of the pair, and ``rivals``: what is known of the
+        other pairs (``Extreme.clause``).
     """
     metrics = [metric.name for metric in (EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED, EXPERT_CKA)]
     rows = table[table["metric"].isin(metrics)].dropna(subset=["expert"])
@@ -173,18 +183,33 @@ def nearest_pairs(table: pd.DataFrame) -> pd.DataFrame:
         values = rows[rows["metric"] == metric].set_index(keys)["value"]
         pairs = pairs.join(values.rename(metric), on=keys)
     pairs = pairs.dropna(subset=[EXPERT_DISTANCE.name])
+    permuted = pairs[EXPERT_DISTANCE_PERMUTED.name]
+    distances = rows[rows["metric"] == EXPERT_DISTANCE.name].loc[pairs.index]
     # Outputs that are the same constant have no distance on permuted patches either.
-    relative = (pairs[EXPERT_DISTANCE.name] / pairs[EXPERT_DISTANCE_PERMUTED.name]).fillna(0)
-    return pairs.loc[relative.groupby([pairs["checkpoint"], pairs["layer"]], sort=False).idxmin()]
+    relative = distances.assign(
+        value=(distances["value"] / permuted).fillna(0),
+        **{end: distances[end] / permuted for end in ("ci_low", "ci_high")},
+    )
+    selections = [
+        Extreme.of(of_layer, lowest=True, names=[_pair_name(row) for row in of_layer.to_dict("records")])
+        for _, of_layer in relative.groupby(["checkpoint", "layer"], sort=False)
+    ]
+    nearest = pairs.loc[[selection.row.name for selection in selections]]
+    return nearest.assign(rivals=[selection.inserted() for selection in selections])
+
+
+def _pair_name(row: Mapping[Hashable, Any]) -> str:
+    # In a file numbers of experts are texts.
+    return " and ".join(str(int(float(row[name]))) for name in ("expert", "expert_b"))
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return for each checkpoint and layer which experts may go or are missed least, and which two are nearest.
+    """Return whether experts differ, for each layer which may go or are missed least, and which two are nearest.
 
     Of more layers than have panels in a figure the first and the last are named.
     """
     limits = table.loc[table["metric"] == DISPENSABLE.name, "severity"]
-    bounds, lines = dispensable(table), []
+    bounds, lines = dispensable(table), all_together.sentences(table)
     for (checkpoint, layer), band in _named_layers(table[table["metric"] == PRICE_BAND.name]):
         rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
         if len(rows):
@@ -194,11 +219,9 @@ def sentences(table: pd.DataFrame) -> list[str]:
             lines.append(f"{checkpoint}, {layer}: {words}")
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]
-        # In a file numbers of experts are texts.
-        first, second = (int(float(nearest[name])) for name in ("expert", "expert_b"))
         lines.append(
-            f"{checkpoint}, {layer}: the outputs of experts {first} and {second} are nearest: distance "
-            f"{nearest[EXPERT_DISTANCE.name]:.2f}, with permuted patches "
+            f"{checkpoint}, {layer}: the outputs of experts {_pair_name(nearest)} are nearest{nearest['rivals']}: "
+            f"distance {nearest[EXPERT_DISTANCE.name]:.2f}, with permuted patches "
             f"{nearest[EXPERT_DISTANCE_PERMUTED.name]:.2f}; CKA {nearest[EXPERT_CKA.name]:.2f}, where permuted "
             "patches have 0."
         )

@@ -143,7 +143,9 @@ class MarginsMeasurement(VariantsMeasurement):
         """Return the survival of sets with intervals that hold at all levels of a curve at once."""
         view = self.spec.view_name
         survival = [cell for cell in sums if cell.cell.view == view and not np.isnan(cell.cell.severity)]
-        evaluate = Evaluator((SetSurvivalAnalysis(),), aligned=True, seed=info.seed, influences=True)
+        evaluate = Evaluator(
+            (SetSurvivalAnalysis(),), aligned=True, seed=info.seed, influences=True, unit_of=info.unit_of
+        )
         curves = itertools.groupby(sorted(survival, key=_curve_of), _curve_of)
         return [line for _, curve in curves for line in _band(map(evaluate, curve), info)]
 

@@ -102,6 +102,8 @@ class Precision(Probe["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return for each format which part moves most choices: means over layers and checkpoints."""
+        from moeprobe.judging.selection import Extreme, mean_with_ends
+
         rows = by_part(table)
         means = rows.groupby(["format", "part"], sort=False)["value"].mean()
         lines = []
@@ -109,7 +111,14 @@ class Precision(Probe["Result"]):
             single = means[name].drop(WHOLE, errors="ignore").sort_values(ascending=False, kind="stable")
             parts = ", ".join(f"{part} {_share(value)}" for part, value in single.items())
             together = f"; all of it {_share(means[name][WHOLE])}" if WHOLE in means[name] else ""
-            lines.append(f"{name}, tokens that change experts when one part is rounded: {parts}{together}.")
+            # The part that moves most was picked for that, so the sentence names those not separated from it.
+            of_parts = rows[(rows["format"] == name) & (rows["part"] != WHOLE)]
+            ends = mean_with_ends(of_parts, "part")
+            extreme = Extreme.of(ends, lowest=False, names=ends["part"])
+            selection = f"; {extreme.row['part']} is {clause}" if (clause := extreme.clause()) else ""
+            lines.append(
+                f"{name}, tokens that change experts when one part is rounded: {parts}{together}{selection}."
+            )
         return lines
 
     def draw(self, result: "Result") -> "dict[str, Figure]":

@@ -12,6 +12,7 @@ import pandas as pd
 
 from moeprobe.inputs.data.checkerboard import COLORS
 from moeprobe.inputs.modality import AROUND
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.color_bias import SAME_COLOR, SAME_PLACE, ColorBias
 from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.analyses.modality import PERMUTED, PLAIN
@@ -281,6 +282,9 @@ def _information(checkpoint: str, layer: str, rows: Rows) -> list[str]:
         return []
     information.sort(key=lambda item: -item[1]["value"])
     parts = [f"{kind} {interval(row)}" for kind, row in information]
+    table = pd.DataFrame([row for _, row in information])
+    extreme = Extreme.of(table, lowest=False, names=[kind for kind, _ in information])
+    parts[0] += extreme.inserted()
     nothing = [kind for kind, row in information if row["ci_low"] <= 0]
     end = f"; on {' and '.join(nothing)}, no more than chance" if nothing else ""
     return [

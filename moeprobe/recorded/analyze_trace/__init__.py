@@ -27,7 +27,7 @@ class AnalyzeTrace(MatchedTraces["Result"]):
     work = "moeprobe.recorded.analyze_trace.measure:TraceAnalysis"
     splits = True
     drawn_by = "moeprobe.recorded.analyze_trace.figure:figures_of"
-    common = NAMED
+    common = (*NAMED, "unit")
     concluded_by = "moeprobe.recorded.analyze_trace.sentences:sentences"
     analyses = (
         *AGREEMENT,

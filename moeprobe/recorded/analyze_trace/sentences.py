@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.inputs.modality import TEXT, TOKEN_KINDS, tokens_of_kind
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics import token_kinds
 from moeprobe.metrics.analyses import touched
 from moeprobe.metrics.analyses.first_layer import FIRST_LAYER_SHARE
@@ -82,8 +83,9 @@ def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
     position = rows[touched.FIRST_POSITION.name, TEXT.token]
     if first["value"].isna().all() or not position["trials"]:
         return ""
-    first_layer = first.loc[first["value"].idxmax()]
+    selection = Extreme.of(first, lowest=False)
     return (
-        f" Most affected tokens differ first in {first_layer['layer']} ({interval(first_layer)}); "
+        f" Most affected tokens differ first in {selection.row['layer']} "
+        f"({interval(selection.row)}{selection.beside()}); "
         f"sequences first differ at position {interval(position)}, on average."
     )

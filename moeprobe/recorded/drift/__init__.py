@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import AGREEMENT, Arg, Layout
-from moeprobe.declarations.recording_probe import Files, MatchedTraces
+from moeprobe.declarations.recording_probe import WRITING, Files, MatchedTraces
 from moeprobe.runtime.arguments import check_two
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Drift(MatchedTraces["Result"]):
     analyses = (*AGREEMENT, "disagreement", "touched", "first_layer")
     headlines = ()
     layout = Layout.BY_VIEW
+    common = ("layers", "unit", *WRITING)
 
     traces: Annotated[
         Files,

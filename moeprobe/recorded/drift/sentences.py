@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import deciding_match
 
@@ -38,10 +38,6 @@ def by_step(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(name=[name for name, *_ in parts], against=[against for *_, against in parts])
 
 
-# Layers that a sentence names.
-_NAMED = 3
-
-
 def kappas(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the pooled κ of ordinary tokens, with ``name`` and ``against``."""
     rows = by_step(table[table["tokens"].isin(ORDINARY)])
@@ -56,10 +52,10 @@ def sentences(table: pd.DataFrame) -> list[str]:
     end = since[(since["name"] == names[-1]) & since["value"].notna()] if names else since
     if end.empty:
         return []
-    furthest = end.loc[end["value"].idxmin()]
+    selection = Extreme.of(end, lowest=True)
     sentence = (
-        f"From the first checkpoint to {names[-1]} the routing moved most in {furthest['layer']}: "
-        f"κ {interval(furthest)}, of {end['layer'].nunique()} layers.{_separation(furthest, end.drop(furthest.name))}"
+        f"From the first checkpoint to {names[-1]} the routing moved most in {selection.row['layer']}: "
+        f"κ {interval(selection.row)}, of {end['layer'].nunique()} layers.{_separation(selection)}"
     )
     differing = by_step(table[(table["metric"] == PAIRS_DIFFER.name) & table["tokens"].isin(ORDINARY)])
     differing = differing[(differing["against"] == FIRST) & differing["value"].notna()]
@@ -73,28 +69,14 @@ def sentences(table: pd.DataFrame) -> list[str]:
     return [sentence]
 
 
-def _separation(furthest: pd.Series, remaining: pd.DataFrame) -> str:
-    """Return whether the layer that moved most is separated from the others.
-
-    It was picked for its value, so its own interval does not say. Intervals that hold for all layers at once do: where
-    two of them are apart, so are the layers, however much the same sequences move both.
-    """
-    if remaining.empty or furthest["ci_low"] != furthest["ci_low"]:
-        return ""
-    layers = len(remaining) + 1
-    images = int(furthest["images"])
-    # Bonferroni: each interval leaves out a share of the 5 %.
-    factor = critical(images, confidence=1 - (1 - CONFIDENCE) / layers) / critical(images)
-    high = furthest["value"] + factor * (furthest["ci_high"] - furthest["value"])
-    low = remaining["value"] - factor * (remaining["value"] - remaining["ci_low"])
-    # Without an interval nothing separates a layer.
-    overlapping = remaining[~(low > high)].sort_values("value")
-    if overlapping.empty:
-        following = remaining.loc[remaining["value"].idxmin()]
+def _separation(selection: Extreme) -> str:
+    """Return whether the layer that moved most is separated from the others."""
+    if selection.is_separated and selection.following is not None:
+        following = selection.following
         return (
             f" It is separated from the next, {following['layer']} (κ {interval(following)}), and from all others: "
             "simultaneous 95 % intervals do not overlap."
         )
-    layer_names = ", ".join(overlapping["layer"][:_NAMED])
-    uncounted = f" and {len(overlapping) - _NAMED} more" if len(overlapping) > _NAMED else ""
-    return f" It is not separated from {layer_names}{uncounted}: simultaneous 95 % intervals overlap."
+    if not selection.rivals:
+        return ""
+    return f" It is {selection.clause()}: simultaneous 95 % intervals overlap."

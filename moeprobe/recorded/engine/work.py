@@ -18,6 +18,7 @@ from moeprobe.probes.engine.run import ShardedWork, TableWork
 from moeprobe.probes.engine.shard import Shard, shard_note
 from moeprobe.recorded.engine.describe import facts_of, notes_of, request_of
 from moeprobe.recorded.engine.division import Division
+from moeprobe.recorded.engine.units import units_of_recordings
 from moeprobe.recordings.matching import match_traces
 from moeprobe.recordings.pairs import NamedTrace, common_ids, common_layers, name_all
 from moeprobe.recordings.reading import TraceFile
@@ -92,6 +93,9 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
         self.check(matched)
         self.ids = common_ids(matched, self.layers)
         self.request = request_of(probe, self.traces, self.ids, options) | self.changed_request()
+        self.units = units_of_recordings(options.unit, matched, self.ids)
+        if self.units is not None:
+            self.request |= self.units.request()
 
     def name_traces(self, files: Sequence[TraceFile]) -> list[NamedTrace]:
         """Return the traces as tables name them."""

@@ -42,7 +42,7 @@ class Locality(MatchedTraces["Result"]):
     )
     layout = Layout.REUSE
     joinable = False
-    common = NAMED
+    common = (*NAMED, "unit")
     unit = "requests"
 
     traces: Annotated[Files, TRACES]

@@ -1,8 +1,11 @@
 """What a table of ``trace locality`` says in words."""
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from moeprobe.inputs.modality import TEXT
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, INDEPENDENT
 from moeprobe.metrics.analyses.next_token import DISTANCES, NEXT_TOKEN_REUSE, REUSE_WITHIN
 from moeprobe.metrics.declaration import CHANCE, KAPPA
@@ -47,9 +50,7 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
 
 def _order(kappas: pd.DataFrame) -> str:
     """Return how much more the next token reuses than other tokens of its sequence, in the layers at either end."""
-    ends = [kappas.loc[kappas["value"].idxmin()], kappas.loc[kappas["value"].idxmax()]]
-    ends = ends[1:] if ends[0]["layer"] == ends[1]["layer"] else ends
-    spread = " to ".join(f"{interval(row)} ({row['layer']})" for row in ends)
+    spread = _ends(kappas, lambda row: row["layer"])
     return f"beyond other tokens of the same sequence, the next token reuses experts with κ {spread}."
 
 
@@ -91,10 +92,12 @@ def _distinct(table: pd.DataFrame, name: str) -> list[str]:
     rows = measured[measured["severity"] == size]
     independent = rows_of(table, INDEPENDENT.name)
     independent = independent[independent["severity"] == size].set_index("layer")["value"]
-    lowest, highest = rows.loc[rows["value"].idxmin()], rows.loc[rows["value"].idxmax()]
-    ends = [lowest] if lowest["layer"] == highest["layer"] else [lowest, highest]
-    parts = [
-        f"{interval(row)} in {row['layer']} (independent tokens {number(independent[row['layer']])})"
-        for row in ends
-    ]
-    return [f"{name}: {int(size):,} consecutive tokens use {' to '.join(parts)} distinct experts."]
+    ends = _ends(rows, lambda row: f"{row['layer']}, independent tokens {number(independent[row['layer']])}")
+    return [f"{name}: {int(size):,} consecutive tokens use {ends} distinct experts."]
+
+
+def _ends(rows: pd.DataFrame, describe: Callable[[pd.Series], str]) -> str:
+    """Return the lowest and the highest value, each with its layer and those not separated from it; one if all are."""
+    lowest, highest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (True, False))
+    ends = [highest] if lowest.row["layer"] == highest.row["layer"] else [lowest, highest]
+    return " to ".join(f"{interval(end.row)} ({describe(end.row)}{end.beside()})" for end in ends)

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from moeprobe.inputs.modality import TOKEN_KINDS, tokens_of_kind
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.hot_experts import (
     HOT_NEXT_SHARE,
     HOT_OVERLAP,
@@ -59,12 +60,12 @@ def _persistence(table: pd.DataFrame) -> list[str]:
 
 def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
     """Return the layers with the largest and the smallest value, in words; one where all are equal."""
-    highest, lowest = rows.loc[rows["value"].idxmax()], rows.loc[rows["value"].idxmin()]
-    if highest["value"] == lowest["value"]:
-        return [(highest["layer"] if len(rows) == 1 else f"each of {len(rows)} layers", highest)]
+    highest, lowest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (False, True))
+    if highest.row["value"] == lowest.row["value"]:
+        return [(highest.row["layer"] if len(rows) == 1 else f"each of {len(rows)} layers", highest.row)]
     return [
-        (f"{highest['layer']}, the most stable layer", highest),
-        (f"{lowest['layer']}, the least stable", lowest),
+        (f"{highest.row['layer']}, the most stable layer{highest.inserted()}", highest.row),
+        (f"{lowest.row['layer']}, the least stable{lowest.inserted()}", lowest.row),
     ]
 
 
@@ -78,10 +79,11 @@ def _change(table: pd.DataFrame) -> list[str]:
     beyond = changes[tested][changes[tested] > highest[tested]]
     if beyond.empty:
         return [f"In none of {len(tested)} layers does the load change more than in 97.5 % of shuffles."]
-    largest = rows_of(table, LOAD_CHANGE.name, layer=beyond.idxmax()).iloc[0]
+    largest = Extreme.of(rows_of(table, LOAD_CHANGE.name), lowest=False)
     return [
         f"In {len(beyond)} of {len(tested)} layers the load changes more than in 97.5 % of shuffles, most in "
-        f"{largest['layer']}: {interval(largest)} of the choices move to other experts from window to window."
+        f"{largest.row['layer']}{largest.inserted()}: {interval(largest.row)} of the choices move to other experts "
+        "from window to window."
     ]
 
 
@@ -111,7 +113,8 @@ def _ranks(table: pd.DataFrame) -> list[str]:
         shares = rows_of(of_first, RANK_SHARE.name, layer=worst["layer"])
         rank = int(shares.loc[shares["value"].idxmax(), "expert"])
         conclusions.append(
-            f"Most uneven is {worst['layer']}: rank {rank} has {interval(worst)} times the mean."
+            f"Most uneven is {worst['layer']}, of {len(of_layers)} layers: rank {rank} has {interval(worst)} times the "
+            "mean. A largest value has no interval, so nothing says whether other layers are as uneven."
         )
     if halves:
         second, best = halves

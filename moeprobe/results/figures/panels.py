@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
-from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
 from moeprobe.results.figures import STYLE
 from moeprobe.results.numbers import no_intervals
-from moeprobe.results.tables import SHOWN_LAYERS, first_and_last
+from moeprobe.results.tables import SHOWN_LAYERS, first_and_last, modality_of_table
 
 _CAPTION_SIZE, _CAPTION_COLOR = 9, "#505050"
 
@@ -95,9 +95,9 @@ def finish(
     first = rows.iloc[0]
     images = sorted(set(rows["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    modality = sampled or modality_of(rows["tokens"], data=first["dataset"])
-    what = modality.plural if images[-1] != 1 else modality.name
-    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.plural)}"
+    modality = sampled or modality_of_table(rows, data=first["dataset"])
+    what = modality.units if images[-1] != 1 else modality.sampled or modality.name
+    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.units)}"
     data = f"{first['dataset']} {first['split']}".strip()
     figure.suptitle(wrap(title, figure.get_figwidth()))
     return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.registry import find, is_set_match, tokens_choose
 from moeprobe.results.layouts.cells import Table, TableCell, counts, trials_of, value
-from moeprobe.results.tables import is_pooled
+from moeprobe.results.tables import is_pooled, modality_of_table
 
 Row = dict[str, Any]
 # The chance level, and that of the column after κ, where a run has it.
@@ -132,7 +132,7 @@ def aligned_tables(table: pd.DataFrame, *, caption: str) -> list[Table]:
         for metric in (alignment.FITTED, alignment.FITTED_UNRELATED, alignment.FITTED_P)
     }
     of_sets = {metric.short: (metric.name, "") for metric in _SHARES}
-    plural = modality_of(table["tokens"]).plural
+    plural = modality_of_table(table).units
     pairs, sets = (
         ordinary[ordinary["metric"] == metric.name] for metric in (alignment.FITTED, alignment.SHARE_DATA)
     )

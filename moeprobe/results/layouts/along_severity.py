@@ -132,7 +132,7 @@ def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -
     what = sentence_case(find(first).full_label())
     note = f"{what} of clean {modality.plural} with themselves: any distance from 1 is rounding."
     note += "".join(f" {sentence}." for sentence in random_routers(floor))
-    columns = ["checkpoint", "layer", *floors(dtype), modality.plural, "trials"]
+    columns = ["checkpoint", "layer", *floors(dtype), modality.units, "trials"]
     return Table("Noise floor", columns, rows, note, keys=2, details=2)
 
 

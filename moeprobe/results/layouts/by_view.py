@@ -5,11 +5,17 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.corruptions import FAMILIES, MEAN
-from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
-from moeprobe.results.tables import agreement_of, deciding_match, first_and_last, set_match_of
+from moeprobe.results.tables import (
+    agreement_of,
+    deciding_match,
+    first_and_last,
+    modality_of_table,
+    set_match_of,
+)
 
 # What is said of a model's answers, as far as it was measured: by variants, and by corruptions.
 _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
@@ -50,7 +56,7 @@ def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     heading = [*(["checkpoint"] if several else []), "variant"]
     return Table(
         caption,
-        [*heading, *columns, modality_of(table["tokens"]).plural],
+        [*heading, *columns, modality_of_table(table).units],
         lines,
         note,
         keys=len(heading),
@@ -117,7 +123,7 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
     note = f"κ is of {find(leading_kappa(table)).metric.label}, against the pooled chance level."
     if len(selected) < len(layers):
         note += f" Of {len(layers)} layers the first and the last; table.csv has all."
-    unit = modality_of(table["tokens"]).plural
+    unit = modality_of_table(table).units
     return Table(
         caption, ["checkpoint", "corruption", *headings, unit], lines, note, keys=2, place=1, details=1
     )

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.registry import agreements, compared_first, find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity, severity_heading, value
-from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen, set_match_of
+from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen, modality_of_table, set_match_of
 
 _PLACE = ["checkpoint", "layer", "tokens", "view", "severity"]
 # Cosines and distances are computed in float32.
@@ -73,7 +73,7 @@ def side_by_side_table(
     columns = [*leading, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
     return Table(
         caption,
-        [*columns, modality.plural, "trials"],
+        [*columns, modality.units, "trials"],
         rows,
         _left_out(repeats),
         folded=folded,
@@ -147,7 +147,7 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Tabl
         compared,
         list(dict.fromkeys(pairs)),
         caption="What was measured",
-        modality=modality_of(table["tokens"], data=table["dataset"].iloc[0]),
+        modality=modality_of_table(table, data=table["dataset"].iloc[0]),
     )
 
 

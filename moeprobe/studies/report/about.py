@@ -34,7 +34,7 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
         called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.modality.plural)
         lines.append((called, text))
     if run.images is not None:
-        lines.append((run.modality.plural, f"{run.images:,}"))
+        lines.append((run.modality.units, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
     notes = run.sidecar.notes
     if notes:
@@ -91,8 +91,8 @@ def _capacity(run: Run, *, trained: bool) -> str:
 def _intervals(run: Run) -> str:
     tables = [table for table in (run.table, run.comparison) if table is not None]
     if any(table["ci_low"].notna().any() for table in tables):
-        return f"95 % interval over {run.modality.plural}, shown as [low, high]; differences are paired"
-    return f"none: they need at least {MIN_IMAGES} {run.modality.plural}"
+        return f"95 % interval over {run.modality.units}, shown as [low, high]; differences are paired"
+    return f"none: they need at least {MIN_IMAGES} {run.modality.units}"
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,71 @@
+"""Quantiles over inputs from finished runs, against counting tokens by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from tests import commands
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """Fifty requests of ten tokens, of which the second recording changes the first ``changed``; and these shares."""
+    folder = tmp_path_factory.mktemp("tails")
+    changed = np.random.default_rng(0).integers(0, 11, 50)
+    for name in ("before", "after"):
+        lines = [
+            {
+                "id": f"r{at}",
+                "layer": "mlp",
+                "experts": [[int(name == "after" and place < count), 2] for place in range(10)],
+            }
+            for at, count in enumerate(changed)
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        api.import_trace(folder / f"{name}.jsonl", folder / f"{name}.parquet", num_experts=4)
+    traces = [folder / f"{name}.parquet" for name in ("before", "after")]
+    api.analyze_trace(traces, out=folder / "run", figures=False)
+    (folder / "hours.csv").write_text("\n".join(["image_id,hour", *(f"r{at},{at // 2}" for at in range(50))]))
+    return folder, changed / 10
+
+
+def value(table: object, metric: str, at: float) -> float:
+    rows = table[(table["metric"] == metric) & (table["at"] == at) & (table["tokens"] == "token")]  # type: ignore[index]
+    return float(rows["value"].iloc[-1])
+
+
+def test_quantiles_and_shares_are_those_of_a_count(run: tuple[Path, np.ndarray]) -> None:
+    folder, shares = run
+    result = api.tails(folder / "run", above=0.5)
+    ordered = sorted(shares)
+    assert [value(result.table, "quantile", at) for at in (0.5, 0.9, 0.99)] == pytest.approx(
+        [ordered[24], ordered[44], ordered[49]]
+    )
+    assert value(result.table, "above", 0.5) == pytest.approx(sum(share > 0.5 for share in shares) / 50)
+    assert set(result.table["inputs"]) == {50}
+    assert result.sentences() == [
+        "The 99% quantile has no interval here: it takes 368 requests, and there are 50."
+    ]
+
+
+def test_units_are_added_up_first(run: tuple[Path, np.ndarray]) -> None:
+    folder, shares = run
+    result = api.tails(folder / "run", unit=str(folder / "hours.csv"))
+    assert value(result.table, "quantile", 0.5) == pytest.approx(sorted(shares.reshape(25, 2).mean(1))[12])
+    assert "368 hours, and there are 25" in result.sentences()[-1]
+
+
+def test_the_command_prints_and_refuses(run: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    folder, _ = run
+    printed = commands.run("tails", folder / "run", "--above", "0.5")
+    assert "90% quantile" in printed.stdout
+    assert "above 0.5" in printed.stdout
+    with pytest.raises(UserError, match="from 0 to below 1"):
+        api.tails(folder / "run", above=1.0)
+    api.trace_balance(folder / "before.parquet", out=tmp_path / "balance", figures=False)
+    with pytest.raises(UserError, match="no matches of tokens"):
+        api.tails(tmp_path / "balance")
