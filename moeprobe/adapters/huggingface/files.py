@@ -158,9 +158,8 @@ def load(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            # Not those of config.json, which may name code on the hub: the library's own choice.
-            attn_implementation=None,
-            experts_implementation=None,
+            # Not those of config.json, which may name code on the hub.
+            **(settings or Settings()).kernels,
             **keywords,
         )
         tokenizer = (

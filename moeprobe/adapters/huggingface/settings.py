@@ -1,5 +1,6 @@
 """Settings that follow the name of a model, ``hf:MODEL,top_k=4``: one model served in two ways can be compared.
 
+Precision and kernels are settings too: ``hf:MODEL,dtype=bfloat16``, ``hf:MODEL,experts_implementation=eager``.
 The number of experts per token is set in the configuration before the model is built, so every router is made with it.
 After opening, each layer is asked whether it follows (``Settings.check``).
 """
@@ -10,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quote
+from moeprobe.runtime.device import AUTO, DTYPES
 from moeprobe.runtime.schema import split_assignments
 
 if TYPE_CHECKING:
     from moeprobe.adapters.huggingface.routers import RouterLayer
 
-TOP_K, ALL = "top_k", "all"
+TOP_K, ALL, DTYPE = "top_k", "all", "dtype"
+_DTYPES = tuple(name for name in DTYPES if name != AUTO)
+# The library's own kernels, by its names of the arguments. Others may be downloaded code.
+KERNELS = {
+    "attn_implementation": ("eager", "sdpa"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
 # How families call the number of experts per token, and of experts.
 _TOP_K_NAMES = (
     "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts",
@@ -27,22 +35,50 @@ _SECTIONS = ("ffn_config",)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a model: experts per token as written, a number or "all"; empty = as the model has it."""
+    """Settings of a model, empty = as the model has it.
+
+    Attributes:
+        top_k: experts per token as written, a number or "all".
+        dtype: precision of the weights.
+        attn_implementation: kernels of attention.
+        experts_implementation: kernels of experts.
+    """
 
     top_k: str = ""
+    dtype: str = ""
+    attn_implementation: str = ""
+    experts_implementation: str = ""
 
     @property
     def suffix(self) -> str:
         """What follows the model's name in tables."""
-        return f",{TOP_K}={self.top_k}" if self.top_k else ""
+        return "".join(f",{name}={value}" for name, value in self.plain().items())
+
+    @property
+    def kernels(self) -> dict[str, str | None]:
+        """What loading a model takes: None = the library's own choice, and not that of config.json."""
+        return {name: getattr(self, name) or None for name in KERNELS}
 
     def plain(self) -> dict[str, Any]:
         """Return the settings by name, those that were set."""
-        return {TOP_K: self.top_k if self.top_k == ALL else int(self.top_k)} if self.top_k else {}
+        values = {name: value for name, value in vars(self).items() if value}
+        return values if self.top_k in ("", ALL) else values | {TOP_K: int(self.top_k)}
+
+    def precision(self, dtype: str) -> str:
+        """Return the precision to load a model in, where ``dtype`` is the run's.
+
+        Raises:
+            UserError: both are set, and differ.
+        """
+        if self.dtype and dtype not in (AUTO, self.dtype):
+            raise UserError(
+                f"{DTYPE}={self.dtype} follows the model, and the run asks for {dtype}; leave one out."
+            )
+        return self.dtype or dtype
 
     def check(self, layers: Mapping[str, "RouterLayer"]) -> None:
         """Raise ``UserError`` unless every layer of an opened model gives tokens as many experts as was set."""
-        if not self.suffix:
+        if not self.top_k:
             return
         # The configuration may say one number and the code use another.
         for name, layer in layers.items():
@@ -51,7 +87,7 @@ class Settings:
             if str(reader.top_k) != self.top_k and (self.top_k, reader.top_k) != (ALL, reader.num_experts):
                 raise UserError(
                     f"{name} ({type(layer.module).__name__}) gives each token {reader.top_k} experts whatever its "
-                    f"configuration says; leave {self.suffix.removeprefix(',')} out."
+                    f"configuration says; leave {TOP_K}={self.top_k} out."
                 )
 
     def apply(self, config: Any) -> None:
@@ -82,20 +118,40 @@ def split_settings(reference: str) -> tuple[str, Settings]:
     """Return a model's path or name, and the settings that follow it.
 
     Raises:
-        UserError: there is no such setting, one is named twice, or its value is no number.
+        UserError: there is no such setting, one is named twice, or it has no such value.
     """
     name, assignments = split_assignments(reference)
     values: dict[str, str] = {}
     for key, value in assignments:
-        if key != TOP_K:
-            raise UserError(f"Models of hf: have the setting {TOP_K} alone; leave {quote(key)} out.")
+        if key not in _READ:
+            names = ", ".join(_READ)
+            raise UserError(f"Models of hf: have the settings {names}; leave {quote(key)} out.")
         if key in values:
             raise UserError(f"{quote(reference)} has the setting {key} twice; name it once.")
-        # At most six digits: more experts than any model has.
-        if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
-            raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quote(value)}.")
-        values[key] = value if value == ALL else str(int(value))
-    return name, Settings(values.get(TOP_K, ""))
+        values[key] = _READ[key](key, value)
+    return name, Settings(**values)
+
+
+def _read_top_k(name: str, value: str) -> str:
+    # At most six digits: more experts than any model has.
+    if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise UserError(f"{name} takes a whole number, or {ALL}; got {quote(value)}.")
+    return value if value == ALL else str(int(value))
+
+
+def _read_dtype(name: str, value: str) -> str:
+    if value not in _DTYPES:
+        raise UserError(f"{name} takes one of {', '.join(_DTYPES)}; got {quote(value)}.")
+    return value
+
+
+def _read_kernels(name: str, value: str) -> str:
+    if value not in KERNELS[name]:
+        raise UserError(f"{name} takes one of {', '.join(KERNELS[name])}; got {quote(value)}.")
+    return value
+
+
+_READ = {TOP_K: _read_top_k, DTYPE: _read_dtype, **dict.fromkeys(KERNELS, _read_kernels)}
 
 
 def num_experts_of(config: Any) -> int | None:
