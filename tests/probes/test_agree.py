@@ -17,6 +17,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.probes.agree.records import FormPass, Records
+from moeprobe.probes.agree.sentences import sentences
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run_spec import choose_images
 from moeprobe.routing.record import RoutingTrace
@@ -161,6 +162,10 @@ def test_models_that_are_no_forms_of_one_are_refused() -> None:
     one = checkpoint("one")
     with pytest.raises(UserError, match="Name at least two forms"):
         agree(one)
+    with pytest.raises(
+        UserError, match="run is named twice, and agree compares the first form with itself anyway"
+    ):
+        agree("run", "other", "run")
     for other, words in (
         (checkpoint("two", num_experts=4), r"a token of two chooses 2 of 4 experts, and one of one 2 of 8"),
         (checkpoint("two", top_k=1), r"a token of two chooses 1 of 8 experts"),
@@ -196,3 +201,27 @@ def test_the_command(tmp_path: Path) -> None:
     page = run("report", tmp_path / "agree", "--out", tmp_path / "page")
     assert page.exit_code == 0 and "against itself" in (tmp_path / "page" / "report.md").read_text()
     assert "takes recomputed or replayed" in refused("agree", source, f"{source},top_k=1", "--gates", "own")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verb"),
+    [
+        (0.981, 0.99, "routes like"),
+        (0.96, 0.97, "routes nearly like"),
+        (0.5, 0.9, "does not route like"),
+        (0.97, 0.99, "routes like or nearly like"),
+        (0.94, 0.99, "may or may not route like"),
+        (float("nan"), float("nan"), "against"),
+    ],
+)
+def test_the_finding_goes_by_the_interval(low: float, high: float, verb: str) -> None:
+    result = agree(*two(swap_experts("blocks.3", 2, 5)))
+    table = result.table.copy()
+    worst = (
+        (table["metric"] == "top2_set_match_kappa")
+        & (table["layer"] == "blocks.3")
+        & (table["null"] == "pooled")
+    )
+    table.loc[worst, ["ci_low", "ci_high"]] = low, high
+    [finding, *_] = sentences(table, result.comparison, result.sidecar)
+    assert finding.startswith(f"other {verb} one: ")

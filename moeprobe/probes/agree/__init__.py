@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import Arg, Layout, Panel, Probe
+from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import check_two
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Agree(Probe["Result"]):
     work = "moeprobe.probes.agree.measure:Forms"
     drawn_by = "moeprobe.probes.agree.figure:draw"
     concluded_with = "moeprobe.probes.agree.sentences:sentences"
-    panel = Panel.COMPARE
+    panel = Panel.STRESS
     analyses = (
         "match",
         "set_match",
@@ -64,6 +66,12 @@ class Agree(Probe["Result"]):
     def check_models(self, models: Sequence[Any]) -> None:
         """Raise ``UserError`` where there is nothing to compare with."""
         check_two(models, "forms of a model to compare")
+        paths = [str(model) for model in models if isinstance(model, str | Path)]
+        if len(set(paths)) < len(paths):
+            raise UserError(
+                f"{next(path for path in paths if paths.count(path) > 1)} is named twice, and {self.name} compares the "
+                "first form with itself anyway; name another form, or a copy in another folder."
+            )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what is compared."""

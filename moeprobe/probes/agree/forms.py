@@ -17,7 +17,7 @@ from moeprobe.probes.engine.outputs import gives_scores
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.routing.capabilities import Rerouted, Scored, refusal_to_replay
 
-_SO = "forms of one model have the same; compare different models by moeprobe routes."
+_SO = "forms of one model have the same; compare different models by moeprobe align."
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,17 @@ from moeprobe.metrics.stats.statistic import PartOf
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import deciding_match
 
-# How two forms route, by the bands of κ that quantized weights are judged by.
-_WORDS = {"good": "routes like", "fair": "routes nearly like", "poor": "does not route like"}
+# How two forms route, by the best and the worst band of quantized weights that κ may lie in.
+_BANDS = SCALES["quantized"]
+_GOOD, _FAIR, _POOR = 2, 1, 0
+_VERBS = {
+    (_GOOD, _GOOD): "routes like",
+    (_GOOD, _FAIR): "routes like or nearly like",
+    (_FAIR, _FAIR): "routes nearly like",
+    (_GOOD, _POOR): "may or may not route like",
+    (_FAIR, _POOR): "routes nearly like or unlike",
+    (_POOR, _POOR): "does not route like",
+}
 # Characters of a hash that a sentence shows.
 _HASH = 12
 
@@ -68,8 +77,8 @@ class _Form:
             return f"{self._name} and {self._first} choose no sets of experts that could be compared."
         if pairs is not None and pairs["value"] == 0:
             return (
-                f"{self._name} {_WORDS['good']} {self._first}: the experts differ in {interval(pairs)} of the pairs of "
-                f"{self._modality.token} and layer."
+                f"{self._name} {_VERBS[_GOOD, _GOOD]} {self._first}: the experts differ in {interval(pairs)} of the "
+                f"pairs of {self._modality.token} and layer."
             )
         parts = []
         if pairs is not None:
@@ -80,8 +89,8 @@ class _Form:
         if worst is not None:
             parts.append(f"κ is {interval(worst)} in {worst['layer']}, the worst layer")
             if worst["ci_low"] == worst["ci_low"]:
-                scale = SCALES["quantized"]
-                verb = _WORDS[scale.grade(scale.bands(worst["ci_low"], worst["ci_high"]))]
+                bands = _BANDS.bands(worst["ci_low"], worst["ci_high"])
+                verb = _VERBS[bands[0], bands[-1]]
         return f"{self._name} {verb} {self._first}: {'; '.join(parts)}."
 
     def against_itself(self) -> str:
