@@ -54,6 +54,7 @@ COMMANDS: dict[str, list[str]] = {
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],
     "align": ["--permutations", "40"],
+    "agree": ["--limit", "20"],
     "trace record": [],
     "correspond": ["--count", "2"],
 }

@@ -60,6 +60,7 @@ DRAWN = {
     "align.png": "printed",
     "guide-drift.png": "printed",
     "locality.png": "printed",
+    "two-forms.png": "printed",
     "guide-forest.png": "printed",
     "guide-match.png": "printed",
     "guide-noise.png": "printed",

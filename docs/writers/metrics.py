@@ -38,6 +38,8 @@ FLIPS = (
     "set_survival",
     "text_flips",
 )
+# What is measured of two forms of one model alone, and has a page, too.
+FORMS = ("changed_margins", "form_loss", "layer_growth")
 # What is measured of several trainings, which has a page, too.
 TRAININGS = (alignment.measures, costs.measures)
 # What is measured of image tokens and words, and of the classes of a run.
@@ -70,15 +72,15 @@ def pages() -> dict[str, str]:
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
         "The column `null` names the chance level. Pages of their own have [recorded routing](metrics-traces.md), "
-        "[trainings](metrics-trainings.md), [margins, flips and experts](metrics-flips.md), and "
-        "[specialization](metrics-routes.md).",
+        "[trainings](metrics-trainings.md), [margins, flips and experts](metrics-flips.md), "
+        "[forms of one model](metrics-forms.md) and [specialization](metrics-routes.md).",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
         *(
             section(analysis, measures)
             for analysis, measures in rest
-            if analysis not in (*TRACES, *FLIPS, "modality") and measures not in TRAININGS + SPECIALIZATION
+            if analysis not in (*TRACES, *FLIPS, *FORMS, "modality") and measures not in TRAININGS + SPECIALIZATION
         ),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
@@ -106,6 +108,14 @@ def pages() -> dict[str, str]:
         "[Price of a flip](../concepts/flips.md) and [Redundant experts](../concepts/experts.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in FLIPS),
     )
+    forms = page(
+        "Metrics of forms of one model",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say in `agree`, beside what it says of "
+        "[any routing](metrics.md) and of [sequences](metrics-traces.md): see "
+        "[Two forms of one model](../guide/two-forms.md).",
+        *(section(analysis, measures) for analysis, measures in rest if analysis in FORMS),
+    )
     routes = page(
         "Metrics of specialization",
         "the declarations of metrics",
@@ -118,6 +128,7 @@ def pages() -> dict[str, str]:
         "reference/metrics.md": text,
         "reference/metrics-routes.md": routes,
         "reference/metrics-flips.md": flips,
+        "reference/metrics-forms.md": forms,
         "reference/metrics-traces.md": traces,
         "reference/metrics-trainings.md": trainings,
     }

@@ -39,8 +39,8 @@ def load_model(
 
     Args:
         source: a run folder (its last checkpoint) or a ``.safetensors`` file, with settings after it
-            (``"run,top_k=1"``), ``hf:`` and a folder or name of Hugging Face's ``transformers`` (after it top_k, too,
-            or ``gguf=FILE``), or ``py:package.module:factory``.
+            (``"run,top_k=1"``), ``hf:`` and a folder or name of Hugging Face's ``transformers``, with settings of its
+            own, or ``py:package.module:factory``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.

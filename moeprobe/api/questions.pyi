@@ -16,6 +16,7 @@ from moeprobe.studies.server.result import ServerResult
 from moeprobe.runtime.progress import Progress
 
 __all__ = [
+    "agree",
     "align",
     "align_traces",
     "analyze_trace",
@@ -47,6 +48,32 @@ __all__ = [
     "trace_balance",
     "trace_locality",
 ]
+
+def agree(
+    models: Models,
+    *,
+    data: str | None = None,
+    gates: str = 'recomputed',
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Do two forms of one model route alike? Original and quantized, float32 and bfloat16, before and after conversion.
+
+    All forms read the same inputs. Each is compared with the first, and the first with itself in batches of another
+    size. Reports which tokens change experts and in which layer first, the price in log-probability, and how much of
+    that goes with the choices of experts: each form repeats the other's.
+
+    Args:
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
+        gates: Weights of repeated experts: recomputed by the form that repeats them, or replayed from the other.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
 
 def align(
     models: Models,

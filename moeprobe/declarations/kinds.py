@@ -80,6 +80,8 @@ class Kind:
         sampled: what intervals are over, and the column ``images`` counts; None = what the models read.
         concluded_by: ``module:function`` that says in sentences what several rows of a table come to; imported when a
             run is shown. Empty = ``conclusions`` says it, or there is nothing to say.
+        concluded_with: the same, of a table, its judged differences (or None) and its sidecar; in place of
+            ``concluded_by``.
     """
 
     name: ClassVar[str]
@@ -93,6 +95,7 @@ class Kind:
     writes: ClassVar[tuple[str, ...]] = ()
     sampled: ClassVar[Modality | None] = None
     concluded_by: ClassVar[str] = ""
+    concluded_with: ClassVar[str] = ""
 
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:

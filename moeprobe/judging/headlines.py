@@ -14,6 +14,7 @@ import pandas as pd
 
 from moeprobe.declarations import Agreement, Headline
 from moeprobe.declarations.headlines import Which
+from moeprobe.declarations.kinds import resolve
 from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.judging.excluded import Excluded
@@ -130,7 +131,12 @@ def headlines_of(run: RunTables) -> list[HeadlineValues]:
 def conclusions_of(run: RunTables) -> list[str]:
     """Return the sentences that the kind of a run has on several of its numbers together (``Kind.conclusions``)."""
     kind = of_kind(run.kind)
-    return [] if kind is None or run.table is None else kind.conclusions(run.table)
+    if kind is None or run.table is None:
+        return []
+    if kind.concluded_with:
+        sentences: list[str] = resolve(kind.concluded_with)(run.table, run.comparison, run.sidecar)
+        return sentences
+    return kind.conclusions(run.table)
 
 
 def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) -> list[HeadlineValues]:

@@ -38,6 +38,7 @@ PAGES = (
     "guide/recipes.md",
     "guide/expert-parallel.md",
     "guide/locality.md",
+    "guide/two-forms.md",
     "guide/reports.md",
     "guide/plugins.md",
     "guide/many-machines.md",
@@ -54,6 +55,7 @@ FIGURES = {
     "guide-drift.png": "reports/my-drift/figures/drift.png",
     "locality.png": "reports/locality/figures/locality.png",
     "align.png": "reports/my-align/figures/align.png",
+    "two-forms.png": "reports/agree/figures/agree.png",
 }
 WIDTH = 118
 _BLOCK = re.compile(

@@ -183,7 +183,12 @@ def test_two_numbers_of_experts_are_compared_in_one_command(writer: Path, tmp_pa
         ("top_k=-1", "top_k takes a whole number, or all; got '-1'"),
         ("top_k=²", "top_k takes a whole number, or all"),
         ("top_k=2,top_k=3", "has the setting top_k twice"),
-        ("capacity=2", "have the settings top_k and gguf; leave 'capacity' out"),
+        ("capacity=2", "have the settings top_k, dtype, .*; leave 'capacity' out"),
+        ("dtype=float8", "float8"),
+        (
+            "experts_implementation=owner/kernels",
+            "takes one of eager, batched_mm, grouped_mm; got 'owner/kernels'",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_one_sentence(writer: Path, setting: str, words: str) -> None:

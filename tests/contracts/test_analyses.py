@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.metrics.analyses.changed_margins import ReferenceMargins
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
@@ -17,6 +18,7 @@ from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
 from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
+from moeprobe.metrics.analyses.form_loss import FormLosses
 from moeprobe.metrics.analyses.hot_experts import WindowLoads
 from moeprobe.metrics.analyses.indexer import KeyOverlap
 from moeprobe.metrics.analyses.input_experts import InputUses
@@ -63,7 +65,7 @@ AGGREGATES = {
     if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | ModelAnalysis | PathAnalysis)
 }
 LAYERED = {name: analysis for name, analysis in AGGREGATES.items() if isinstance(analysis, LayerAnalysis)}
-SEQUENCED = {"touched", "first_layer"}
+SEQUENCED = {"touched", "first_layer", "layer_growth"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
@@ -80,6 +82,8 @@ Asked = (
     | PredictedCosts
     | PredictedFlips
     | Reasons
+    | ReferenceMargins
+    | FormLosses
     | Scores
     | Survivors
     | KeyOverlap
@@ -115,6 +119,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
     if isinstance(
         pair,
         Reasons
+        | ReferenceMargins
+        | FormLosses
         | LogProbabilities
         | NoiseResponse
         | PredictedCosts
@@ -164,6 +170,23 @@ def _mismatches() -> list[Asked]:
     assert isinstance(both, LogProbabilities)
     assert both.reference is not None
     return [Scores(both.view, both.reference, both.reference * 0.9)]
+
+
+def _reference_margins() -> list[Asked]:
+    """Margins, one of which is not known, in an input where nothing changes and in others."""
+    random = torch.Generator().manual_seed(0)
+    margin, changed = (torch.rand(SIZE, 7, generator=random) for _ in range(2))
+    margin[0, 2] = torch.nan
+    changed[3] = 1
+    return [ReferenceMargins(margin, changed < 0.3)]
+
+
+def _form_losses() -> list[Asked]:
+    """Log-probabilities of two forms, with the choices of each other and without."""
+    [both, _] = _scores()
+    assert isinstance(both, LogProbabilities) and both.reference is not None
+    sides = both.reference, both.view
+    return [FormLosses(*sides, 1.1 * both.view, 0.9 * both.reference), FormLosses(*sides)]
 
 
 def _key_overlaps() -> list[Asked]:
@@ -295,6 +318,8 @@ OF_TOKENS = {
     "set_survival": lambda: _margins()[2],
     "log_probability": _scores,
     "unshared": _reasons,
+    "changed_margins": _reference_margins,
+    "form_loss": _form_losses,
     "mismatch": _mismatches,
     "flips": _flips,
     "text_flips": _text_flips,

@@ -67,7 +67,7 @@ def test_its_headlines_are_measured_by_it(kind: type[Kind]) -> None:
 
 @EVERY_KIND
 def test_what_works_draws_and_concludes_can_be_imported(kind: type[Kind]) -> None:
-    names = ("work", "drawn_by", "concluded_by")
+    names = ("work", "drawn_by", "concluded_by", "concluded_with")
     assert all(callable(resolve(reference)) for name in names if (reference := getattr(kind, name, "")))
 
 
@@ -107,7 +107,7 @@ def test_passes_are_of_another_precision_or_it_says_why_not(kind: type[Probe[Any
     options = Options(precision="bfloat16", limit=8)
     probe = kind(**NEEDS.get(kind.name, {}))
     classes = Digits(split="test").class_names or ()
-    names = ("a", "b") if kind.name == "align" else ("a",)
+    names = ("a", "b") if kind.name in ("align", "agree") else ("a",)
     models = [dataclasses.replace(checkpoint(), name=name, class_names=classes) for name in names]
     if kind.refuses_precision:
         with pytest.raises(UserError, match=f"{re.escape(kind.refuses_precision)}; leave precision out"):

@@ -439,8 +439,8 @@ class HuggingfaceAdapter(Adapter):
     ) -> Checkpoint:
         """Load a folder of ``save_pretrained``, or a name on the hub, in the precision ``dtype``.
 
-        ``,top_k=K`` after it sets the number of experts per token, ``,top_k=all`` to all of them. With a ``prompt`` it
-        reads pictures of ``image_size`` (None = its processor's own), each beside this prompt; otherwise texts.
+        Settings follow it (``settings``), such as ``,top_k=K`` or ``,dtype=bfloat16``. With a ``prompt`` it reads
+        pictures of ``image_size`` (None = its processor's own), each beside this prompt; otherwise texts.
 
         Raises:
             UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe; or it
@@ -448,7 +448,10 @@ class HuggingfaceAdapter(Adapter):
         """
         reference, settings = split_settings(reference)
         processor = None if prompt is None else load_processor(reference)
-        load_files = partial(load, reference, dtype=dtype, settings=settings, pictures=processor is not None)
+        precision = settings.precision(dtype)
+        load_files = partial(
+            load, reference, dtype=precision, settings=settings, pictures=processor is not None
+        )
         form = form_of(reference, settings)
         make_room()
         with digesting(reference, settings.gguf) as digest:
@@ -469,7 +472,7 @@ class HuggingfaceAdapter(Adapter):
         name = Path(settings.gguf).name or (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(
             # In another precision than its own, or with other experts per token, it is another model.
-            name=f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}"),
+            name=f"{name}{settings.suffix}" + ("" if dtype == AUTO or settings.dtype else f",dtype={dtype}"),
             model=pictures or texts,
             framing=pictures.framing if pictures else texts.framing(tokenizer),
             class_names=() if pictures else texts.class_names,

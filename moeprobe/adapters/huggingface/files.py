@@ -173,9 +173,8 @@ def load(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            # Not those of config.json, which may name code on the hub: the library's own choice.
-            attn_implementation=None,
-            experts_implementation=None,
+            # Not those of config.json, which may name code on the hub.
+            **(settings or Settings()).kernels,
             **weights,
         )
         model = dequantize(model)

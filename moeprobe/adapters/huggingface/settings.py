@@ -1,6 +1,7 @@
 """Settings that follow the name of a model, ``hf:MODEL,top_k=4``: one model served in two ways can be compared.
 
-``hf:DIR,gguf=FILE``, or ``hf:DIR/FILE.gguf``, takes the weights from a GGUF file (see ``gguf_files``).
+``hf:DIR,gguf=FILE``, or ``hf:DIR/FILE.gguf``, takes the weights from a GGUF file (see ``gguf_files``). Precision and
+kernels are settings too: ``hf:MODEL,dtype=bfloat16``, ``hf:MODEL,experts_implementation=eager``.
 
 The number of experts per token is set in the configuration before the model is built, so every router is made with it.
 After opening, each layer is asked whether it follows (``Settings.check``).
@@ -13,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quote
+from moeprobe.runtime.device import AUTO, DTYPES
 from moeprobe.runtime.schema import split_assignments
 
 if TYPE_CHECKING:
     from moeprobe.adapters.huggingface.routers import RouterLayer
 
-TOP_K, ALL, GGUF = "top_k", "all", "gguf"
+TOP_K, ALL, DTYPE, GGUF = "top_k", "all", "dtype", "gguf"
+_DTYPES = tuple(name for name in DTYPES if name != AUTO)
+# The library's own kernels, by its names of the arguments. Others may be downloaded code.
+KERNELS = {
+    "attn_implementation": ("eager", "sdpa"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
 # How families call the number of experts per token, and of experts.
 _TOP_K_NAMES = (
     "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts",
@@ -30,28 +38,52 @@ _SECTIONS = ("ffn_config",)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a model.
+    """Settings of a model, empty = as the model has it.
 
     Attributes:
-        top_k: experts per token as written, a number or "all"; empty = as the model has it.
+        top_k: experts per token as written, a number or "all".
+        dtype: precision of the weights.
+        attn_implementation: kernels of attention.
+        experts_implementation: kernels of experts.
         gguf: the GGUF file of its weights, in its folder or by its path; empty = its safetensors.
     """
 
     top_k: str = ""
+    dtype: str = ""
+    attn_implementation: str = ""
+    experts_implementation: str = ""
     gguf: str = ""
 
     @property
     def suffix(self) -> str:
         """What follows the model's name in tables."""
-        return f",{TOP_K}={self.top_k}" if self.top_k else ""
+        return "".join(f",{name}={value}" for name, value in self.plain().items())
+
+    @property
+    def kernels(self) -> dict[str, str | None]:
+        """What loading a model takes: None = the library's own choice, and not that of config.json."""
+        return {name: getattr(self, name) or None for name in KERNELS}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings by name, those that were set."""
-        return {TOP_K: self.top_k if self.top_k == ALL else int(self.top_k)} if self.top_k else {}
+        """Return the settings by name, those that were set; the file of the weights is not one of them."""
+        values = {name: value for name, value in vars(self).items() if value and name != GGUF}
+        return values if self.top_k in ("", ALL) else values | {TOP_K: int(self.top_k)}
+
+    def precision(self, dtype: str) -> str:
+        """Return the precision to load a model in, where ``dtype`` is the run's.
+
+        Raises:
+            UserError: both are set, and differ.
+        """
+        if self.dtype and dtype not in (AUTO, self.dtype):
+            raise UserError(
+                f"{DTYPE}={self.dtype} follows the model, and the run asks for {dtype}; leave one out."
+            )
+        return self.dtype or dtype
 
     def check(self, layers: Mapping[str, "RouterLayer"]) -> None:
         """Raise ``UserError`` unless every layer of an opened model gives tokens as many experts as was set."""
-        if not self.suffix:
+        if not self.top_k:
             return
         # The configuration may say one number and the code use another.
         for name, layer in layers.items():
@@ -60,7 +92,7 @@ class Settings:
             if str(reader.top_k) != self.top_k and (self.top_k, reader.top_k) != (ALL, reader.num_experts):
                 raise UserError(
                     f"{name} ({type(layer.module).__name__}) gives each token {reader.top_k} experts whatever its "
-                    f"configuration says; leave {self.suffix.removeprefix(',')} out."
+                    f"configuration says; leave {TOP_K}={self.top_k} out."
                 )
 
     def apply(self, config: Any) -> None:
@@ -91,28 +123,51 @@ def split_settings(reference: str) -> tuple[str, Settings]:
     """Return a model's path or name, and the settings that follow it.
 
     Raises:
-        UserError: there is no such setting, one is named twice, or its value is no number.
+        UserError: there is no such setting, one is named twice, or it has no such value.
     """
     name, assignments = split_assignments(reference)
     values: dict[str, str] = {}
     for key, value in assignments:
-        if key not in (TOP_K, GGUF):
-            raise UserError(f"Models of hf: have the settings {TOP_K} and {GGUF}; leave {quote(key)} out.")
+        if key not in _READ:
+            names = ", ".join(_READ)
+            raise UserError(f"Models of hf: have the settings {names}; leave {quote(key)} out.")
         if key in values:
             raise UserError(f"{quote(reference)} has the setting {key} twice; name it once.")
-        if key == GGUF:
-            if not value:
-                raise UserError(f"{GGUF} takes the name of a GGUF file; got nothing.")
-            values[key] = value
-            continue
-        # At most six digits: more experts than any model has.
-        if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
-            raise UserError(f"{TOP_K} takes a whole number, or {ALL}; got {quote(value)}.")
-        values[key] = value if value == ALL else str(int(value))
+        values[key] = _READ[key](key, value)
     if GGUF not in values and name.lower().endswith(f".{GGUF}"):
         folder, file = os.path.split(name)
-        return folder or os.curdir, Settings(values.get(TOP_K, ""), file)
-    return name, Settings(values.get(TOP_K, ""), values.get(GGUF, ""))
+        return folder or os.curdir, Settings(**values, gguf=file)
+    return name, Settings(**values)
+
+
+def _read_top_k(name: str, value: str) -> str:
+    # At most six digits: more experts than any model has.
+    if value != ALL and not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise UserError(f"{name} takes a whole number, or {ALL}; got {quote(value)}.")
+    return value if value == ALL else str(int(value))
+
+
+def _read_dtype(name: str, value: str) -> str:
+    if value not in _DTYPES:
+        raise UserError(f"{name} takes one of {', '.join(_DTYPES)}; got {quote(value)}.")
+    return value
+
+
+def _read_kernels(name: str, value: str) -> str:
+    if value not in KERNELS[name]:
+        raise UserError(f"{name} takes one of {', '.join(KERNELS[name])}; got {quote(value)}.")
+    return value
+
+
+def _read_gguf(name: str, value: str) -> str:
+    if not value:
+        raise UserError(f"{name} takes the name of a GGUF file; got nothing.")
+    return value
+
+
+_READ = {
+    TOP_K: _read_top_k, DTYPE: _read_dtype, **dict.fromkeys(KERNELS, _read_kernels), GGUF: _read_gguf,
+}  # fmt: skip
 
 
 def num_experts_of(config: Any) -> int | None:

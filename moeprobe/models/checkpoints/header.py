@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,11 +54,7 @@ class ServingSettings(ConfigSection):
     @property
     def suffix(self) -> str:
         """What follows the name of the checkpoint in tables; empty where nothing is changed."""
-        values = self.plain()
-        return "".join(
-            f",{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in values.items()
-        )
+        return suffix_of(self.plain())
 
     def plain(self) -> dict[str, Any]:
         """Return the changed settings by name."""
@@ -102,6 +99,14 @@ class ServingSettings(ConfigSection):
                 {"name": router.name, **router.parameters, "renormalise": self.renormalise}
             )
         return config.model_copy(update=changes)
+
+
+def suffix_of(settings: Mapping[str, Any]) -> str:
+    """Return settings as they follow the name of a model in tables, ``,key=value`` each."""
+    return "".join(
+        f",{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    )
 
 
 def split_settings(source: str | Path) -> tuple[str | Path, ServingSettings]:

@@ -73,6 +73,23 @@ def layer_sums(
     """Return what the analyses say of each layer of the reference and view ``view_index``."""
     sums_by_cell: dict[Cell, dict[str, Tensor]] = {}
     analyses = [analysis for analysis in spec.analyses if isinstance(analysis, LayerAnalysis)]
+    for name, pair, left_out in layer_pairs(spec, checkpoint, batch, reference, view, view_index):
+        label = spec.label_of(checkpoint.model, name)
+        sums_by_cell |= {
+            cell: columns | left_out for cell, columns in sums_of_layer(analyses, label, pair).items()
+        }
+    return sums_by_cell
+
+
+def layer_pairs(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: RoutingTrace,
+    view: RoutingTrace,
+    view_index: int,
+) -> Iterator[tuple[str, LayerPair, dict[str, Tensor]]]:
+    """Yield each layer's name and pair, and the column of ``correspondence.settle``."""
     for name, layer in view.layers.items():
         pair, left_out = settle(
             pair_up(
@@ -88,11 +105,7 @@ def layer_sums(
             layer=name,
             allow=spec.allow_not_finite,
         )
-        label = spec.label_of(checkpoint.model, name)
-        sums_by_cell |= {
-            cell: columns | left_out for cell, columns in sums_of_layer(analyses, label, pair).items()
-        }
-    return sums_by_cell
+        yield name, pair, left_out
 
 
 def sums_of_layer(

@@ -22,7 +22,7 @@ from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
-from moeprobe.models.checkpoints.header import ServingSettings, read_info
+from moeprobe.models.checkpoints.header import read_info, suffix_of
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.outputs import without_missing_output
 from moeprobe.probes.engine.run_spec import RunSpec, check_layers, check_places, choose_images, chosen_layers
@@ -164,8 +164,7 @@ def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
     with the same settings in their constructor.
     """
     path = resolve(Path(provenance.get("path", name))).with_suffix("")
-    settings = ServingSettings(**provenance.get("served", {})).suffix
-    path = path.with_name(f"{path.name}{settings}")
+    path = path.with_name(f"{path.name}{suffix_of(provenance.get('served', {}))}")
     return path / provenance.get("factory", "").replace(":", ".")
 
 

@@ -122,6 +122,14 @@ class Measurement(TableWork[M], ProbeWork[M]):
         """Return the function that derives values, such as means, from a layer's values; None = there are none."""
         return None
 
+    def more_sums(self, watcher: Progress) -> list[SumsStore]:
+        """Return sums per image that take what several models did; all have read the images."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return sentences on what was not measured."""
+        return list(self._floor_refusals.values())
+
     def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
         """Return lines of the table that follow from several cells together."""
         return []
@@ -177,7 +185,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         spec, options = self.spec, self.options
         parts_of, skipped, rates = self._run_models(None if folder is None else folder.parts, progress)
         # Merged before summarizing, since differences between checkpoints are paired by image.
-        sums = concat(parts_of)
+        sums = concat([*parts_of, *self.more_sums(progress)])
         if sums.num_rows == 0:
             raise self._nothing_measured_error(skipped)
         info = self.run_info(
@@ -204,7 +212,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             device=str(choose_device(options.device)),
             **({"emulated": options.precision} if is_emulated_run(options) else {}),
             **({"images_per_second": rates} | self._measured | self._names),
-            **({"notes": list(self._floor_refusals.values())} if self._floor_refusals else {}),
+            **({"notes": notes} if (notes := self.notes()) else {}),
         )
         leading = partial(leading_sentences, layout=self.probe.layout)
         return Result(table, comparison, sums, sidecar, self.probe.draw, leading)  # type: ignore[return-value]

@@ -233,7 +233,6 @@ class ProbeWork(ShardedWork[R]):
         table = getattr(result, "table", None)
         if len(self.models) < 2 or table is None or not (table["layer"] != "").any():
             return
-        from moeprobe.probes.engine.checks import routers_of
         from moeprobe.results.caveats import ROUTERS
 
         checkpoints = Work.sidecar_of(self, result)["checkpoints"]
@@ -242,8 +241,14 @@ class ProbeWork(ShardedWork[R]):
             if model.name in checkpoints and model.model.layer_names:
                 checkpoints[model.name] = {
                     **checkpoints[model.name],
-                    ROUTERS: routers_of(model, self.options.layers),
+                    ROUTERS: self.routers(model),
                 }
+
+    def routers(self, model: Checkpoint) -> Mapping[str, list[int]]:
+        """Return by layer the number of experts, and how many a token chooses; 0 where tokens do not choose."""
+        from moeprobe.probes.engine.checks import routers_of
+
+        return routers_of(model, self.options.layers)
 
     @property
     def passes(self) -> int:

@@ -18,7 +18,7 @@ from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.touched import Differences, Touched
 from moeprobe.metrics.analyses.unshared import Reasons, Unshared
 from moeprobe.metrics.analyses.weights import WeightsAnalysis
-from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.metrics.base import LayerAnalysis, ModelAnalysis
 from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, differ, patches
 from moeprobe.probes.engine.batch_sums import sums_of_layer
 from moeprobe.recorded.engine.kinds import Masks
@@ -36,9 +36,17 @@ Sums = dict[Cell, dict[str, Tensor]]
 
 
 class Across:
-    """Differences of the layers of some sequences, added layer by layer in forward order."""
+    """Differences of the layers of some inputs, added layer by layer in forward order.
 
-    def __init__(self) -> None:
+    Args:
+        analyses: of the differences in all layers.
+        images: whether layers of images are joined, too; of recorded ones they are not.
+    """
+
+    def __init__(
+        self, analyses: Sequence[ModelAnalysis[Differences]] = (Touched(),), *, images: bool = False
+    ) -> None:
+        self._analyses, self._images = analyses, images
         self._layers: list[str] = []
         self._differs: list[Tensor] = []
         self._trials: list[Tensor] = []
@@ -57,7 +65,8 @@ class Across:
         if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
             # Hash layers route by the token's id: equal tokens agree there by construction.
             return
-        if pair.view.grid is not None or not Disagreement().applies(pair.view):
+        is_image = pair.view.grid is not None
+        if (is_image and not self._images) or not Disagreement().applies(pair.view):
             return
         paired = patches(pair)
         # A layer with other tokens cannot be put beside the rest.
@@ -68,14 +77,14 @@ class Across:
         self._trials.append(paired.present)
         if not self._kinds:
             # Kinds of tokens are the same in all layers.
-            kinds = by_token_kind(pair)
-            kinds.pop("prefix", None)
-            # Position is a kind as well: differences may begin late in a sequence.
-            every, prefix = kinds[TEXT.token], pair.view.num_prefix_tokens
+            every, prefix = paired, pair.view.num_prefix_tokens
+            # Without tokens before the others, which are no part of these differences.
+            kinds = {kind: pairs for kind, pairs in by_token_kind(pair).items() if pairs.view is every.view}
             of_media = {
                 kind: replace(every, present=every.present & mask[:, prefix:]) for kind, mask in masks.items()
             }
-            self._kinds = kinds | of_media | by_position(every)
+            # Position is a kind as well: differences may begin late in a sequence.
+            self._kinds = kinds | of_media | ({} if is_image else by_position(every))
 
     def join_layers(self, sums: Sums) -> Sums:
         """Return the sums of single layers, of all layers, and of the first layer to differ."""
@@ -83,7 +92,9 @@ class Across:
         joined = dict(sums)
         for tokens, paired in self._kinds.items():
             of_kind = Differences(differs, trial & paired.present)
-            joined[Cell(tokens=tokens)] = Touched().sums(of_kind)
+            joined[Cell(tokens=tokens)] = {
+                name: column for analysis in self._analyses for name, column in analysis.sums(of_kind).items()
+            }
             for cell in sums:
                 if cell.tokens == tokens and cell.layer in self._layers:
                     first = FirstLayer(self._layers.index(cell.layer))

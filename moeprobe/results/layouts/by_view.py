@@ -18,7 +18,9 @@ from moeprobe.results.tables import (
 )
 
 # What is said of a model's answers, as far as it was measured: by variants, and by corruptions.
-_OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
+_OUTPUT = (
+    "accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence", "loss_rise", "loss_gap",
+)  # fmt: skip
 _OUTPUT_OF_CORRUPTIONS = ("accuracy", "prediction_agreement", "corruption_error")
 
 
