@@ -118,6 +118,7 @@ def test_nothing_is_said_to_differ_between_equal_weights(seed: int) -> None:
     said = " ".join(result.leading(result))
     assert said.startswith("other routes like one: the experts differ in 0.000 [0.000,")
     assert "(0 of 768)" in said and "read from the same files (sha256 hash of one)" in said
+    assert "other: no log-probability changes. one against itself" in said
     assert not re.search(r"\b(higher|lower|not route|nearly|accounts)\b", said)
 
 

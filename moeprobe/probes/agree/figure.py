@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moeprobe.metrics.analyses import changed_margins, form_loss
 from moeprobe.metrics.analyses.disagreement import CHOICE_DIFFERS
@@ -76,5 +77,6 @@ def _prices(axes: Axes, table: pd.DataFrame, names: list[str], colors: Mapping[s
     axes.set_yticks(range(len(_PARTS)), list(_PARTS.values()))
     axes.set_ylim(len(_PARTS) - 0.5, -0.5)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_title("change of log-probability")
     axes.set_xlabel("nats")

@@ -139,10 +139,10 @@ class _Form:
         noise = self._of_first.get(form_loss.LOSS_GAP.name)
         if gap is None or rise is None or noise is None:
             return ""
-        text = (
-            f"{self._name}: log-probabilities change by {interval(gap)} nats, and the loss by "
-            f"{interval(rise, signed=True)}."
-        )
+        text = f"{self._name}: log-probabilities change by {interval(gap)} nats, and the loss by "
+        text += f"{interval(rise, signed=True)}."
+        if not gap["value"]:
+            text = f"{self._name}: no log-probability changes."
         text += f" {self._beside_itself(noise, form_loss.LOSS_GAP.name)}"
         share, routing = (
             self._rows.get(metric.name) for metric in (form_loss.GAP_SHARE, form_loss.GAP_ROUTING)
@@ -166,7 +166,10 @@ class _Form:
     def _beside_itself(self, noise: Row, metric: str) -> str:
         """Return what the first form does against itself, and the word for the difference."""
         judged = self._differences.get(metric)
-        text = f"{self._first} against itself, in batches of another size: {interval(noise)}"
+        # A mean of losses that are all 0 has no interval; a share says of how many tokens it is.
+        is_unmoved = not noise["value"] and noise["metric"] == form_loss.LOSS_GAP.name
+        amount = "no change" if is_unmoved else interval(noise)
+        text = f"{self._first} against itself, in batches of another size: {amount}"
         if judged is None or judged["flag"]:
             return f"{text}."
         return f"{text}. The difference is {interval(judged, signed=True)}: {judged['verdict']}."
