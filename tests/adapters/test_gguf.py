@@ -123,6 +123,17 @@ def test_what_the_converter_changes_is_undone(
     assert_same(routing(f"hf:{path}"), routing(f"hf:{folder}"))
 
 
+def test_files_of_16_bits_are_exact(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "half.gguf", saved("olmoe"), "olmoe", "BF16")
+    model = load_model(f"hf:{path}")
+    assert model.provenance["dtype"] == "float32" and model.provenance["form"]["dequantized"] is False
+    assert isinstance(model.model, HuggingfaceAdapter)
+    state = load_file(saved("olmoe") / "model.safetensors")
+    name = "model.layers.0.mlp.gate.weight"
+    # Routers are float32 in such files.
+    assert np.array_equal(model.model.model.state_dict()[name].numpy(), state[name])
+
+
 @pytest.mark.parametrize("architecture", ["olmoe", "qwen2moe", "qwen3moe", "llama"])
 def test_metadata_take_the_place_of_a_configuration(
     architecture: str, saved: Callable[[str], Path], tmp_path: Path

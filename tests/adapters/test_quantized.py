@@ -130,7 +130,7 @@ def test_fp8_in_blocks(qwen: Path, tmp_path: Path) -> None:
 
 def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
     levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    model = families.small("gpt_oss", intermediate_size=32)
+    model = families.small("gpt_oss", intermediate_size=32, num_hidden_layers=1, num_local_experts=4)
     folder = tmp_path / "oss"
     model.save_pretrained(folder)
     state = load_file(folder / "model.safetensors")

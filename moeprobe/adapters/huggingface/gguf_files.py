@@ -50,7 +50,7 @@ _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
 _DERIVED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 # Values of an array of the metadata that are read; the longest that is needed has one for each layer.
 _LONGEST_ARRAY = 1024
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = {"F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,7 @@ class GgufFile:
     @property
     def is_quantized(self) -> bool:
         """Whether any tensor is anything else than numbers with a fraction."""
-        return not {tensor.tensor_type.name for tensor in self.reader.tensors} <= _FLOATS.keys()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision in which it was saved; float32 of quantized ones, which is exact."""
-        halves = {tensor.tensor_type.name for tensor in self.reader.tensors} - {"F32"}
-        return _FLOATS.get(halves.pop(), torch.float32) if len(halves) == 1 else torch.float32
+        return not {tensor.tensor_type.name for tensor in self.reader.tensors} <= _FLOATS
 
     def tokenizer(self, transformers: Any) -> Any:
         """Return the file's own tokenizer; None where it has none, or one that would split texts in another way."""
@@ -194,7 +188,8 @@ class GgufFile:
             )
         else:
             config = transformers.AutoConfig.for_model(self.family.model_type, **self._fields())
-        config.dtype = self.dtype
+        # Exact for each of its formats, which are mixed: routers are float32 in files of 16 bits, too.
+        config.dtype = torch.float32
         return config
 
     def _get(self, key: str) -> Any:
