@@ -1,8 +1,9 @@
 """Large models that are in memory one at a time: the one in use has its weights, and the others have shapes alone.
 
 A model is opened once, checked, and keeps all that was learned of it. Its weights are freed as soon as another model of
-the same residence is opened or used, and read again when it is used itself. So memory holds the largest model at most,
-and each model but the first is read more than once. Small models stay: they take little memory, and time to read again.
+the same residence is opened or used, and read again when it is used itself. So memory holds the largest model at most.
+A run opens its first model last and measures it first, so that each other model is read twice. Small models stay: they
+take little memory, and time to read again.
 """
 
 import functools

@@ -446,6 +446,7 @@ class HuggingfaceAdapter(Adapter):
         make_room()
         with digesting(reference) as digest:
             model, tokenizer = load_files()
+            assert tokenizer is not None
             try:
                 texts = cls(model.to(device), trained_capacity=trained_capacity)
                 settings.check(texts._layers)
@@ -455,7 +456,11 @@ class HuggingfaceAdapter(Adapter):
             except UserError as error:
                 raise UserError(f"hf:{reference} cannot be probed: {error}") from None
             sha256 = digest(model.config)
-        admit(texts, model, partial(reload, reference, load_files, device=device, sha256=sha256))
+        admit(
+            texts,
+            model,
+            partial(reload, reference, partial(load_files, again=True), device=device, sha256=sha256),
+        )
         folder = expand(reference)
         name = (resolve(folder) if is_folder(folder) else folder).name
         return Checkpoint(

@@ -133,8 +133,13 @@ class NoTokenizer:
 
 
 def load(
-    reference: str, *, dtype: str = AUTO, settings: Settings | None = None, pictures: bool = False
-) -> tuple[Any, FastTokenizer | NoTokenizer]:
+    reference: str,
+    *,
+    dtype: str = AUTO,
+    settings: Settings | None = None,
+    pictures: bool = False,
+    again: bool = False,
+) -> tuple[Any, FastTokenizer | NoTokenizer | None]:
     """Return a model in a precision (auto = as it was saved), and its tokenizer.
 
     Args:
@@ -142,6 +147,7 @@ def load(
         dtype: the precision.
         settings: of the model.
         pictures: whether it is to read pictures too.
+        again: it was opened before: its routers are not looked for again, and None takes the place of the tokenizer.
 
     Raises:
         UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it reads no
@@ -151,7 +157,8 @@ def load(
         config, _ = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
         # A model without routers is refused before its weights are read, which may take minutes.
-        check_routers(build_outline(kind, config))
+        if not again:
+            check_routers(build_outline(kind, config))
         model, loading_info = kind.from_pretrained(
             source,
             config=config,
@@ -165,12 +172,14 @@ def load(
         )
         tokenizer = (
             None
-            if folder is not None and not _has_tokenizer(folder)
+            if again or (folder is not None and not _has_tokenizer(folder))
             else transformers.AutoTokenizer.from_pretrained(source, **keywords)
         )
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
+    if again:
+        return model, None
     if tokenizer is None:
         return model, NoTokenizer(reference)
     if not getattr(tokenizer, "is_fast", False):

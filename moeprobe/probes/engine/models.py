@@ -5,7 +5,7 @@ The floor is which choices of experts the arithmetic of narrower passes changes 
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
+from moeprobe.probes.engine.blank_passes import keep_answers
 from moeprobe.probes.engine.checks import check_cut, distinct_names
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.caveats import changed_share
@@ -35,6 +36,7 @@ def load_models(
     *,
     modality: Modality | None = None,
     one_at_a_time: bool = False,
+    learn: Callable[[Checkpoint], None] | None = None,
 ) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
@@ -43,6 +45,7 @@ def load_models(
         options: of the run.
         modality: what the data hold: of pictures, vision-language models are to read them; None = not known.
         one_at_a_time: of several models of ``hf:`` that are loaded here, have no more than one in memory.
+        learn: called with each of these while it is in memory, to make the passes that checks need of it.
 
     Raises:
         UserError: something is no checkpoint, two have one name, or an option is for other models.
@@ -51,23 +54,17 @@ def load_models(
     if not sees:
         _refuse_picture_options(options)
     residence = Residence() if one_at_a_time and sum(map(is_huggingface, sources)) > 1 else None
+    loaded = list[Checkpoint]()
     with sharing(residence):
-        loaded = [
-            as_checkpoint(
-                model,
-                device=options.device,
-                trained_capacity=options.trained_capacity,
-                group_images=options.group_images,
-                dtype=options.dtype,
-                **(
-                    {"prompt": options.prompt, "image_size": options.image_size}
-                    if sees and is_huggingface(model)
-                    else {}
-                ),
-            )
-            for model in sources
-        ]
-    loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
+        # Models that take turns are opened from the last to the first, which is in memory then: it is measured first.
+        for source in sources if residence is None else reversed(sources):
+            model = _in_precision(_load(source, options, sees=sees), options)
+            if is_huggingface(source):
+                keep_answers(model)
+                if residence is not None and learn is not None:
+                    learn(model)
+            loaded.append(model)
+    loaded = _cut(loaded if residence is None else loaded[::-1], options.max_length)
     if is_emulated_run(options):
         warnings.warn(
             RunWarning(
@@ -81,6 +78,19 @@ def load_models(
         model if model.name == name else dataclasses.replace(model, name=name)
         for model, name in zip(loaded, names, strict=True)
     ]
+
+
+def _load(source: Model, options: Options, *, sees: bool) -> Checkpoint:
+    """Return a checkpoint, loaded; with ``sees``, a model of ``hf:`` is to read pictures."""
+    of_pictures = {"prompt": options.prompt, "image_size": options.image_size}
+    return as_checkpoint(
+        source,
+        device=options.device,
+        trained_capacity=options.trained_capacity,
+        group_images=options.group_images,
+        dtype=options.dtype,
+        **(of_pictures if sees and is_huggingface(source) else {}),
+    )
 
 
 def _refuse_picture_options(options: Options) -> None:

@@ -169,6 +169,17 @@ class ProbeWork(Work[R]):
     models: Sequence[Checkpoint]
     data: str
     spec: RunSpec
+    _precision_floors: dict[str, dict[str, Any]] | None = None
+
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks of a run need, while the model is in memory.
+
+        Their answers are kept (``blank_passes``): models of ``hf:`` take turns in memory.
+        """
+        from moeprobe.probes.engine import blank_passes  # here, since it imports torch
+
+        blank_passes.learn(model, options.layers)
 
     def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
         """Return the unperturbed inputs, in batches, that show what arithmetic alone changes."""
@@ -181,18 +192,27 @@ class ProbeWork(Work[R]):
         self._add_routers(result)
         if self.options.precision == FLOAT32:
             return
-        from moeprobe.probes.engine.models import measure_floor
         from moeprobe.results.caveats import PRECISION_FLOOR
 
         # Without what analyses say of a table, which comes last.
         sidecar = Work.sidecar_of(self, result)
         for model in self.models:
-            layers = chosen_layers(model.model.layer_names, self.options.layers)
-            floor = measure_floor(model, self.floor_inputs(model), layers)
+            floor = self.precision_floor(model)
             # For aligned trainings ``checkpoints`` names pairs; the models themselves are under ``trainings``.
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
                     subjects[model.name] = {**subjects[model.name], PRECISION_FLOOR: floor}
+
+    def precision_floor(self, model: Checkpoint) -> dict[str, Any]:
+        """Return which choices of a model the precision of its passes changes by itself; it is measured once."""
+        from moeprobe.probes.engine.models import measure_floor
+
+        if self._precision_floors is None:
+            self._precision_floors = {}
+        if model.name not in self._precision_floors:
+            layers = chosen_layers(model.model.layer_names, self.options.layers)
+            self._precision_floors[model.name] = measure_floor(model, self.floor_inputs(model), layers)
+        return self._precision_floors[model.name]
 
     def _add_routers(self, result: R) -> None:
         """Add to the sidecar how many experts there are, and a token has, in each layer of several models.
@@ -206,8 +226,7 @@ class ProbeWork(Work[R]):
         from moeprobe.results.caveats import ROUTERS
 
         checkpoints = Work.sidecar_of(self, result)["checkpoints"]
-        # The last one was measured last: where one model is in memory at a time, it still is.
-        for model in reversed(self.models):
+        for model in self.models:
             if model.name in checkpoints and model.model.layer_names:
                 checkpoints[model.name] = {
                     **checkpoints[model.name],
@@ -374,5 +393,11 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Sequences of tokens take the place of data.
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
-    models = load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
+    models = load_models(
+        sources,
+        options,
+        modality=modality,
+        one_at_a_time=not probe.needs_all_models(),
+        learn=lambda model: probe.learn(model, options),
+    )
     return probe.prepare(models, data, options)
