@@ -21,6 +21,9 @@ _METHODS = (
 )  # fmt: skip
 
 
+# What ``accelerate`` calls its hook on a module.
+_HOOK = "_hf_hook"
+
 # Models whose weights together take no more bytes stay in memory.
 SMALL = 2**31
 
@@ -114,6 +117,8 @@ def free_weights(network: nn.Module) -> None:
     # By the identity of tensors, which are kept as well, or another could get the same one: two places stay one tensor.
     emptied: dict[int, tuple[Any, Any]] = {}
     for module in network.modules():
+        # What brings weights from elsewhere while a layer runs (``accelerate``) holds them.
+        vars(module).pop(_HOOK, None)
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
@@ -133,3 +138,5 @@ def take_weights(network: nn.Module, source: nn.Module) -> None:
         loaded = modules[path]
         module._parameters.update(loaded._parameters)
         module._buffers.update(loaded._buffers)
+        if _HOOK in vars(loaded):
+            setattr(module, _HOOK, vars(loaded)[_HOOK])

@@ -11,15 +11,24 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.huggingface.digests import remembered_digest
 from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
-from moeprobe.adapters.huggingface.outline import Stored, build_outline, check_routers, describe_outline
+from moeprobe.adapters.huggingface.outline import (
+    Stored,
+    build_outline,
+    check_routers,
+    describe_outline,
+    weight_dtype,
+)
+from moeprobe.adapters.huggingface.placing import choose_map
 from moeprobe.adapters.huggingface.settings import Settings
 from moeprobe.errors import UserError, first_line, option
+from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, Tokenizer
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_there, read_json
+from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_there, read_json, resolve
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
+from moeprobe.runtime.placement import WeightPlacement
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
@@ -139,6 +148,8 @@ def load(
     settings: Settings | None = None,
     pictures: bool = False,
     again: bool = False,
+    placement: WeightPlacement | None = None,
+    offload: Path | None = None,
 ) -> tuple[Any, FastTokenizer | NoTokenizer | None]:
     """Return a model in a precision (auto = as it was saved), and its tokenizer.
 
@@ -148,17 +159,24 @@ def load(
         settings: of the model.
         pictures: whether it is to read pictures too.
         again: it was opened before: its routers are not looked for again, and None takes the place of the tokenizer.
+        placement: of the weights; None = all in the machine's memory.
+        offload: folder for weights that the placement puts on the disk.
 
     Raises:
         UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it reads no
             pictures.
     """
     with _loading(reference) as (transformers, source, folder, keywords):
-        config, _ = _read_config(transformers, source, folder, keywords, settings)
+        config, stored = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
         # A model without routers is refused before its weights are read, which may take minutes.
-        if not again:
-            check_routers(build_outline(kind, config))
+        if not again or placement is not None:
+            outline = build_outline(kind, config)
+            check_routers(outline)
+        placement_keywords = {}
+        if placement is not None:
+            device_map = choose_map(placement, outline, weight_dtype(config, stored, dtype))
+            placement_keywords = {"device_map": device_map, "offload_folder": offload}
         model, loading_info = kind.from_pretrained(
             source,
             config=config,
@@ -169,24 +187,53 @@ def load(
             attn_implementation=None,
             experts_implementation=None,
             **keywords,
+            **placement_keywords,
         )
-        tokenizer = (
-            None
-            if again or (folder is not None and not _has_tokenizer(folder))
-            else transformers.AutoTokenizer.from_pretrained(source, **keywords)
-        )
+        tokenizer = None if again else _load_tokenizer(reference, transformers, source, folder, keywords)
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
-    if again:
-        return model, None
-    if tokenizer is None:
-        return model, NoTokenizer(reference)
+    return model, tokenizer
+
+
+def _load_tokenizer(
+    reference: str, transformers: Any, source: str, folder: Path | None, keywords: dict[str, Any]
+) -> FastTokenizer | NoTokenizer:
+    if folder is not None and not _has_tokenizer(folder):
+        return NoTokenizer(reference)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(
-            f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
-        )
-    return model, FastTokenizer(tokenizer)
+        raise UserError("It has no fast tokenizer, which is needed to map its tokens to characters.")
+    return FastTokenizer(tokenizer)
+
+
+def load_outline(
+    reference: str, *, dtype: str, settings: Settings
+) -> tuple[Any, FastTokenizer | NoTokenizer, Stored | None]:
+    """Return a model without memory, in the precision of its weights, its tokenizer, and what the files hold.
+
+    Raises:
+        UserError: as of ``load``, as far as configuration and headers tell it.
+    """
+    with _loading(reference) as (transformers, source, folder, keywords):
+        config, stored = _read_config(transformers, source, folder, keywords, settings)
+        model = build_outline(class_of(transformers, config), config)
+        describe_outline(model, stored)  # refuses what cannot be opened
+        tokenizer = _load_tokenizer(reference, transformers, source, folder, keywords)
+        return model.to(weight_dtype(config, stored, dtype)), tokenizer, stored
+
+
+def name_of(reference: str, settings: Settings, dtype: str) -> str:
+    """Return what tables call a model: in another precision than its own, or with other settings, it is another one."""
+    folder = expand(reference)
+    name = (resolve(folder) if is_folder(folder) else folder).name
+    return f"{name}{settings.suffix}" + ("" if dtype == AUTO else f",dtype={dtype}")
+
+
+def framing_of(config: Any, tokenizer: Tokenizer, width: int) -> TextFraming:
+    """Return how a text is brought to the input, cut off after 128 tokens, or what fits the model."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or None
+    return TextFraming(tokenizer, width, min(MAX_LENGTH, longest or MAX_LENGTH), longest)
 
 
 def describe_files(reference: str, settings: Settings) -> dict[str, Any]:

@@ -82,8 +82,10 @@ def _refusal(checkpoint: Checkpoint, device: torch.device) -> str:
     """Return why a checkpoint does not run in another format; empty where it does."""
 
     def run() -> str:
+        # Spread over devices, a model need not be where the others are.
+        own = getattr(checkpoint.model, "device", None) or device
         try:
-            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, device)
+            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, own)
         except UserError as error:
             return str(error).rstrip(".")
         return ""

@@ -167,8 +167,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             self.spec, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
         # The sample is timed for the images of the whole run, of which a shard measures a part.
-        share = self.num_images / plan.images
-        return dataclasses.replace(plan, images=self.num_images, seconds=plan.seconds * share)
+        return plan.scaled(self.num_images)
 
     def sample(self, images: int) -> SumsStore:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""

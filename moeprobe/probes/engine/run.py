@@ -5,11 +5,12 @@ What a killed run continues from is kept by ``loop`` (part files) and ``results.
 
 import dataclasses
 import gc
+import math
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -38,13 +39,27 @@ T = TypeVar("T", bound="Result")
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a probe, estimated from a few images."""
+    """The cost of a probe, estimated from a few images.
+
+    Attributes:
+        checkpoints: how many there are.
+        images: of the run.
+        passes: forward passes per image.
+        timed_images: on which the estimate rests.
+        seconds: that the run takes; NaN = not known, as models of ``hf:`` are not loaded for a plan.
+        weights: bytes of these models' weights, by checkpoint and device.
+    """
 
     checkpoints: int
     images: int
     passes: int
     timed_images: int
     seconds: float
+    weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def scaled(self, images: int) -> "Plan":
+        """Return the plan for another number of images."""
+        return dataclasses.replace(self, images=images, seconds=self.seconds * images / self.images)
 
 
 class Work(ABC, Generic[R]):
@@ -260,6 +275,12 @@ class ProbeWork(Work[R]):
         raise NotImplementedError
 
 
+def unread_weights(models: Sequence[Checkpoint]) -> dict[str, Mapping[str, int]]:
+    """Return the bytes on each device of the models whose weights are not read; empty where there are none."""
+    sizes = {model.name: getattr(model.model, "weight_bytes", None) for model in models}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
 def time_sample(
     spec: RunSpec,
     models: Sequence[Checkpoint],
@@ -269,6 +290,9 @@ def time_sample(
     run: Callable[..., object],
 ) -> Plan:
     """Return the cost of a probe, estimated from its first ``images``."""
+    weights = unread_weights(models)
+    if weights:
+        return Plan(len(models), len(spec.indices), passes, 0, math.nan, weights)
     sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
     seconds = 0.0
     for model in models:
@@ -376,14 +400,22 @@ def plan(
     if shard is not None:
         check_splits(probe)
     # The same checks as a run: a plan must not promise what would be refused.
-    work = prepare(probe, check_some(models), data=data, options=options or Options(**probe.defaults))
+    options = options or Options(**probe.defaults)
+    work = prepare(probe, check_some(models), data=data, options=options, unopened=True)
     if shard is not None:
         work.set_shard(shard)
     return work.plan()
 
 
-def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options) -> ProbeWork[R]:
-    """Return the work that ``run`` does, checked."""
+def prepare(
+    probe: Probe[R],
+    sources: Sequence[Model],
+    *,
+    data: str | None,
+    options: Options,
+    unopened: bool = False,
+) -> ProbeWork[R]:
+    """Return the work that ``run`` does, checked; ``unopened`` reads no weights of ``hf:`` models, to count it."""
     check_precision(probe, options)
     probe.check_options(options)
     preflight(probe, sources, data=data, options=options)
@@ -399,5 +431,6 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
         modality=modality,
         one_at_a_time=not probe.needs_all_models(),
         learn=lambda model: probe.learn(model, options),
+        unopened=unopened,
     )
     return probe.prepare(models, data, options)

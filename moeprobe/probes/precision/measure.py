@@ -76,14 +76,20 @@ class PrecisionMeasurement(VariantsMeasurement):
         """Make the passes over a blank input that the checks need, and note which parts there are."""
         super().learn(probe, model, options)
         if isinstance(model.model, Weighed):
-            _parts_of(model)
+            _look_at_weights(model)
 
     def check_models(self) -> None:
         """Raise ``UserError`` unless the models say what their weights are of."""
         for model in self.models:
             if not isinstance(model.model, Weighed):
                 raise UserError(f"{model.name} does not say which of its weights are routers and experts.")
-            missing = set(self.probe.parts) - _parts_of(model)
+            parts, have_memory = _look_at_weights(model)
+            if not have_memory:
+                raise UserError(
+                    f"Some weights of {model.name} are in memory only while their layer runs, so none can be rounded; "
+                    f"let memory hold all of it ({option('max_memory')}), or use a smaller model."
+                )
+            missing = set(self.probe.parts) - parts
             if missing:
                 raise UserError(
                     f"{model.name} has no weights of {', '.join(sorted(missing))}; choose other {option('parts')}."
@@ -120,11 +126,16 @@ class PrecisionMeasurement(VariantsMeasurement):
         return (1 + len(self.probe.variants)) * (2 if _has_log_probabilities(self.spec) else 1)
 
 
-def _parts_of(checkpoint: Checkpoint) -> set[str]:
-    """Return the parts that a model has weights of."""
+def _look_at_weights(checkpoint: Checkpoint) -> tuple[set[str], bool]:
+    """Return the parts that a model has weights of, and whether all weights are in memory."""
     model = checkpoint.model
     assert isinstance(model, Weighed)
-    return once(checkpoint, "parts", lambda: {weight.part for weight in model.weights()})
+
+    def look() -> tuple[set[str], bool]:
+        weights = model.weights()
+        return {weight.part for weight in weights}, not any(weight.parameter.is_meta for weight in weights)
+
+    return once(checkpoint, "weights", look)
 
 
 def _has_log_probabilities(spec: RunSpec) -> bool:
