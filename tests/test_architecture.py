@@ -46,6 +46,7 @@ LINES = 500
 PARAMETERS = 8
 # Those from below that ``moeprobe.api`` offers as they are: their keywords are what a call of it configures.
 WIDE = {
+    "adapters.open.load_model",
     "recordings.import_experts.import_routed_experts",
     "studies.compare.compare",
     "studies.tradeoff.run.tradeoff",

@@ -16,6 +16,7 @@ from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.catalog import ROUTERS, is_foreign
 from moeprobe.runtime.device import AUTO, check_dtype, choose_device
+from moeprobe.runtime.placement import make_placement
 from moeprobe.runtime.run_files import TAKEN
 from moeprobe.runtime.seeds import random_state_kept
 
@@ -34,6 +35,9 @@ def load_model(
     dtype: str = AUTO,
     prompt: str | None = None,
     image_size: int | None = None,
+    device_map: str | Path | None = None,
+    max_memory: str | None = None,
+    offload: str | Path | None = None,
 ) -> Checkpoint:
     """Load a checkpoint, or open a foreign model, for probing.
 
@@ -47,11 +51,15 @@ def load_model(
         dtype: precision of all of a model of ``hf:``: "float32", "bfloat16" or "float16"; "auto" = as it was saved.
         prompt: lets a vision-language model of ``hf:`` read pictures, each beside this prompt; None = texts.
         image_size: side in pixels of these pictures; None = the processor's own for a square picture.
+        device_map: spreads a model of ``hf:`` over devices: "auto", "balanced", or a JSON file of modules and devices.
+        max_memory: memory that it may use, such as "0:70GiB,cpu:100GiB"; what is left goes to the disk.
+        offload: folder for these weights; they are removed with the model.
 
     Raises:
         UserError: it is missing, truncated or foreign, or does not fit its settings.
     """
     check_dtype(dtype)
+    placement = make_placement(device, device_map, max_memory, offload)
     of_huggingface = {
         name: value
         for name, value, default in (
@@ -59,16 +67,18 @@ def load_model(
         )
         if value != default
     }  # fmt: skip
-    for name in of_huggingface:
+    of_placement = {"device_map": device_map, "max_memory": max_memory, "offload": offload}
+    for name in (*of_huggingface, *(name for name, value in of_placement.items() if value is not None)):
         if not is_huggingface(source):
             raise UserError(f"{option(name)} is for models of hf:; leave it out for {source}.")
+    keywords: dict[str, Any] = of_huggingface | ({} if placement is None else {"placement": placement})
     if is_foreign(source):
         return _open(
             str(source),
             device=choose_device(device),
             trained_capacity=trained_capacity,
             group_images=group_images,
-            **of_huggingface,
+            **keywords,
         )
 
     model, info = load(source)
@@ -101,6 +111,29 @@ def load_model(
     )
 
 
+@random_state_kept()
+def outline_model(
+    source: str | Path,
+    *,
+    device: str,
+    dtype: str,
+    device_map: str | None,
+    max_memory: str | None,
+    offload: Path | None,
+) -> Checkpoint | None:
+    """Return a model of ``hf:`` without its weights; None where it has to be loaded.
+
+    Args:
+        source: as for ``load_model``, and so the options; others are for models of pictures, which are loaded.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    placement = make_placement(device, device_map, max_memory, offload)
+    adapter, reference = adapter_of(str(source))
+    return adapter.outline(reference, device=choose_device(device), dtype=dtype, placement=placement)
+
+
 def is_huggingface(source: Any) -> bool:
     """Whether a model is named as one of Hugging Face's ``transformers``."""
     return isinstance(source, str | Path) and str(source).startswith("hf:")
@@ -118,6 +151,12 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
                 f"{model.name} is loaded already, in another precision; choose it where it is loaded: "
                 f"api.load_model('hf:…', dtype={more['dtype']!r})."
             )
+        for name in ("device_map", "max_memory", "offload"):
+            if more.get(name) is not None:
+                raise UserError(
+                    f"{model.name} is loaded already; {option(name)} belongs where it is loaded: "
+                    f"api.load_model('hf:…', {name}=…)."
+                )
         return model
     if isinstance(model, str | Path):
         return load_model(model, **more)

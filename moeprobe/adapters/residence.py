@@ -1,8 +1,9 @@
 """Large models that are in memory one at a time: the one in use has its weights, and the others have shapes alone.
 
 A model is opened once, checked, and keeps all that was learned of it. Its weights are freed as soon as another model of
-the same residence is opened or used, and read again when it is used itself. So memory holds the largest model at most,
-and each model but the first is read more than once. Small models stay: they take little memory, and time to read again.
+the same residence is opened or used, and read again when it is used itself. So memory holds the largest model at most.
+A run opens its first model last and measures it first, so that each other model is read twice. Small models stay: they
+take little memory, and time to read again.
 """
 
 import functools
@@ -19,6 +20,9 @@ _METHODS = (
     "resumed_log_probabilities",
 )  # fmt: skip
 
+
+# What ``accelerate`` calls its hook on a module.
+_HOOK = "_hf_hook"
 
 # Models whose weights together take no more bytes stay in memory.
 SMALL = 2**31
@@ -113,6 +117,8 @@ def free_weights(network: nn.Module) -> None:
     # By the identity of tensors, which are kept as well, or another could get the same one: two places stay one tensor.
     emptied: dict[int, tuple[Any, Any]] = {}
     for module in network.modules():
+        # What brings weights from elsewhere while a layer runs (``accelerate``) holds them.
+        vars(module).pop(_HOOK, None)
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
@@ -132,3 +138,5 @@ def take_weights(network: nn.Module, source: nn.Module) -> None:
         loaded = modules[path]
         module._parameters.update(loaded._parameters)
         module._buffers.update(loaded._buffers)
+        if _HOOK in vars(loaded):
+            setattr(module, _HOOK, vars(loaded)[_HOOK])

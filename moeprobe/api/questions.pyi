@@ -201,7 +201,8 @@ def attack(
         on: What is attacked: the answer, the sets of experts, these while the answer stays, both together, or the load:
             all tokens to one expert, or to the busiest.
         expert: With ``on`` one-expert: the expert, from 0.
-        transfer: Also judge each checkpoint on the images that were crafted on every other one.
+        transfer: Also judge each checkpoint on the images that were crafted on every other one; all are in memory at
+            once.
         attribute: Replay clean routing on perturbed pixels and vice versa: how much of the change is due to switching?
         gates: With ``attribute``: weights of the replayed experts, recomputed (for the pixels) or replayed as well.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
@@ -924,7 +925,8 @@ def s_matrix(
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
     of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows
-    how one pair of patches enters S: two views, the gates of the patch in both, their product.
+    how one pair of patches enters S: two views, the gates of the patch in both, their product. All checkpoints are in
+    memory at once.
 
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.

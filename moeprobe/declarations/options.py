@@ -10,6 +10,7 @@ from moeprobe.declarations.fields import NONE, Arg, fields_of, read_field
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, check_arguments, checked_class
 from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
+from moeprobe.runtime.placement import make_placement
 from moeprobe.runtime.processes import MOST_WORKERS
 
 # Clean images that are run again unchanged: arithmetic does not need more.
@@ -30,6 +31,9 @@ class Keywords(TypedDict, total=False):
     workers: int | None
     retry: bool
     device: str
+    device_map: str | None
+    max_memory: str | None
+    offload: str | Path | None
     dtype: str
     precision: str
     floor_images: int
@@ -108,6 +112,27 @@ class Options:
         bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
     ] = False
     device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
+    device_map: Annotated[
+        str | None,
+        Arg(
+            "Spread hf: models over devices: auto, balanced, or a JSON file of modules and devices.",
+            in_request=False,
+        ),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        Arg(
+            "What hf: models may use of each device, e.g. 0:70GiB,cpu:100GiB; the rest is on the disk (--offload).",
+            in_request=False,
+        ),
+    ] = None
+    offload: Annotated[
+        Path | None,
+        Arg(
+            "Folder for weights of hf: models that memory does not hold; emptied at the end.",
+            in_request=False,
+        ),
+    ] = None
     dtype: Annotated[
         str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
     ] = AUTO
@@ -192,6 +217,7 @@ class Options:
         for name in fields_of(Options):
             object.__setattr__(self, name, read_field(Options, name, getattr(self, name)))
         check_device(self.device)
+        make_placement(self.device, self.device_map, self.max_memory, self.offload)
         check_dtype(self.dtype)
         check_precision(self.precision)
 

@@ -79,6 +79,10 @@ class Probe(Question[R], ABC, Generic[R]):
     def check_data(self, kind: type, data: str) -> None:
         """Raise ``UserError`` where a data set of this class, named ``data``, does not suit, before it is opened."""
 
+    def learn(self, model: "Checkpoint", options: "Options") -> None:
+        """Make the passes that checks need of a model that was just loaded; others will take its place in memory."""
+        resolve(self.work).learn(self, model, options)
+
     def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "ProbeWork[R]":
         """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
         return resolve(self.work)(self, models, data, options)

@@ -201,10 +201,10 @@ def parse_json(path: Path, content: bytes) -> Any:
 
 
 class Scratch:
-    """A temporary folder that lives as long as the object."""
+    """A temporary folder that lives as long as the object; ``inside`` another, or where the system has such folders."""
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="moeprobe-"))
+    def __init__(self, inside: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="moeprobe-", dir=inside))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 

@@ -209,7 +209,7 @@ def test_it_is_read_again_as_long_as_it_is_the_same(tmp_path: Path) -> None:
     model = load_model(f"hf:{path}")
     sha256 = model.provenance["sha256"]
     read = partial(load, str(folder), settings=Settings(gguf="small.gguf"))
-    again = partial(reload, str(folder), read, device=torch.device("cpu"), sha256=sha256, gguf="small.gguf")
+    again = partial(reload, str(folder), read, move=lambda model: model, sha256=sha256, gguf="small.gguf")
     assert isinstance(model.model, HuggingfaceAdapter)
     for first, second in zip(model.model.model.parameters(), again().parameters(), strict=True):
         assert torch.equal(first, second)

@@ -70,18 +70,61 @@ def test_one_model_is_in_memory_and_the_numbers_are_the_same(
     assert alternating.equals(together)
 
 
-def test_small_models_are_read_once(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    residences: list[Residence] = []
+@pytest.fixture
+def residences(monkeypatch: pytest.MonkeyPatch) -> list[Residence]:
+    """The residences of a run, one for each model that is taken in."""
+    taken_in: list[Residence] = []
 
     def admit(self: Residence, *args: Any) -> None:
-        residences.append(self)
+        taken_in.append(self)
         original(self, *args)
 
     original = Residence.admit
     monkeypatch.setattr(Residence, "admit", admit)
+    return taken_in
+
+
+def test_small_models_are_read_once(
+    folders: list[Path], residences: list[Residence], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(residence, "SMALL", 2**31)
     sweep(folders)
     assert [one.num_loads for one in residences] == [2, 2]
+
+
+# What checks ask before the run differs by probe; with passes in another precision there is a floor after it, too.
+TEXTS = {"limit": 2, "figures": False}
+RUNS = {
+    "sweep": ("sweep", ASKED | TEXTS),
+    "sweep in bfloat16": ("sweep", ASKED | TEXTS | {"precision": "bfloat16"}),
+    "precision": ("precision", TEXTS | {"formats": ("int8",), "parts": ("router",)}),
+    "flips": ("flips", TEXTS | {"view": "embedding_noise", "patches": 1}),
+    "experts": ("experts", TEXTS | {"draws": 1, "layers": "first"}),
+    "margins": ("margins", TEXTS | {"view": "embedding_noise", "sigmas": (0.1,), "draws": 2}),
+    "confidence": ("confidence", TEXTS),
+    "align": ("align", TEXTS | {"permutations": 40}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_of_two_models_one_is_read_again(folders: list[Path], residences: list[Residence], name: str) -> None:
+    function, keywords = RUNS[name]
+    data = f"text:{folders[0].parent / 'lines.txt'}"
+    getattr(api, function)([f"hf:{folder}" for folder in folders], data=data, **keywords)
+    # Two to open them; the one that was opened last is measured first, and the other is read again.
+    assert residences[0].num_loads == 3
+
+
+def test_one_model_is_read_once(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return files.load(*args, **kwargs)
+
+    monkeypatch.setattr("moeprobe.adapters.huggingface.load", load)
+    sweep(folders[:1])
+    assert len(calls) == 1
 
 
 def test_a_second_model_that_cannot_be_read_again_does_not_lose_the_first(
@@ -118,13 +161,14 @@ def test_a_second_model_that_cannot_be_read_again_does_not_lose_the_first(
 def test_a_model_that_changed_meanwhile_is_refused(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = residence.take_weights
+    original = loop.run
 
-    def take(network: Any, source: Any) -> None:
-        original(network, source)
+    def measure(*args: Any, **more: Any) -> Any:
+        measured = original(*args, **more)
         tiny_texts.olmoe(folders[1], seed=7)
+        return measured
 
-    monkeypatch.setattr(residence, "take_weights", take)
+    monkeypatch.setattr(loop, "run", measure)
     with pytest.raises(UserError, match="has changed since the run began"):
         sweep(folders)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
 from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, parse_settings
-from moeprobe.adapters.hooks.module import HookedModule
+from moeprobe.adapters.hooks.module import HookedModule, move
 from moeprobe.adapters.hooks.output import describe_output
 from moeprobe.adapters.hooks.replay import replayed_scores, why_not_forced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
@@ -175,8 +175,8 @@ class Hooks(Adapter):
         return self._module.device
 
     def to(self, device: torch.device | str) -> "Hooks":
-        """Move the model, in place."""
-        self._module.net.to(device)
+        """Move the model, in place; one that accelerate has spread over devices stays where it is."""
+        move(self._module.net, device)
         return self
 
     def trace(
@@ -269,7 +269,7 @@ class Hooks(Adapter):
                     f"in a YAML file, py:{built.factory}@settings.yaml, or let it return a moeprobe Hooks."
                 )
             keywords = settings.model_dump(exclude={"name", "weights"})
-            model = cls(model.to(device), **keywords, group_images=group_images)
+            model = cls(move(model, device), **keywords, group_images=group_images)
         elif settings is not None:
             raise UserError(f"{built.factory} gives a {type(model).__name__}, which takes no settings file.")
         name = built.factory.rpartition(":")[2] if settings is None else settings.name

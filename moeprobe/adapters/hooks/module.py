@@ -59,6 +59,12 @@ class HookedModule:
         # Hooks on a wrapper would not see the wrapped module's calls.
         self.net = unwrap(net)
         self.settings = settings
+        # Experts are changed to see which tokens are theirs.
+        if any(parameter.is_meta for parameter in self.net.parameters()):
+            raise UserError(
+                f"Some weights of {type(net).__name__} are in memory only while their layer runs, and none can be "
+                "changed to see what it does; load the module without offloading."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -368,3 +374,8 @@ def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, .
     finally:
         handle.remove()
     return calls
+
+
+def move(net: nn.Module, device: torch.device | str) -> nn.Module:
+    """Move a module to a device; one that accelerate has spread over devices stays where it is."""
+    return net if getattr(unwrap(net), "hf_device_map", None) else net.to(device)

@@ -14,8 +14,6 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,22 +21,21 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
-from moeprobe.adapters.huggingface import heads, outputs, replay, routers
-from moeprobe.adapters.huggingface.digests import digesting, reload
+from moeprobe.adapters.huggingface import heads, outputs, placing, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
-from moeprobe.adapters.huggingface.files import describe_files, form_of, load, load_processor
-from moeprobe.adapters.huggingface.gguf_files import locate
-from moeprobe.adapters.huggingface.outline import active_parameters, check_routers, count_parameters
-from moeprobe.adapters.huggingface.picture_model import PictureModel
+from moeprobe.adapters.huggingface.files import describe_files, framing_of
+from moeprobe.adapters.huggingface.opening import open_model
+from moeprobe.adapters.huggingface.outline import check_routers, describe_model
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.huggingface.settings import split_settings
-from moeprobe.adapters.residence import admit, make_room
+from moeprobe.adapters.huggingface.unopened import open_outline
 from moeprobe.errors import UserError
-from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch, Tokenizer
+from moeprobe.inputs.texts import TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.device import AUTO
-from moeprobe.runtime.files import expand, is_folder, resolve
+from moeprobe.runtime.files import Scratch
+from moeprobe.runtime.placement import WeightPlacement
 
 # Tokens of the pass from which routers are learned, and texts and tokens of the one that checks their experts.
 _LESSON = 24
@@ -58,7 +55,7 @@ class HuggingfaceAdapter(Adapter):
     Attributes:
         dense_layers: blocks of the model that have no router.
         class_names: of a classifier, sorted; empty for other models.
-        device: where its parameters are when they are in memory.
+        device: where token ids are sent, and routing and scores come back to.
         expert_checks: whether experts get what their routers say, for one layer of each kind.
         form: in which its files hold its weights; empty of plain safetensors.
 
@@ -68,6 +65,7 @@ class HuggingfaceAdapter(Adapter):
     """
 
     takes_settings = True
+    _offload: Scratch | None = None
 
     def __init__(self, model: Any, *, trained_capacity: bool = False) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -81,8 +79,8 @@ class HuggingfaceAdapter(Adapter):
         self.group_images = 1
         self._limited = routers.set_capacity(self._body, trained=trained_capacity)
         self._layers = check_routers(model)
-        self.device: torch.device = self._embedding.weight.device
-        self._rms = replay.root_mean_square(self._embedding)
+        self.device = placing.input_device(self._embedding)
+        self._rms = replay.root_mean_square(self._embedding, self.device)
         self._learn()
         self.layer_names = tuple(self._layers)
         self.dense_layers = routers.blocks_without(
@@ -103,8 +101,7 @@ class HuggingfaceAdapter(Adapter):
 
     def framing(self, tokenizer: Tokenizer) -> TextFraming:
         """Return how a text is brought to the input, cut off after 128 tokens, or what fits the model."""
-        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or None
-        return TextFraming(tokenizer, self.width, min(MAX_LENGTH, longest or MAX_LENGTH), longest)
+        return framing_of(self.model.config, tokenizer, self.width)
 
     def trace(
         self, images: TokenBatch, *, layers: Sequence[str] | None = None, logits: bool = True
@@ -209,39 +206,15 @@ class HuggingfaceAdapter(Adapter):
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
-        total, rows = count_parameters(self.model), []
-        for name, layer in self._layers.items():
-            reader = layer.reader
-            assert reader is not None
-            rows.append(
-                {
-                    "layer": name,
-                    "router": type(layer.module).__name__,
-                    "num_experts": reader.num_experts,
-                    "top_k": reader.top_k,
-                    "gates": reader.gate,
-                    "biased_choice": reader.bias is not None,
-                    "constant_weight": reader.constant_weight,
-                    "expert_parameters": None if layer.experts is None else count_parameters(layer.experts),
-                }
-            )
-        return {
-            "model": self.router_name,
-            "class": type(self.model).__name__,
-            "reads": "texts",
-            "predicts": self._head.predicts,
-            "class_names": list(self.class_names) or None,
-            "experts_follow_router": [str(check) for check in self.expert_checks],
-            "part": "encoder" if self.model.config.is_encoder_decoder else "whole",
-            "width": self.width,
-            "dtype": self.dtype,
-            "vocabulary": self._embedding.weight.shape[0],
-            "parameters": total,
-            "active_parameters": active_parameters(total, rows),
-            "dense_layers": list(self.dense_layers),
+        rows = [layer.describe(name) for name, layer in self._layers.items()]
+        return describe_model(
+            self.model,
+            rows,
+            dtype=self.dtype,
+            dense_layers=self.dense_layers,
+            experts_follow_router=[str(check) for check in self.expert_checks],
             **self.form,
-            "layers": rows,
-        }
+        )
 
     def _forward(self, texts: TokenBatch, *, with_scores: bool) -> Tensor | None:
         """Return the scores ``(B, vocabulary)`` of the next token, if wanted."""
@@ -250,18 +223,19 @@ class HuggingfaceAdapter(Adapter):
             return None
         if self._head.predicts == heads.CLASSES:
             scores: Tensor = self._run(texts).logits
-            return scores[:, list(self._head.order)].float()
+            return scores[:, list(self._head.order)].float().to(self.device)
         rows, last = torch.arange(len(texts), device=texts.ids.device), texts.last
 
         # The head is the most expensive layer: it sees the last token of each text alone.
         def keep_last(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (inputs[0][rows, last][:, None], *inputs[1:])
+            hidden = inputs[0]
+            return (hidden[rows.to(hidden.device), last.to(hidden.device)][:, None], *inputs[1:])
 
         assert self._head.module is not None
         with ExitStack() as stack:
             stack.callback(self._head.module.register_forward_pre_hook(keep_last).remove)
             scores = self._run(texts).logits
-        return scores[:, 0].float()
+        return scores[:, 0].float().to(self.device)
 
     def _run(self, texts: TokenBatch) -> Any:
         """Return the output of the library's own model, whose errors are its owner's; ``PassEnd`` passes.
@@ -323,6 +297,9 @@ class HuggingfaceAdapter(Adapter):
         scores = layer.reader.scores(logits, gates)
         ordered_by = gates if scores is None else scores
         selected, processed = order_choices(choice.selected, choice.processed, ordered_by)
+        # Layers may be on several devices.
+        gates, selected, processed = (value.to(self.device) for value in (gates, selected, processed))
+        scores = None if scores is None else scores.to(self.device)
         position = torch.arange(shape[1], device=texts.ids.device)
         return LayerRouting(
             gates=gates.reshape(*shape, -1),
@@ -348,11 +325,12 @@ class HuggingfaceAdapter(Adapter):
             self._forward(texts, with_scores=False)
             for name in dict.fromkeys(order):
                 layer = self._layers[name]
-                candidates = [
-                    value
-                    for key, value in [*layer.module.named_parameters(), *layer.module.named_buffers()]
-                    if key.rpartition(".")[2] not in ("weight", "bias")
-                ]
+                with placing.in_reach(layer.module):
+                    candidates = [
+                        value
+                        for key, value in [*layer.module.named_parameters(), *layer.module.named_buffers()]
+                        if key.rpartition(".")[2] not in ("weight", "bias")
+                    ]
                 layer.reader = outputs.learn(layer.fired[0], logits_at=layer.logits_at, candidates=candidates)
                 if layer.reader is None:
                     raise UserError(
@@ -436,60 +414,40 @@ class HuggingfaceAdapter(Adapter):
         dtype: str = AUTO,
         prompt: str | None = None,
         image_size: int | None = None,
+        placement: WeightPlacement | None = None,
     ) -> Checkpoint:
         """Load a folder of ``save_pretrained``, or a name on the hub, in the precision ``dtype``.
 
-        Settings follow it (``settings``), such as ``,top_k=K`` or ``,dtype=bfloat16``. With a ``prompt`` it reads
-        pictures of ``image_size`` (None = its processor's own), each beside this prompt; otherwise texts.
+        Its weights are on the device, or where the ``placement`` puts them. Settings follow it (``settings``), such as
+        ``,top_k=K`` or ``,dtype=bfloat16``. With a ``prompt`` it reads pictures of ``image_size`` (None = its
+        processor's own), each beside this prompt; otherwise texts.
 
         Raises:
             UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe; or it
                 is to read pictures, and cannot.
         """
-        reference, settings = split_settings(reference)
-        processor = None if prompt is None else load_processor(reference)
-        precision = settings.precision(dtype)
-        load_files = partial(
-            load, reference, dtype=precision, settings=settings, pictures=processor is not None
+        return open_model(
+            cls,
+            reference,
+            device=device,
+            trained_capacity=trained_capacity,
+            dtype=dtype,
+            prompt=prompt,
+            image_size=image_size,
+            placement=placement,
         )
-        form = form_of(reference, settings)
-        make_room()
-        with digesting(reference, settings.gguf) as digest:
-            model, tokenizer = load_files()
-            try:
-                texts = cls(model.to(device), trained_capacity=trained_capacity)
-                texts.form = form
-                settings.check(texts._layers)
-                pictures = (
-                    None if prompt is None else PictureModel(texts, processor, prompt=prompt, size=image_size)
-                )
-            except UserError as error:
-                raise UserError(f"hf:{reference} cannot be probed: {error}") from None
-            sha256 = digest(model.config)
-        again = partial(reload, reference, load_files, device=device, sha256=sha256, gguf=settings.gguf)
-        admit(texts, model, again)
-        folder = expand(reference)
-        name = Path(settings.gguf).name or (resolve(folder) if is_folder(folder) else folder).name
-        return Checkpoint(
-            # In another precision than its own, or with other experts per token, it is another model.
-            name=f"{name}{settings.suffix}" + ("" if dtype == AUTO or settings.dtype else f",dtype={dtype}"),
-            model=pictures or texts,
-            framing=pictures.framing if pictures else texts.framing(tokenizer),
-            class_names=() if pictures else texts.class_names,
-            provenance={
-                "path": str(locate(folder, settings.gguf)) if settings.gguf else reference,
-                "sha256": sha256,
-                "capacity": "trained" if texts._limited else "unlimited",
-                "group_images": 1,
-                "dtype": texts.dtype,
-                "class": type(model).__name__,
-                "experts": [str(check) for check in texts.expert_checks],
-                "training": {},
-                **({"served": settings.plain()} if settings.suffix else {}),
-                **({"form": form} if form else {}),
-                **({"pictures": pictures.picture_facts()} if pictures else {}),
-            },
-        )
+
+    @classmethod
+    def outline(
+        cls,
+        reference: str,
+        *,
+        device: torch.device,
+        dtype: str = AUTO,
+        placement: WeightPlacement | None = None,
+    ) -> Checkpoint | None:
+        """Return a model without its weights, to check and count a run; None = it has to be loaded."""
+        return open_outline(*split_settings(reference), device=device, dtype=dtype, placement=placement)
 
     @classmethod
     def describe_unopened(cls, reference: str) -> dict[str, Any]:

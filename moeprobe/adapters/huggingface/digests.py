@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import torch
 from torch import nn
 
 from moeprobe.adapters.huggingface.gguf_files import locate
@@ -55,16 +54,16 @@ def reload(
     reference: str,
     load: Callable[[], tuple[Any, Any]],
     *,
-    device: torch.device,
+    move: Callable[[Any], Any],
     sha256: str,
     gguf: str = "",
 ) -> nn.Module:
-    """Return a model that was opened before, loaded again, on a device.
+    """Return a model that was opened before, loaded again, where it was.
 
     Args:
         reference: its folder, or its name on the hub.
         load: returns the model and its tokenizer.
-        device: where it is to run.
+        move: moves it to where it is to run.
         sha256: the hash that it had.
         gguf: as for ``digesting``.
 
@@ -75,7 +74,7 @@ def reload(
         model, _ = load()
         if digest(model.config) != sha256:
             raise UserError(f"hf:{reference} has changed since the run began; start the run again.")
-    network: nn.Module = model.eval().requires_grad_(False).to(device)
+    network: nn.Module = move(model.eval().requires_grad_(False))
     return network
 
 

@@ -68,6 +68,8 @@ def check_experts(
     assert reader is not None
     num_experts = reader.num_experts
     slices = expert_parameters(layer, trunk)
+    if any(value.is_meta for part in slices for value in part):
+        return ExpertCheck(name, 0, num_experts, "its experts' parameters are in memory only while they run")
     # Unknown layouts of experts are common in new architectures; that is no fault.
     if not slices:
         return ExpertCheck(name, 0, num_experts, "its experts' parameters were not found")

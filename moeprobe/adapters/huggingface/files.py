@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from moeprobe.adapters.huggingface.digests import remembered_digest
 from moeprobe.adapters.huggingface.gguf_files import GgufFile
 from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
-from moeprobe.adapters.huggingface.outline import Stored, build_outline, check_routers, describe_outline
+from moeprobe.adapters.huggingface.outline import (
+    Stored,
+    build_outline,
+    check_routers,
+    describe_outline,
+    weight_dtype,
+)
+from moeprobe.adapters.huggingface.placing import choose_map
 from moeprobe.adapters.huggingface.quantized import (
     dequantize,
     describe_form,
@@ -22,12 +29,14 @@ from moeprobe.adapters.huggingface.quantized import (
 )
 from moeprobe.adapters.huggingface.settings import GGUF, Settings
 from moeprobe.errors import UserError, first_line, option
+from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, Tokenizer
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.extras import missing_package
-from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_there, read_json
+from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_there, read_json, resolve
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
+from moeprobe.runtime.placement import WeightPlacement
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
@@ -141,8 +150,15 @@ class NoTokenizer:
 
 
 def load(
-    reference: str, *, dtype: str = AUTO, settings: Settings | None = None, pictures: bool = False
-) -> tuple[Any, FastTokenizer | NoTokenizer]:
+    reference: str,
+    *,
+    dtype: str = AUTO,
+    settings: Settings | None = None,
+    pictures: bool = False,
+    again: bool = False,
+    placement: WeightPlacement | None = None,
+    offload: Path | None = None,
+) -> tuple[Any, FastTokenizer | NoTokenizer | None]:
     """Return a model in a precision (auto = as it was saved), and its tokenizer; quantized weights are dequantized.
 
     Args:
@@ -150,48 +166,103 @@ def load(
         dtype: the precision.
         settings: of the model.
         pictures: whether it is to read pictures too.
+        again: it was opened before: its routers are not looked for again, and None takes the place of the tokenizer.
+        placement: of the weights; None = all in the machine's memory.
+        offload: folder for weights that the placement puts on the disk.
 
     Raises:
         UserError: there is none, it is damaged, it needs code of its own, a setting does not fit it, or it reads no
             pictures.
     """
-    with _loading(reference, settings.gguf if settings else "") as (transformers, source, folder, keywords):
-        config, _, gguf = _read_config(transformers, source, folder, keywords, settings)
+    settings = settings or Settings()
+    with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
+        config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
-        # A model without routers is refused before its weights are read, which may take minutes.
         outline = build_outline(kind, config)
-        check_routers(outline)
+        # A model without routers is refused before its weights are read, which may take minutes.
+        if not again:
+            check_routers(outline)
         prepare_dequantization(config, folder)
         precision = (config.dtype or torch.float32) if dtype == AUTO else getattr(torch, dtype)
         state = state_dict(config, folder, precision) if gguf is None else gguf.state_dict(outline, precision)
+        weights: dict[str, Any]
         if state is None:
             weights = {"pretrained_model_name_or_path": source, "use_safetensors": True, **keywords}
         else:
             # Of no file, which only a class of one family takes.
             kind, weights = type(outline), {"pretrained_model_name_or_path": None, "state_dict": state}
+        if placement is not None:
+            if describe_form(config, folder, gguf):
+                raise UserError(
+                    f"Its quantized weights are dequantized in one memory; leave {option('device_map')}, "
+                    f"{option('max_memory')} and {option('offload')} out."
+                )
+            device_map = choose_map(placement, outline, weight_dtype(config, stored, dtype))
+            weights |= {"device_map": device_map, "offload_folder": offload}
         model, loading_info = kind.from_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
             # Not those of config.json, which may name code on the hub.
-            **(settings or Settings()).kernels,
+            **settings.kernels,
             **weights,
         )
         model = dequantize(model)
-        if folder is None or _has_tokenizer(folder):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
-        else:
-            tokenizer = None if gguf is None else gguf.tokenizer(transformers)
+        tokenizer = (
+            None if again else _load_tokenizer(reference, transformers, source, folder, keywords, gguf)
+        )
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
+    return model, tokenizer
+
+
+def _load_tokenizer(
+    reference: str,
+    transformers: Any,
+    source: str,
+    folder: Path | None,
+    keywords: dict[str, Any],
+    gguf: GgufFile | None,
+) -> FastTokenizer | NoTokenizer:
+    if folder is None or _has_tokenizer(folder):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
+    else:
+        tokenizer = None if gguf is None else gguf.tokenizer(transformers)
     if tokenizer is None:
-        return model, NoTokenizer(reference)
+        return NoTokenizer(reference)
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(
-            f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
-        )
-    return model, FastTokenizer(tokenizer)
+        raise UserError("It has no fast tokenizer, which is needed to map its tokens to characters.")
+    return FastTokenizer(tokenizer)
+
+
+def load_outline(
+    reference: str, *, dtype: str, settings: Settings
+) -> tuple[Any, FastTokenizer | NoTokenizer, Stored | None]:
+    """Return a model without memory, in the precision of its weights, its tokenizer, and what the files hold.
+
+    Raises:
+        UserError: as of ``load``, as far as configuration and headers tell it.
+    """
+    with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
+        config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
+        model = build_outline(class_of(transformers, config), config)
+        describe_outline(model, stored)  # refuses what cannot be opened
+        tokenizer = _load_tokenizer(reference, transformers, source, folder, keywords, gguf)
+        return model.to(weight_dtype(config, stored, settings.precision(dtype))), tokenizer, stored
+
+
+def name_of(reference: str, settings: Settings, dtype: str) -> str:
+    """Return what tables call a model: in another precision than its own, or with other settings, it is another one."""
+    folder = expand(reference)
+    name = Path(settings.gguf).name or (resolve(folder) if is_folder(folder) else folder).name
+    return f"{name}{settings.suffix}" + ("" if dtype == AUTO or settings.dtype else f",dtype={dtype}")
+
+
+def framing_of(config: Any, tokenizer: Tokenizer, width: int) -> TextFraming:
+    """Return how a text is brought to the input, cut off after 128 tokens, or what fits the model."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or None
+    return TextFraming(tokenizer, width, min(MAX_LENGTH, longest or MAX_LENGTH), longest)
 
 
 def describe_files(reference: str, settings: Settings) -> dict[str, Any]:

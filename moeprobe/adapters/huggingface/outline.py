@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from moeprobe.adapters.huggingface import heads, routers
+from moeprobe.adapters.huggingface.routers import count_parameters
 from moeprobe.adapters.huggingface.settings import num_experts_of, top_k_of
 from moeprobe.errors import UserError
+from moeprobe.runtime.device import AUTO, FLOAT32
 
 # Names of number formats in the headers of safetensors; others belong to quantized weights.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -97,9 +98,6 @@ def describe_outline(model: Any, stored: Stored | None) -> dict[str, Any]:
         UserError: it has no routers, or the files hold less than the model.
     """
     layers = check_routers(model)
-    body = heads.text_part(model)
-    head = heads.head_of(body)
-    embedding = body.get_input_embeddings()
     rows = [
         _row(name, layer, model.config)
         for name, layer in zip(routers.short_names(list(layers)), layers.values(), strict=True)
@@ -111,6 +109,32 @@ def describe_outline(model: Any, stored: Stored | None) -> dict[str, Any]:
         raise UserError(
             f"The files hold {stored.numbers:,} numbers, and the model has {total:,}: weights are missing."
         )
+    return describe_model(
+        model,
+        rows,
+        dtype=dtype_of(model.config, stored),
+        dense_layers=routers.blocks_without(
+            heads.text_part(model), [layer.module for layer in layers.values()]
+        ),
+        bytes_on_disk=None if stored is None else stored.size,
+    )
+
+
+def describe_model(
+    model: Any, rows: list[dict[str, Any]], *, dtype: str | None, dense_layers: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """Return the sizes of a model, with or without memory; active parameters are those that one token meets.
+
+    Args:
+        model: of the library.
+        rows: a description of each router.
+        dtype: of its weights; None = not known.
+        dense_layers: blocks without a router.
+        more: what else is known of it.
+    """
+    body = heads.text_part(model)
+    head = heads.head_of(body)
+    embedding, total = body.get_input_embeddings(), count_parameters(model)
     return {
         "model": model.config.model_type,
         "class": type(model).__name__,
@@ -119,12 +143,12 @@ def describe_outline(model: Any, stored: Stored | None) -> dict[str, Any]:
         "class_names": list(head.class_names) or None,
         "part": "encoder" if model.config.is_encoder_decoder else "whole",
         "width": embedding.weight.shape[-1],
-        "dtype": _dtype(model.config, stored),
+        "dtype": dtype,
         "vocabulary": embedding.weight.shape[0],
         "parameters": total,
         "active_parameters": active_parameters(total, rows),
-        "bytes_on_disk": None if stored is None else stored.size,
-        "dense_layers": list(routers.blocks_without(body, [layer.module for layer in layers.values()])),
+        **more,
+        "dense_layers": list(dense_layers),
         "layers": rows,
     }
 
@@ -137,11 +161,6 @@ def _row(name: str, layer: routers.RouterLayer, config: Any) -> dict[str, Any]:
         "top_k": top_k_of(config),
         "expert_parameters": None if layer.experts is None else count_parameters(layer.experts),
     }
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Return how many numbers the parameters of a module hold."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def active_parameters(total: int, rows: Sequence[dict[str, Any]]) -> int | None:
@@ -157,7 +176,13 @@ def active_parameters(total: int, rows: Sequence[dict[str, Any]]) -> int | None:
     return total - idle
 
 
-def _dtype(config: Any, stored: Stored | None) -> str | None:
+def weight_dtype(config: Any, stored: Stored | None, dtype: str) -> torch.dtype:
+    """Return the precision that weights have in memory; ``dtype`` is what is asked for, or "auto"."""
+    name = (dtype_of(config, stored) or FLOAT32) if dtype == AUTO else dtype
+    return getattr(torch, name)
+
+
+def dtype_of(config: Any, stored: Stored | None) -> str | None:
     """Return the precision in which a model is loaded; None where neither its configuration nor its files have one."""
     if config.dtype is not None:
         return str(config.dtype).removeprefix("torch.")

@@ -197,19 +197,28 @@ def resuming(body: nn.Module, layer: RouterLayer, hidden: Tensor) -> Iterator[No
     with ExitStack() as stack:
         for earlier in before:
             # On the object, where it hides the method of its class until it is taken off again.
+            # One may be there already, which brings weights from the disk.
+            previous = vars(earlier).get("forward")
             earlier.forward = skip
-            stack.callback(earlier.__dict__.pop, "forward")
+            stack.callback(_restore_forward, earlier, previous)
         stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
         yield
+
+
+def _restore_forward(module: nn.Module, previous: Callable[..., Any] | None) -> None:
+    if previous is None:
+        del module.forward
+    else:
+        module.forward = previous
 
 
 # The size of a language model's embeddings, in which noise is measured, and noise added to them.
 
 
-def root_mean_square(embedding: Any) -> float:
-    """Return the root mean square of the embeddings of all tokens, as the embedding gives them."""
+def root_mean_square(embedding: Any, device: torch.device) -> float:
+    """Return the root mean square of the embeddings of all tokens, as the embedding gives them to ids on a device."""
     number, width = embedding.weight.shape
-    ids = torch.arange(number, device=embedding.weight.device)
+    ids = torch.arange(number, device=device)
     with torch.inference_mode():
         squares = [embedding(part).double().square().sum() for part in ids.split(4096)]
     return float((sum(squares) / (number * width)) ** 0.5)
@@ -236,18 +245,23 @@ def noise_added(embedding: nn.Module, texts: TokenBatch, *, unit: float) -> Iter
 # How probable a language model finds the tokens of texts.
 
 
+def check_writes(head: Head) -> None:
+    """Raise ``UserError`` where a model gives no scores of the next token."""
+    if head.predicts != NEXT_TOKEN:
+        raise UserError(
+            f"The model predicts {head.predicts} and gives no scores of the next token, so it cannot say how probable "
+            "a text is. Choose a model that writes texts."
+        )
+
+
 def log_probabilities(run: Callable[[TokenBatch], Any], head: Head, texts: TokenBatch) -> Tensor:
     """Return the natural logarithm of each token's probability ``(B, T)``; see ``routing.Scored``.
 
     Raises:
         UserError: the model gives no scores of tokens, as a classifier or the encoder of a model with two halves.
     """
-    if head.predicts != NEXT_TOKEN:
-        raise UserError(
-            f"The model predicts {head.predicts} and gives no scores of the next token, so it cannot say how probable "
-            "a text is. Choose a model that writes texts."
-        )
-    logits = run(texts).logits
+    check_writes(head)
+    logits = run(texts).logits.to(texts.ids.device)
     if logits.shape[:2] != texts.ids.shape:
         raise UserError(
             f"The model gives scores {tuple(logits.shape)}, not a row for each token of {tuple(texts.ids.shape)}."

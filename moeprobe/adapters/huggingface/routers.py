@@ -29,6 +29,26 @@ class RouterLayer:
     reader: OutputReader | None = None
     fired: list[Fired] = field(default_factory=list)
 
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what is known of a router that is read."""
+        reader = self.reader
+        assert reader is not None
+        return {
+            "layer": name,
+            "router": type(self.module).__name__,
+            "num_experts": reader.num_experts,
+            "top_k": reader.top_k,
+            "gates": reader.gate,
+            "biased_choice": reader.bias is not None,
+            "constant_weight": reader.constant_weight,
+            "expert_parameters": None if self.experts is None else count_parameters(self.experts),
+        }
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return how many numbers the parameters of a module hold."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
 
 def watch(layer: RouterLayer, stack: ExitStack, *, stop: bool) -> None:
     """Keep what a router gives out, and what its experts get where that says what it chose."""

@@ -4,18 +4,23 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moeprobe import __version__
 from moeprobe.cli.front.environment import print_json
-from moeprobe.errors import first_line
+from moeprobe.cli.front.options import Download
+from moeprobe.declarations.fields import arg_of
+from moeprobe.declarations.options import Options
+from moeprobe.errors import UserError, first_line, option
 from moeprobe.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+_SCHEME = "hf:"
 # Extras of those who work on moeprobe itself.
 _FOR_DEVELOPERS = ("dev", "docs")
 
@@ -126,23 +131,68 @@ def _devices() -> list[CheckResult]:
     return findings
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check the installation: packages, problems and devices.
+def examine_model(source: str, options: "Options") -> list[CheckResult]:
+    """Look at what opening a model of ``hf:`` takes; no weights are read.
+
+    Raises:
+        UserError: it is no model of ``hf:``.
+    """
+    from moeprobe.adapters.huggingface.needs import needs_of
+    from moeprobe.runtime.placement import make_placement
+
+    if not source.startswith(_SCHEME):
+        raise UserError(f"doctor looks at models of {_SCHEME}; for {source} use moeprobe inspect.")
+    needs = needs_of(
+        source.removeprefix(_SCHEME),
+        dtype=options.dtype,
+        placement=make_placement(options.device, options.device_map, options.max_memory, options.offload),
+    )
+    return [CheckResult(need.level, need.subject, need.text) for need in needs]
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A model of hf:; what opening it takes is printed instead."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help=arg_of(Options, "dtype").help)] = None,
+    device_map: Annotated[str | None, typer.Option(help=arg_of(Options, "device_map").help)] = None,
+    max_memory: Annotated[str | None, typer.Option(help=arg_of(Options, "max_memory").help)] = None,
+    offload: Annotated[Path | None, typer.Option(help=arg_of(Options, "offload").help)] = None,
+    download: Download = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check the installation: packages, problems and devices; or what opening a model takes.
+
+    Of a model, the configuration and the headers of its files are read. The exit code is 2 where it cannot be opened.
 
     Example: `moeprobe doctor`
     """
+    typed = {"dtype": dtype, "device_map": device_map, "max_memory": max_memory, "offload": offload}
+    changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+    if model is None and changes:
+        raise UserError(
+            f"{option(next(iter(changes)))} is about a model; name one: moeprobe doctor hf:MODEL."
+        )
+    findings = examine() if model is None else examine_model(model, Options(**changes))
+    if json:
+        print_json([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings])
+        # What is wrong with an installation is for the program that reads it.
+        if model is None:
+            return
+    else:
+        _print(findings)
+    if any(finding.level == "wrong" for finding in findings):
+        raise typer.Exit(2)
+
+
+def _print(findings: list[CheckResult]) -> None:
     from rich.text import Text
 
     from moeprobe.cli.front.screen import console
 
-    findings = examine()
-    if json:
-        print_json([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings])
-        return
     screen = console()
     colors = {"ok": "green", "note": "yellow", "wrong": "red"}
     for finding in findings:
         mark = Text(f"{finding.level:<6}", style=colors[finding.level])
         screen.print(mark.append(finding.subject, style="bold").append(f": {finding.text}", style="default"))
-    if any(finding.level == "wrong" for finding in findings):
-        raise typer.Exit(2)

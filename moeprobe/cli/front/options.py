@@ -369,7 +369,9 @@ PANELS = {
     ),
     "Model": ("layers", "names", "trained_capacity", "group_images", "dtype", "precision", "floor_images", "download"),
     "Output": ("out", "overwrite", "svg", "full", "json"),
-    "Speed": ("device", "batch_size", "workers", "retry", "shard", "dry_run"),
+    "Speed": (
+        "device", "device_map", "max_memory", "offload", "batch_size", "workers", "retry", "shard", "dry_run",
+    ),
 }  # fmt: skip
 # The options of a command with fewer than these are read at a glance.
 _MANY = 12

@@ -1,6 +1,7 @@
 """The result of a probe on the screen, as its layout says: the verdict in words, then the headline of each layer."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
 from moeprobe.results.tables import FLOORS, modality_of_table, records
 from moeprobe.runtime.files import display_path
+from moeprobe.runtime.placement import format_bytes
 
 if TYPE_CHECKING:
     from moeprobe.probes.correspond.measure import CorrespondResult
@@ -225,15 +227,23 @@ def _changed_patches(result: "OverlayResult", view: str) -> list[Table]:
 def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
     """Print the cost of a run ``before`` its last step; ``least``: the number of passes is a lower bound."""
     if as_json:
-        print_json(dataclasses.asdict(plan))
+        is_known = not math.isnan(plan.seconds)
+        print_json(dataclasses.asdict(plan) | ({} if is_known else {"seconds": None}))
         return
     bound = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes
+    duration = (
+        ". The time is unknown until the model is loaded"
+        if math.isnan(plan.seconds)
+        else f", about {plan.seconds:,.1f} s before {before}, judging by {IMAGE.format_count(plan.timed_images)}"
+    )
     console().print(
         f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {IMAGE.format_count(plan.images)} "
-        f"x {plan.passes} forward passes = {total:,} passes{bound}, about {plan.seconds:,.1f} s before {before}, "
-        f"judging by {IMAGE.format_count(plan.timed_images)}. Nothing was written."
+        f"x {plan.passes} forward passes = {total:,} passes{bound}{duration}. Nothing was written."
     )
+    for name, sizes in plan.weights.items():
+        parts = ", ".join(f"{format_bytes(size)} on {device}" for device, size in sizes.items())
+        console().print(f"Weights of {name}: {parts}.")
 
 
 _MORE = "All metrics: --full."

@@ -115,7 +115,10 @@ class Attack(Attributed):
     ] = ANSWER
     expert: Annotated[int | None, Arg("With --on one-expert: the expert, from 0.")] = None
     transfer: Annotated[
-        bool, Arg("Also judge each checkpoint on the images that were crafted on every other one.")
+        bool,
+        Arg(
+            "Also judge each checkpoint on the images that were crafted on every other one; all are in memory at once."
+        ),
     ] = False
 
     def needs_all_models(self) -> bool:

@@ -14,7 +14,8 @@ from moeprobe.probes.attack import ANSWER, L2, LEVELS, LOSSES, ONE_EXPERT, OVERL
 from moeprobe.probes.attack.ascent import at_random, worst_of
 from moeprobe.probes.attack.objectives import can_be_sent, make_objective
 from moeprobe.probes.engine.batch_sums import ForwardResult, corner_sums, labels_of, layer_sums, output_sums
-from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
+from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.folder import OutputFolder, Result

@@ -23,6 +23,7 @@ from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.models.checkpoints.header import read_info, suffix_of
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.outputs import without_missing_output
 from moeprobe.probes.engine.run_spec import RunSpec, check_layers, check_places, choose_images, chosen_layers
@@ -485,12 +486,3 @@ def routers_of(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> dict[s
         name: [routing.num_experts, routing.choices_per_token]
         for name, routing in zip(names, routings, strict=True)
     }
-
-
-def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
-    """Return the routing of one black image, or short text: its kind does not depend on the input."""
-    model = checkpoint.model
-    layer_names = chosen_layers(model.layer_names, layers)
-    if not layer_names:
-        return []
-    return list(model.trace(checkpoint.framing.blank(), layers=layer_names, logits=False)[1].layers.values())

@@ -7,6 +7,7 @@ import torch
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError, option
+from moeprobe.probes.engine.blank_passes import once
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.routing.other_dtype import in_dtype, other_dtype_name
@@ -69,14 +70,27 @@ def refusals(checkpoints: Sequence[Checkpoint], device: torch.device) -> dict[st
 
     Their code may mix tensors of two formats, which no product takes.
     """
-    sentences = {}
-    # The last one was opened last: where one model is in memory at a time, it still is.
-    for checkpoint in reversed(checkpoints):
+    reasons = {checkpoint.name: (checkpoint, _refusal(checkpoint, device)) for checkpoint in checkpoints}
+    return {
+        name: f"{_not_measured(checkpoint, device)}: {reason}"
+        for name, (checkpoint, reason) in reasons.items()
+        if reason
+    }
+
+
+def _refusal(checkpoint: Checkpoint, device: torch.device) -> str:
+    """Return why a checkpoint does not run in another format; empty where it does."""
+
+    def run() -> str:
+        # Spread over devices, a model need not be where the others are.
+        own = getattr(checkpoint.model, "device", None) or device
         try:
-            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, device)
+            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, own)
         except UserError as error:
-            sentences[checkpoint.name] = f"{_not_measured(checkpoint, device)}: {str(error).rstrip('.')}"
-    return sentences
+            return str(error).rstrip(".")
+        return ""
+
+    return once(checkpoint, "refusal of another format", run)
 
 
 def _not_measured(checkpoint: Checkpoint, device: torch.device) -> str:

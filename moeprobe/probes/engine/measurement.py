@@ -38,7 +38,7 @@ from moeprobe.results.palette import colors
 from moeprobe.results.sidecars import choose_names
 from moeprobe.results.stored import SumsStore, concat
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.runtime.device import choose_device, full_float32
+from moeprobe.runtime.device import FLOAT32, choose_device, full_float32
 from moeprobe.runtime.progress import Advance, Progress
 
 M = TypeVar("M", bound=Result)
@@ -79,6 +79,13 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self.request = self.make_request() | ({} if self.units is None else self.units.request())
         # What the sidecar says of shards that were put together.
         self._measured: dict[str, Any] = {}
+
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks of a run need, while the model is in memory."""
+        super().learn(probe, model, options)
+        if probe.noise_floor and options.floor_images:
+            floors.refusals([model], choose_device(options.device))
 
     def check_models(self) -> None:
         """Raise ``UserError`` where a model cannot be measured so, before any data are opened."""
@@ -170,8 +177,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             self.spec, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
         # The sample is timed for the images of the whole run, of which a shard measures a part.
-        share = self.num_images / plan.images
-        return dataclasses.replace(plan, images=self.num_images, seconds=plan.seconds * share)
+        return plan.scaled(self.num_images)
 
     def sample(self, images: int) -> SumsStore:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
@@ -221,7 +227,8 @@ class Measurement(TableWork[M], ProbeWork[M]):
         self, parts: Path | None, watcher: Progress
     ) -> tuple[list[SumsStore], list[list[str]], dict[str, float]]:
         """Return the sums per image of every checkpoint, the images that were skipped, and images per second."""
-        spec, measured, skipped, rates = self.spec, list[SumsStore](), list[list[str]](), {}
+        spec, options = self.spec, self.options
+        measured, skipped, rates = list[SumsStore](), list[list[str]](), {}
         num_images = self.num_images + self.more_images
         for model in self.models:
             watcher.start(f"{self.probe.kind}: {model.name}", num_images)
@@ -232,6 +239,9 @@ class Measurement(TableWork[M], ProbeWork[M]):
             begun = time.perf_counter()
             sums, unreadable = self.run(spec, model, parts=parts, progress=watcher.advance)
             rates[model.name] = num_images / (time.perf_counter() - begun)
+            # A shard has no floor: it is measured when all are put together.
+            if options.precision != FLOAT32 and spec.shard is None and not spec.shards:
+                self.precision_floor(model)  # now, while the model is in memory
             measured.append(sums)
             skipped.append(unreadable)
         return measured, skipped, rates

@@ -5,14 +5,15 @@ The floor is which choices of experts the arithmetic of narrower passes changes 
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
-from moeprobe.adapters.open import as_checkpoint, is_huggingface
+from moeprobe.adapters.open import as_checkpoint, is_huggingface, outline_model
 from moeprobe.adapters.residence import Residence, sharing
 from moeprobe.declarations import CLEAN
 from moeprobe.declarations.options import PROMPT, Options
@@ -20,13 +21,14 @@ from moeprobe.errors import RunWarning, UserError, option
 from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
+from moeprobe.probes.engine.blank_passes import keep_answers
 from moeprobe.probes.engine.checks import check_cut, distinct_names
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.caveats import changed_share
 from moeprobe.routing import other_dtype
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.device import FLOAT32, choose_device
 
 
 def load_models(
@@ -35,6 +37,8 @@ def load_models(
     *,
     modality: Modality | None = None,
     one_at_a_time: bool = False,
+    learn: Callable[[Checkpoint], None] | None = None,
+    unopened: bool = False,
 ) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
@@ -43,6 +47,8 @@ def load_models(
         options: of the run.
         modality: what the data hold: of pictures, vision-language models are to read them; None = not known.
         one_at_a_time: of several models of ``hf:`` that are loaded here, have no more than one in memory.
+        learn: called with each of these while it is in memory, to make the passes that checks need of it.
+        unopened: read no weights of ``hf:`` models; they stand for themselves where a run is only counted.
 
     Raises:
         UserError: something is no checkpoint, two have one name, or an option is for other models.
@@ -51,23 +57,18 @@ def load_models(
     if not sees:
         _refuse_picture_options(options)
     residence = Residence() if one_at_a_time and sum(map(is_huggingface, sources)) > 1 else None
+    loaded = list[Checkpoint]()
     with sharing(residence):
-        loaded = [
-            as_checkpoint(
-                model,
-                device=options.device,
-                trained_capacity=options.trained_capacity,
-                group_images=options.group_images,
-                dtype=options.dtype,
-                **(
-                    {"prompt": options.prompt, "image_size": options.image_size}
-                    if sees and is_huggingface(model)
-                    else {}
-                ),
-            )
-            for model in sources
-        ]
-    loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
+        # Models that take turns are opened from the last to the first, which is in memory then: it is measured first.
+        for source in sources if residence is None else reversed(sources):
+            model = _in_precision(_load(source, options, sees=sees, unopened=unopened), options)
+            if is_huggingface(source):
+                _warn_if_slow(model)
+                keep_answers(model)
+                if residence is not None and learn is not None:
+                    learn(model)
+            loaded.append(model)
+    loaded = _cut(loaded if residence is None else loaded[::-1], options.max_length)
     if is_emulated_run(options):
         warnings.warn(
             RunWarning(
@@ -81,6 +82,48 @@ def load_models(
         model if model.name == name else dataclasses.replace(model, name=name)
         for model, name in zip(loaded, names, strict=True)
     ]
+
+
+def _warn_if_slow(checkpoint: Checkpoint) -> None:
+    """Warn before passes that take many times as long as they need to: in bfloat16, without instructions for it."""
+    device = getattr(checkpoint.model, "device", None)
+    is_narrow = checkpoint.provenance.get("dtype") == "bfloat16"
+    if is_narrow and device is not None and other_dtype.is_emulated(device):
+        warnings.warn(
+            RunWarning(
+                f"{checkpoint.name} has weights in bfloat16, for which this CPU has no instructions; passes take many "
+                f"times as long as with {option('dtype', FLOAT32)}."
+            ),
+            stacklevel=3,
+        )
+
+
+def _load(source: Model, options: Options, *, sees: bool, unopened: bool) -> Checkpoint:
+    """Return a checkpoint, loaded; with ``sees``, a model of ``hf:`` is to read pictures."""
+    # Where image tokens stand is known only after passes.
+    if unopened and isinstance(source, str | Path) and is_huggingface(source) and not sees:
+        outline = outline_model(
+            source,
+            device=options.device,
+            dtype=options.dtype,
+            device_map=options.device_map,
+            max_memory=options.max_memory,
+            offload=options.offload,
+        )
+        if outline is not None:
+            return outline
+    of_pictures = {"prompt": options.prompt, "image_size": options.image_size}
+    return as_checkpoint(
+        source,
+        device=options.device,
+        trained_capacity=options.trained_capacity,
+        group_images=options.group_images,
+        dtype=options.dtype,
+        device_map=options.device_map,
+        max_memory=options.max_memory,
+        offload=options.offload,
+        **(of_pictures if sees and is_huggingface(source) else {}),
+    )
 
 
 def _refuse_picture_options(options: Options) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import Probe
+from moeprobe.probes.engine.blank_passes import has_output
 from moeprobe.probes.engine.run_spec import OF_FEATURES
 from moeprobe.routing.capabilities import FEATURES, SCORES, output_kind
 
@@ -24,7 +25,7 @@ def without_missing_output(
 
 def _output_of(model: Checkpoint) -> str | None:
     """Return what a model gives beside its routing: "scores", "features", or None."""
-    return None if model.model.trace(model.framing.blank())[0] is None else output_kind(model.model)
+    return output_kind(model.model) if has_output(model) else None
 
 
 def gives_scores(model: Checkpoint) -> bool:

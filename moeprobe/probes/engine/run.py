@@ -5,11 +5,12 @@ What a killed run continues from is kept by ``loop`` (part files) and ``results.
 
 import dataclasses
 import gc
+import math
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -39,13 +40,27 @@ T = TypeVar("T", bound="Result")
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a probe, estimated from a few images."""
+    """The cost of a probe, estimated from a few images.
+
+    Attributes:
+        checkpoints: how many there are.
+        images: of the run.
+        passes: forward passes per image.
+        timed_images: on which the estimate rests.
+        seconds: that the run takes; NaN = not known, as models of ``hf:`` are not loaded for a plan.
+        weights: bytes of these models' weights, by checkpoint and device.
+    """
 
     checkpoints: int
     images: int
     passes: int
     timed_images: int
     seconds: float
+    weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def scaled(self, images: int) -> "Plan":
+        """Return the plan for another number of images."""
+        return dataclasses.replace(self, images=images, seconds=self.seconds * images / self.images)
 
 
 class Work(ABC, Generic[R]):
@@ -200,6 +215,17 @@ class ProbeWork(ShardedWork[R]):
     models: Sequence[Checkpoint]
     data: str
     spec: RunSpec
+    _precision_floors: dict[str, dict[str, Any]] | None = None
+
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks of a run need, while the model is in memory.
+
+        Their answers are kept (``blank_passes``): models of ``hf:`` take turns in memory.
+        """
+        from moeprobe.probes.engine import blank_passes  # here, since it imports torch
+
+        blank_passes.learn(model, options.layers)
 
     def floor_inputs(self, model: Checkpoint) -> Iterable[Any]:
         """Return the unperturbed inputs, in batches, that show what arithmetic alone changes."""
@@ -212,18 +238,27 @@ class ProbeWork(ShardedWork[R]):
         self._add_routers(result)
         if self.options.precision == FLOAT32:
             return
-        from moeprobe.probes.engine.models import measure_floor
         from moeprobe.results.caveats import PRECISION_FLOOR
 
         # Without what analyses say of a table, which comes last.
         sidecar = Work.sidecar_of(self, result)
         for model in self.models:
-            layers = chosen_layers(model.model.layer_names, self.options.layers)
-            floor = measure_floor(model, self.floor_inputs(model), layers)
+            floor = self.precision_floor(model)
             # For aligned trainings ``checkpoints`` names pairs; the models themselves are under ``trainings``.
             for subjects in (sidecar["checkpoints"], sidecar.get("trainings", {})):
                 if model.name in subjects:
                     subjects[model.name] = {**subjects[model.name], PRECISION_FLOOR: floor}
+
+    def precision_floor(self, model: Checkpoint) -> dict[str, Any]:
+        """Return which choices of a model the precision of its passes changes by itself; it is measured once."""
+        from moeprobe.probes.engine.models import measure_floor
+
+        if self._precision_floors is None:
+            self._precision_floors = {}
+        if model.name not in self._precision_floors:
+            layers = chosen_layers(model.model.layer_names, self.options.layers)
+            self._precision_floors[model.name] = measure_floor(model, self.floor_inputs(model), layers)
+        return self._precision_floors[model.name]
 
     def _add_routers(self, result: R) -> None:
         """Add to the sidecar how many experts there are, and a token has, in each layer of several models.
@@ -236,8 +271,7 @@ class ProbeWork(ShardedWork[R]):
         from moeprobe.results.caveats import ROUTERS
 
         checkpoints = Work.sidecar_of(self, result)["checkpoints"]
-        # The last one was measured last: where one model is in memory at a time, it still is.
-        for model in reversed(self.models):
+        for model in self.models:
             if model.name in checkpoints and model.model.layer_names:
                 checkpoints[model.name] = {
                     **checkpoints[model.name],
@@ -270,6 +304,12 @@ class ProbeWork(ShardedWork[R]):
         return self.spec.workers
 
 
+def unread_weights(models: Sequence[Checkpoint]) -> dict[str, Mapping[str, int]]:
+    """Return the bytes on each device of the models whose weights are not read; empty where there are none."""
+    sizes = {model.name: getattr(model.model, "weight_bytes", None) for model in models}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
 def time_sample(
     spec: RunSpec,
     models: Sequence[Checkpoint],
@@ -279,6 +319,9 @@ def time_sample(
     run: Callable[..., object],
 ) -> Plan:
     """Return the cost of a probe, estimated from its first ``images``."""
+    weights = unread_weights(models)
+    if weights:
+        return Plan(len(models), len(spec.indices), passes, 0, math.nan, weights)
     sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
     seconds = 0.0
     for model in models:
@@ -386,14 +429,22 @@ def plan(
     if shard is not None:
         check_splits(probe)
     # The same checks as a run: a plan must not promise what would be refused.
-    work = prepare(probe, check_some(models), data=data, options=options or Options(**probe.defaults))
+    options = options or Options(**probe.defaults)
+    work = prepare(probe, check_some(models), data=data, options=options, unopened=True)
     if shard is not None:
         work.set_shard(shard)
     return work.plan()
 
 
-def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options) -> ProbeWork[R]:
-    """Return the work that ``run`` does, checked."""
+def prepare(
+    probe: Probe[R],
+    sources: Sequence[Model],
+    *,
+    data: str | None,
+    options: Options,
+    unopened: bool = False,
+) -> ProbeWork[R]:
+    """Return the work that ``run`` does, checked; ``unopened`` reads no weights of ``hf:`` models, to count it."""
     check_precision(probe, options)
     probe.check_options(options)
     preflight(probe, sources, data=data, options=options)
@@ -403,7 +454,14 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Sequences of tokens take the place of data.
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
-    models = load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
+    models = load_models(
+        sources,
+        options,
+        modality=modality,
+        one_at_a_time=not probe.needs_all_models(),
+        learn=lambda model: probe.learn(model, options),
+        unopened=unopened,
+    )
     work = probe.prepare(models, data, options)
     if options.unit is not None and work.units is None:
         raise UserError(f"{probe.kind} has no intervals, so nothing is sampled; leave {option('unit')} out.")

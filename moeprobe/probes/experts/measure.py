@@ -21,10 +21,11 @@ from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, other_sets, runner_up
 from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
-from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.experts.redundancy import redundancy_rows
 from moeprobe.results import summaries
@@ -50,7 +51,7 @@ class ExpertsMeasurement(VariantsMeasurement):
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
             if isinstance(model.model, Rerouted):
-                model.model.check_replay(self.options.layers)
+                model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
             else:
                 check_replayable(model.name, model.model, "no expert can be banned or forced")
                 if not gives_scores(model):

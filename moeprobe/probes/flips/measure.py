@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.modality import TEXT
@@ -23,10 +25,11 @@ from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
 from moeprobe.metrics.token_kinds import slices
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.checks import check_some_layer, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import once, routing_of_blank_input
+from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.flips import FIXED, Flips
 from moeprobe.probes.flips.held_out import (
     HELD_OUT,
@@ -65,18 +68,32 @@ class _Pricing:
     analysis: FlipsAnalysis | TextFlipsAnalysis
 
 
+def _check_writes(checkpoint: Checkpoint) -> None:
+    """Raise ``UserError`` where a model of texts writes none, so that they have no log-probabilities."""
+    model = checkpoint.model
+    assert isinstance(model, Rerouted)
+    once(checkpoint, "log-probabilities", lambda: model.log_probabilities(checkpoint.framing.blank()))
+
+
 class FlipsMeasurement(VariantsMeasurement):
     """Passes in which one token of one layer has another set of experts."""
 
     probe: Flips
     masks: ClassVar[bool] = True
 
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks need; those of texts want log-probabilities, too."""
+        super().learn(probe, model, options)
+        if isinstance(model.model, Rerouted):
+            _check_writes(model)
+
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
             if isinstance(model.model, Rerouted):
-                model.model.check_replay(self.options.layers)
-                model.model.log_probabilities(model.framing.blank())  # raises where the model writes no texts
+                model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
+                _check_writes(model)
                 if self.probe.predict:
                     raise UserError(
                         f"{model.name} reads texts, and {option('predict')} adds up prices of images; leave it out."

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.declarations import CLEAN
+from moeprobe.declarations import CLEAN, Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.log_probability import LogProbabilities, LogProbability
 from moeprobe.models.nn.quantize import quantize_weight
 from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
+from moeprobe.probes.engine.blank_passes import once
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.precision import Precision
@@ -35,14 +37,16 @@ class Rounding:
     """
 
     def __init__(self, model: Weighed) -> None:
-        self._weights: list[Weight] = model.weights()
+        self._model = model
         self._kept: dict[tuple[int, str], Tensor] = {}
         self._bytes = 0
 
     @contextmanager
     def of(self, parts: Sequence[str], name: str) -> Iterator[None]:
         """Let the weights of these parts be as a format holds them."""
-        selected = [(index, weight) for index, weight in enumerate(self._weights) if weight.part in parts]
+        # Looked up each time: where models take turns in memory, this reads the weights, as other parameters.
+        weights = enumerate(self._model.weights())
+        selected = [(index, weight) for index, weight in weights if weight.part in parts]
         originals = [(weight.parameter, weight.parameter.data) for _, weight in selected]
         try:
             for index, weight in selected:
@@ -67,12 +71,25 @@ class PrecisionMeasurement(VariantsMeasurement):
 
     probe: Precision
 
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks need, and note which parts there are."""
+        super().learn(probe, model, options)
+        if isinstance(model.model, Weighed):
+            _look_at_weights(model)
+
     def check_models(self) -> None:
         """Raise ``UserError`` unless the models say what their weights are of."""
         for model in self.models:
             if not isinstance(model.model, Weighed):
                 raise UserError(f"{model.name} does not say which of its weights are routers and experts.")
-            missing = set(self.probe.parts) - {weight.part for weight in model.model.weights()}
+            parts, have_memory = _look_at_weights(model)
+            if not have_memory:
+                raise UserError(
+                    f"Some weights of {model.name} are in memory only while their layer runs, so none can be rounded; "
+                    f"let memory hold all of it ({option('max_memory')}), or use a smaller model."
+                )
+            missing = set(self.probe.parts) - parts
             if missing:
                 raise UserError(
                     f"{model.name} has no weights of {', '.join(sorted(missing))}; choose other {option('parts')}."
@@ -107,6 +124,18 @@ class PrecisionMeasurement(VariantsMeasurement):
     def passes(self) -> int:
         """Forward passes per image; log-probabilities take one more each."""
         return (1 + len(self.probe.variants)) * (2 if _has_log_probabilities(self.spec) else 1)
+
+
+def _look_at_weights(checkpoint: Checkpoint) -> tuple[set[str], bool]:
+    """Return the parts that a model has weights of, and whether all weights are in memory."""
+    model = checkpoint.model
+    assert isinstance(model, Weighed)
+
+    def look() -> tuple[set[str], bool]:
+        weights = model.weights()
+        return {weight.part for weight in weights}, not any(weight.parameter.is_meta for weight in weights)
+
+    return once(checkpoint, "weights", look)
 
 
 def _has_log_probabilities(spec: RunSpec) -> bool:

@@ -19,7 +19,7 @@ from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.permutations import compare_with
-from moeprobe.probes.engine.checks import routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.probes.routes import MODALITIES, Routes

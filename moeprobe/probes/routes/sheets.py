@@ -18,7 +18,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.metrics.token_experts import entries, experts, knows_experts
 from moeprobe.metrics.token_kinds import patches
-from moeprobe.probes.engine.checks import routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.routing import finite
 from moeprobe.routing.correspondence import pair_up

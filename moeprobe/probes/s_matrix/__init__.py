@@ -18,7 +18,8 @@ class SMatrix(Probe["Result"]):
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
     of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows
-    how one pair of patches enters S: two views, the gates of the patch in both, their product.
+    how one pair of patches enters S: two views, the gates of the patch in both, their product. All checkpoints are in
+    memory at once.
 
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """

@@ -10,7 +10,8 @@ from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
-from moeprobe.probes.engine.checks import make_spec, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
+from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.run import Plan, ProbeWork, time_sample
 from moeprobe.probes.engine.run_spec import RunSpec, make_request
 from moeprobe.probes.trace import Trace, recording

@@ -5,6 +5,7 @@ The model reads each sequence in one pass (teacher forcing), so that its routing
 Axes: B sequences of a batch, T tokens.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.inputs.texts import TextFraming, TokenBatch
-from moeprobe.probes.engine.run import Plan, ProbeWork
+from moeprobe.probes.engine.run import Plan, ProbeWork, unread_weights
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers, precision_request
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
@@ -106,6 +107,9 @@ class RecordingTokens(ProbeWork[Recorded]):
 
     def plan(self) -> Plan:
         """Return what it would take, by running a batch of each checkpoint."""
+        weights = unread_weights(self.models)
+        if weights:
+            return Plan(len(self.models), len(self.sequences), 1, 0, math.nan, weights)
         seconds, timed = 0.0, min(self.options.batch_size, len(self.sequences))
         for model in self.models:
             sample = dict(list(self._of(model).items())[:timed])

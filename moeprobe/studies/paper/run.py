@@ -17,7 +17,8 @@ from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond import Correspond
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.checks import check_images, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
+from moeprobe.probes.engine.checks import check_images
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.origins import choose_data, describe_origins
 from moeprobe.probes.engine.run import Plan, Work
