@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, check_arguments, checked_class
 from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
 from moeprobe.runtime.processes import MOST_WORKERS
+from moeprobe.runtime.spread import REPLICAS, ModelShare
 
 # Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
@@ -30,6 +31,7 @@ class Keywords(TypedDict, total=False):
     workers: int | None
     retry: bool
     device: str
+    parallel: str
     dtype: str
     precision: str
     floor_images: int
@@ -107,6 +109,14 @@ class Options:
         bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
     ] = False
     device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
+    parallel: Annotated[
+        str,
+        Arg(
+            "With torchrun, what a process holds of hf: models: replicas (all), experts or tensor (a share); "
+            "experts:4 = four processes hold a model, and groups of four share the inputs.",
+            in_request=False,
+        ),
+    ] = REPLICAS
     dtype: Annotated[
         str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
     ] = AUTO
@@ -185,6 +195,7 @@ class Options:
         check_device(self.device)
         check_dtype(self.dtype)
         check_precision(self.precision)
+        ModelShare.read(self.parallel)
 
 
 def combine(options: Options | None, changes: Keywords, *, defaults: Mapping[str, Any] = NONE) -> Options:

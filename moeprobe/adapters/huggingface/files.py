@@ -13,6 +13,7 @@ from moeprobe.adapters.huggingface.digests import remembered_digest
 from moeprobe.adapters.huggingface.heads import class_of, class_with_pictures
 from moeprobe.adapters.huggingface.outline import Stored, build_outline, check_routers, describe_outline
 from moeprobe.adapters.huggingface.settings import Settings
+from moeprobe.adapters.huggingface.spread import spread_keywords
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from moeprobe.runtime.characters import quote
@@ -151,7 +152,9 @@ def load(
         config, _ = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
         # A model without routers is refused before its weights are read, which may take minutes.
-        check_routers(build_outline(kind, config))
+        outline = build_outline(kind, config)
+        check_routers(outline)
+        spread = spread_keywords(outline, config)
         model, loading_info = kind.from_pretrained(
             source,
             config=config,
@@ -161,6 +164,7 @@ def load(
             # Not those of config.json, which may name code on the hub: the library's own choice.
             attn_implementation=None,
             experts_implementation=None,
+            **spread,
             **keywords,
         )
         tokenizer = (

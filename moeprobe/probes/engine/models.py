@@ -27,6 +27,7 @@ from moeprobe.routing import other_dtype
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.spread import REPLICAS
 
 
 def load_models(
@@ -47,6 +48,8 @@ def load_models(
     Raises:
         UserError: something is no checkpoint, two have one name, or an option is for other models.
     """
+    if options.parallel != REPLICAS:
+        _refuse_shared(sources)
     sees = modality is IMAGE and any(map(is_huggingface, sources))
     if not sees:
         _refuse_picture_options(options)
@@ -81,6 +84,17 @@ def load_models(
         model if model.name == name else dataclasses.replace(model, name=name)
         for model, name in zip(loaded, names, strict=True)
     ]
+
+
+def _refuse_shared(sources: Sequence[Model]) -> None:
+    """Raise ``UserError`` where processes are to share a model that only one process can hold."""
+    other = next((source for source in sources if not is_huggingface(source)), None)
+    if other is not None:
+        name = other.name if isinstance(other, Checkpoint) else other
+        raise UserError(
+            f"{option('parallel')} is for models of hf:, and {name} is none; leave it out, and torchrun spreads the "
+            "inputs."
+        )
 
 
 def _refuse_picture_options(options: Options) -> None:

@@ -26,6 +26,7 @@ from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.spread import REPLICAS, check_group
 
 # Not at once: they bring what reads Parquet files, and a mistyped argument is refused without.
 if TYPE_CHECKING:
@@ -365,8 +366,18 @@ def plan(
 
 def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, options: Options) -> ProbeWork[R]:
     """Return the work that ``run`` does, checked."""
+    return probe.prepare(open_models(probe, sources, data=data, options=options), data, options)
+
+
+def open_models(
+    probe: Probe[Any], sources: Sequence[Model], *, data: str | None, options: Options
+) -> list[Checkpoint]:
+    """Return the models of a run, loaded, with all checked that can be checked before."""
     check_precision(probe, options)
     probe.check_options(options)
+    check_group(options.parallel)
+    if options.parallel != REPLICAS and probe.refuses_parallel:
+        raise UserError(f"{probe.name} {probe.refuses_parallel}; leave {option('parallel')} out.")
     preflight(probe, sources, data=data, options=options)
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
@@ -374,5 +385,4 @@ def prepare(probe: Probe[R], sources: Sequence[Model], *, data: str | None, opti
     # Sequences of tokens take the place of data.
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
-    models = load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
-    return probe.prepare(models, data, options)
+    return load_models(sources, options, modality=modality, one_at_a_time=not probe.needs_all_models())
