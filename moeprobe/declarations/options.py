@@ -40,6 +40,7 @@ class Keywords(TypedDict, total=False):
     masks: str | Path | None
     class_null: bool
     max_length: int | None
+    chunk_length: int | None
     prompt: str
     image_size: int | None
     skip_bad_images: bool
@@ -161,6 +162,15 @@ class Options:
         int | None,
         Arg(
             "For texts: number of tokens after which they are cut off; default 128, or what fits the model.",
+            low=1,
+            what="a number of tokens",
+        ),
+    ] = None
+    chunk_length: Annotated[
+        int | None,
+        Arg(
+            "For long texts in causal models (hf:): tokens that are read at once; less memory, the same routing.",
+            in_request=False,
             low=1,
             what="a number of tokens",
         ),

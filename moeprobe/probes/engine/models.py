@@ -70,6 +70,8 @@ def load_models(
             )
             for model in sources
         ]
+    if options.chunk_length is not None:
+        _read_in_chunks(loaded, options.chunk_length)
     loaded = [_in_precision(model, options) for model in _cut(loaded, options.max_length)]
     if is_emulated_run(options):
         warnings.warn(
@@ -108,6 +110,17 @@ def _refuse_picture_options(options: Options) -> None:
                 f"{option(name)} is for vision-language models of hf: on images, e.g. {option('data', 'folder:PATH')}; "
                 "leave it out."
             )
+
+
+def _read_in_chunks(models: Sequence[Checkpoint], length: int) -> None:
+    """Let models read longer texts in chunks; raises ``UserError`` where one cannot."""
+    for checkpoint in models:
+        read_in_chunks = getattr(checkpoint.model, "read_in_chunks", None)
+        if read_in_chunks is None:
+            raise UserError(
+                f"{option('chunk_length')} is for texts in language models of hf:; leave it out for {checkpoint.name}."
+            )
+        read_in_chunks(length)
 
 
 def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:
