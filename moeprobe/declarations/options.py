@@ -12,6 +12,7 @@ from moeprobe.runtime.arguments import HIGHEST_SEED, LOWEST_SEED, F, check_argum
 from moeprobe.runtime.device import AUTO, FLOAT32, check_device, check_dtype, check_precision
 from moeprobe.runtime.placement import make_placement
 from moeprobe.runtime.processes import MOST_WORKERS
+from moeprobe.runtime.spread import REPLICAS, ModelShare
 
 # Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
@@ -34,6 +35,7 @@ class Keywords(TypedDict, total=False):
     device_map: str | None
     max_memory: str | None
     offload: str | Path | None
+    parallel: str
     dtype: str
     precision: str
     floor_images: int
@@ -43,6 +45,7 @@ class Keywords(TypedDict, total=False):
     class_null: bool
     unit: str | None
     max_length: int | None
+    chunk_length: int | None
     prompt: str
     image_size: int | None
     skip_bad_images: bool
@@ -133,6 +136,14 @@ class Options:
             in_request=False,
         ),
     ] = None
+    parallel: Annotated[
+        str,
+        Arg(
+            "With torchrun, what a process holds of hf: models: replicas (all), experts or tensor (a share); "
+            "experts:4 = four processes hold a model, and groups of four share the inputs.",
+            in_request=False,
+        ),
+    ] = REPLICAS
     dtype: Annotated[
         str, Arg("Precision of hf: models: float32, bfloat16 or float16; auto: as they were saved.")
     ] = AUTO
@@ -189,6 +200,15 @@ class Options:
             what="a number of tokens",
         ),
     ] = None
+    chunk_length: Annotated[
+        int | None,
+        Arg(
+            "For long texts in causal models (hf:): tokens that are read at once; less memory, the same routing.",
+            in_request=False,
+            low=1,
+            what="a number of tokens",
+        ),
+    ] = None
     prompt: Annotated[
         str, Arg("For pictures in a vision-language model (hf:): what it is asked about each.")
     ] = PROMPT
@@ -220,6 +240,7 @@ class Options:
         make_placement(self.device, self.device_map, self.max_memory, self.offload)
         check_dtype(self.dtype)
         check_precision(self.precision)
+        ModelShare.read(self.parallel)
 
 
 def combine(options: Options | None, changes: Keywords, *, defaults: Mapping[str, Any] = NONE) -> Options:

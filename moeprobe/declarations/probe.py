@@ -40,6 +40,7 @@ class Probe(Question[R], ABC, Generic[R]):
         leaves_out: whether it can do without single inputs whose gates or scores are not finite.
         noise_floor: whether clean images are run again unchanged.
         refuses_precision: why its passes are in float32 alone, as the end of a sentence; empty = they need not be.
+        refuses_parallel: why it needs a whole model in each process, as the end of a sentence; empty = it does not.
         compares: whether ``compare`` can measure checkpoints by it.
         timed: whether its images per second are read, so that they are measured with care.
         ends_with: the step after the forward passes that a plan counts.
@@ -60,6 +61,7 @@ class Probe(Question[R], ABC, Generic[R]):
     leaves_out: ClassVar[bool] = True
     noise_floor: ClassVar[bool] = False
     refuses_precision: ClassVar[str] = ""
+    refuses_parallel: ClassVar[str] = ""
     compares: ClassVar[bool] = True
     timed: ClassVar[bool] = False
     ends_with: ClassVar[str] = "the statistics"

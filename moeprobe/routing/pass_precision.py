@@ -20,7 +20,7 @@ from moeprobe.routing.other_dtype import in_dtype
 from moeprobe.runtime.device import FLOAT32, label_of
 
 # What runs the network, of any capability of a model.
-_PASSES = (
+PASSES = (
     "trace", "replay", "trunks", "resume", "features", "router_inputs", "route", "expert_outputs",
     "log_probabilities", "replayed_log_probabilities", "text_trunks", "resumed_log_probabilities",
 )  # fmt: skip
@@ -49,7 +49,7 @@ def in_precision(model: Traceable, precision: str, *, name: str, device: torch.d
     routers = original.router_modules() if isinstance(original, HasRouterModules) else ()
     # A copy of the same class, so that it has the same capabilities; weights are shared.
     narrow = copy.copy(original)
-    for method_name in _PASSES:
+    for method_name in PASSES:
         method = getattr(original, method_name, None)
         if method is not None:
             setattr(narrow, method_name, _under_autocast(method, device, dtype, routers))

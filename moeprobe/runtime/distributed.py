@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 _PATIENCE = "MOEPROBE_TIMEOUT_MINUTES"
 # Numbers of one message, and seconds in which a process that is there answers.
 _MESSAGE, _ANSWER = 2**22, 5.0
-_FAILED, _LOOK = "failed", timedelta(seconds=1)
+# Seconds between looks for a failure, and between looks for an answer.
+_FAILED, _LOOK, _SHORTEST, _LONGEST = "failed", 1.0, 0.001, 0.05
 # What errors of messages between processes speak of: gloo and NCCL raise plain RuntimeErrors.
 _MESSAGES = re.compile("gloo|nccl|Dist[A-Z]|ProcessGroup|Connection|Timed out|Timeout|timeout|socket")
+
+
+def is_message_error(error: RuntimeError) -> bool:
+    """Whether an error is one of messages between processes."""
+    return _MESSAGES.search(f"{type(error).__name__}: {error}") is not None
 
 
 class OtherFailedError(UserError):
@@ -88,9 +94,25 @@ class Ranks:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._store = store
+        self._store = self._failures = store
+        # What messages call them: their numbers among all processes.
+        self._names, self._all = list(range(size)), size
         self._patience = patience()
         self._asked = 0
+
+    def among(self, members: Sequence[int], name: str) -> "Ranks":
+        """Return some of these processes, this one among them, which number themselves anew; all know of failures.
+
+        Args:
+            members: their numbers here.
+            name: of this set of processes, the same in each of them.
+        """
+        import torch.distributed as dist
+
+        part = Ranks(dist.PrefixStore(name, self._store), list(members).index(self.rank), len(members))
+        part._failures, part._all = self._failures, self._all
+        part._names = [self._names[member] for member in members]
+        return part
 
     def exchange(self, what: Any) -> list[Any]:
         """Return what each process has to say at this point, by rank; anything that JSON can say.
@@ -105,37 +127,61 @@ class Ranks:
 
     def _get(self, key: str, rank: int) -> bytes:
         """Return what another process has set, or will."""
-        deadline = time.monotonic() + self._patience.total_seconds()
+        deadline, looked, pause = time.monotonic() + self._patience.total_seconds(), -math.inf, _SHORTEST
+        # The store's own wait warns each time that its time is over.
         while True:
-            self._check(rank)
+            if time.monotonic() - looked > _LOOK:
+                self._check(rank)
+                looked = time.monotonic()
             try:
-                self._store.wait([key], _LOOK)
-            except RuntimeError:  # not yet, or never: the store says which
-                if time.monotonic() > deadline:
-                    minutes = self._patience.total_seconds() / 60
-                    raise UserError(
-                        f"Process {rank} of {self.size} (counted from 0) did not answer for {minutes:g} minutes; look "
-                        f"at what it printed, or set {_PATIENCE} higher."
-                    ) from None
-            else:
-                value: bytes = self._store.get(key)
-                return value
+                if self._store.check([key]):
+                    value: bytes = self._store.get(key)
+                    return value
+            except RuntimeError:
+                self._check(rank)
+                raise
+            if time.monotonic() > deadline:
+                minutes = self._patience.total_seconds() / 60
+                raise UserError(
+                    f"Process {self._names[rank]} of {self._all} (counted from 0) did not answer for {minutes:g} "
+                    f"minutes; look at what it printed, or set {_PATIENCE} higher."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
 
     def _check(self, rank: int) -> None:
         try:
-            failed = self._store.check([_FAILED])
+            failed = self._failures.check([_FAILED])
         except RuntimeError:
             raise UserError(
-                f"The other processes cannot be reached any more, while process {rank} of {self.size} was waited for."
+                "The other processes cannot be reached any more, while process "
+                f"{self._names[rank]} of {self._all} was waited for."
             ) from None
         if failed:
-            raise OtherFailedError(json.loads(self._store.get(_FAILED))[1])
+            raise OtherFailedError(json.loads(self._failures.get(_FAILED))[1])
+
+    def announce(self, key: str, what: Any) -> None:
+        """Say something to the others that they wait for by ``hear``; anything that JSON can say."""
+        self._store.set(f"said/{key}", json.dumps(what))
+
+    def hear(self, key: str, *, of: int) -> Any:
+        """Return what a process announces, once it does.
+
+        Raises:
+            OtherFailedError: another one has failed.
+            UserError: it does not answer.
+        """
+        return json.loads(self._get(f"said/{key}", of))
+
+    def forget(self, key: str) -> None:
+        """Drop what was announced and heard by all."""
+        self._store.delete_key(f"said/{key}")
 
     def fail(self, sentence: str) -> bool:
         """Tell the others why this process fails; returns whether it is the first one, which is to say so."""
         failure = json.dumps([self.rank, sentence])
         try:
-            first: bytes = self._store.compare_set(_FAILED, "", failure)
+            first: bytes = self._failures.compare_set(_FAILED, "", failure)
         except RuntimeError:  # nobody is left
             return True
         return first.decode() == failure
@@ -182,6 +228,12 @@ class Ranks:
             self.connect(tensor.device.type)
             dist.all_reduce(tensor, group=group)
 
+    def broadcast(self, tensor: "Tensor") -> None:
+        """Put the tensor of the first process into that of each other one."""
+        import torch.distributed as dist
+
+        dist.broadcast(tensor, src=0)
+
     def connect(self, device: str) -> None:
         """Make the process group in which tensors on a kind of device are sent, unless there is one."""
         import torch.distributed as dist
@@ -204,7 +256,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not _MESSAGES.search(f"{type(error).__name__}: {error}"):
+            if not is_message_error(error):
                 raise
             self._blame(error)
 
@@ -214,11 +266,11 @@ class Ranks:
         self._store.set(f"alive/{self.rank}", "")
         time.sleep(_ANSWER)
         self._check(self.rank)
-        gone = [rank for rank in range(self.size) if not self._store.check([f"alive/{rank}"])]
+        gone = [self._names[rank] for rank in range(self.size) if not self._store.check([f"alive/{rank}"])]
         names = ", ".join(map(str, gone)) or "none of them"
         raise UserError(
             f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
-            f"command continues from the last checkpoint ({str(error).splitlines()[0]})."
+            f"command continues from what is saved ({str(error).splitlines()[0]})."
         ) from error
 
     def leave(self) -> None:

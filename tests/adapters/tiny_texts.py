@@ -76,3 +76,35 @@ def olmoe(folder: Path, *, seed: int = 0, spread: float = 1.0, **changes: Any) -
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def like_olmoe(folder: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a model of the sizes of ``olmoe`` of another family: "qwen3_moe" or "mixtral"."""
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[family](
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **{"num_experts": 8, "moe_intermediate_size": 16}
+        if family == "qwen3_moe"
+        else {"num_local_experts": 8},
+        **changes,
+    )
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight.normal_(0, 1)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

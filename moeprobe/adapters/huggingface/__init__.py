@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
 from moeprobe.adapters.foreign_errors import running
-from moeprobe.adapters.huggingface import heads, outputs, placing, replay, routers
+from moeprobe.adapters.huggingface import heads, long_inputs, outputs, placing, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
 from moeprobe.adapters.huggingface.files import describe_files, framing_of
 from moeprobe.adapters.huggingface.opening import open_model
@@ -55,6 +55,7 @@ class HuggingfaceAdapter(Adapter):
     Attributes:
         dense_layers: blocks of the model that have no router.
         class_names: of a classifier, sorted; empty for other models.
+        chunk_length: tokens of a longer text that are read at once; None = all.
         device: where token ids are sent, and routing and scores come back to.
         expert_checks: whether experts get what their routers say, for one layer of each kind.
         form: in which its files hold its weights; empty of plain safetensors.
@@ -77,6 +78,7 @@ class HuggingfaceAdapter(Adapter):
         self.class_names = self._head.class_names
         self._embedding: Any = self._body.get_input_embeddings()
         self.group_images = 1
+        self.chunk_length: int | None = None
         self._limited = routers.set_capacity(self._body, trained=trained_capacity)
         self._layers = check_routers(model)
         self.device = placing.input_device(self._embedding)
@@ -112,6 +114,8 @@ class HuggingfaceAdapter(Adapter):
         texts = images.to(self.device)
         selected_layers = wanted_layers(layers, self.layer_names)
         with_scores = logits and self._head.has_scores
+        if long_inputs.is_long(texts, self.chunk_length):
+            return long_inputs.trace(self, texts, selected_layers, with_scores=with_scores)
         output = None
         with (
             torch.inference_mode(),
@@ -122,6 +126,11 @@ class HuggingfaceAdapter(Adapter):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
+
+    def read_in_chunks(self, length: int) -> None:
+        """Read longer texts in chunks from now on; raises ``UserError`` where that changes routing."""
+        long_inputs.check_chunks(self)
+        self.chunk_length = length
 
     @property
     def body(self) -> nn.Module:
@@ -162,6 +171,8 @@ class HuggingfaceAdapter(Adapter):
     def log_probabilities(self, texts: TokenBatch) -> Tensor:
         """Return how probable each token is after those before it; see ``routing.Scored``."""
         batch = texts.to(self.device)
+        if long_inputs.is_long(batch, self.chunk_length):
+            return long_inputs.log_probabilities(self, batch)
         with torch.inference_mode(), replay.noise_added(self._embedding, batch, unit=self._rms):
             return replay.log_probabilities(self._run, self._head, batch)
 
@@ -180,7 +191,8 @@ class HuggingfaceAdapter(Adapter):
     def repeating(self, routing: RoutingTrace, *, gates: str) -> Iterator[None]:
         """Let the layers repeat a routing of sequences; ``gates`` as of ``replayed_log_probabilities``."""
         replay.check_replay(self._layers, list(routing.layers), routing)
-        with torch.inference_mode(), replay.replaying(self._layers, routing, gates=gates):
+        routing = long_inputs.on_device(routing, self.device)
+        with long_inputs.reading_whole(self), replay.replaying(self._layers, routing, gates=gates):
             yield
 
     def text_trunks(self, texts: TokenBatch, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -216,15 +228,15 @@ class HuggingfaceAdapter(Adapter):
             **self.form,
         )
 
-    def _forward(self, texts: TokenBatch, *, with_scores: bool) -> Tensor | None:
-        """Return the scores ``(B, vocabulary)`` of the next token, if wanted."""
+    def _forward(self, texts: TokenBatch, *, with_scores: bool, **keywords: Any) -> Tensor | None:
+        """Return the scores ``(B, vocabulary)`` of the token after the last one, or after ``last``, if wanted."""
         if not with_scores:
             self._run(texts)
             return None
         if self._head.predicts == heads.CLASSES:
             scores: Tensor = self._run(texts).logits
             return scores[:, list(self._head.order)].float().to(self.device)
-        rows, last = torch.arange(len(texts), device=texts.ids.device), texts.last
+        rows, last = torch.arange(len(texts), device=texts.ids.device), keywords.pop("last", texts.last)
 
         # The head is the most expensive layer: it sees the last token of each text alone.
         def keep_last(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -234,16 +246,16 @@ class HuggingfaceAdapter(Adapter):
         assert self._head.module is not None
         with ExitStack() as stack:
             stack.callback(self._head.module.register_forward_pre_hook(keep_last).remove)
-            scores = self._run(texts).logits
+            scores = self._run(texts, **keywords).logits
         return scores[:, 0].float().to(self.device)
 
-    def _run(self, texts: TokenBatch) -> Any:
+    def _run(self, texts: TokenBatch, **keywords: Any) -> Any:
         """Return the output of the library's own model, whose errors are its owner's; ``PassEnd`` passes.
 
         A classifier looks for the last token by the id of its padding.
         """
         ids, stopped = texts.ids, False
-        pictures = texts.pictures if isinstance(texts, PicturedBatch) else {}
+        keywords |= texts.pictures if isinstance(texts, PicturedBatch) else {}
         text_config = self._body.config.get_text_config()
         own_padding = text_config.pad_token_id
         try:
@@ -252,7 +264,7 @@ class HuggingfaceAdapter(Adapter):
                 ids, text_config.pad_token_id = heads.pad_texts(self._body.config, texts)
             with running(f"The model of type {self._body.config.model_type!r}"):
                 try:
-                    return self._body(input_ids=ids, attention_mask=texts.present.long(), **pictures)
+                    return self._body(**{"input_ids": ids, "attention_mask": texts.present.long()} | keywords)
                 # Caught inside, since ``running`` would report it as an error of the model.
                 except PassEnd:
                     stopped = True

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.huggingface.routers import RouterLayer
+from moeprobe.adapters.huggingface.spread import is_spread, local_part
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.torch_state import values_exchanged
@@ -126,7 +127,9 @@ def expert_parameters(layer: RouterLayer, trunk: nn.Module) -> list[list[Tensor]
         )
     # A value of one byte (quantized) cannot be moved far and back.
     usable = all(value.is_floating_point() and value.dtype.itemsize > 1 for part in slices for value in part)
-    return slices if usable and all(slices) else []
+    # Where several processes hold the experts, this one may have no part of some.
+    is_whole = all(slices) or (experts is not None and any(slices) and is_spread(experts.parameters()))
+    return slices if usable and is_whole else []
 
 
 def _expert_modules(experts: nn.Module) -> list[nn.Module]:
@@ -152,7 +155,9 @@ def _slices_by_expert(
     }
     if lengths:
         stacks = [parameter for parameter in parameters if parameter.ndim > 1 and len(parameter) in lengths]
-        return [[stack[number] for stack in stacks] for number in range(min(lengths))]
+        return [
+            [part for stack in stacks for part in local_part(stack, number)] for number in range(min(lengths))
+        ]
     is_count = isinstance(module_count, int) and 1 < module_count <= num_experts
     count = int(module_count) if is_count else num_experts  # type: ignore[call-overload]
     # Flattened stacks have E × rows.

@@ -28,6 +28,7 @@ from moeprobe.adapters.huggingface.quantized import (
     state_dict,
 )
 from moeprobe.adapters.huggingface.settings import GGUF, Settings
+from moeprobe.adapters.huggingface.spread import spread_keywords
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, Tokenizer
 from moeprobe.recordings.model_config import EXPERTS, MOST_EXPERTS, MOST_LAYERS
@@ -38,6 +39,7 @@ from moeprobe.runtime.files import check_regular_files, expand, is_folder, is_th
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 from moeprobe.runtime.placement import WeightPlacement
 from moeprobe.runtime.similar_paths import did_you_mean_path
+from moeprobe.runtime.spread import current_group
 from moeprobe.runtime.torchvision_compat import import_with_operators
 
 # How families of the library call their numbers of layers.
@@ -182,6 +184,8 @@ def load(
         # A model without routers is refused before its weights are read, which may take minutes.
         if not again:
             check_routers(outline)
+        if describe_form(config, folder, gguf):
+            _check_whole(placement)
         prepare_dequantization(config, folder)
         precision = (config.dtype or torch.float32) if dtype == AUTO else getattr(torch, dtype)
         state = state_dict(config, folder, precision) if gguf is None else gguf.state_dict(outline, precision)
@@ -191,12 +195,8 @@ def load(
         else:
             # Of no file, which only a class of one family takes.
             kind, weights = type(outline), {"pretrained_model_name_or_path": None, "state_dict": state}
+        weights |= spread_keywords(outline, config)
         if placement is not None:
-            if describe_form(config, folder, gguf):
-                raise UserError(
-                    f"Its quantized weights are dequantized in one memory; leave {option('device_map')}, "
-                    f"{option('max_memory')} and {option('offload')} out."
-                )
             device_map = choose_map(placement, outline, weight_dtype(config, stored, dtype))
             weights |= {"device_map": device_map, "offload_folder": offload}
         model, loading_info = kind.from_pretrained(
@@ -215,6 +215,19 @@ def load(
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
     return model, tokenizer
+
+
+def _check_whole(placement: WeightPlacement | None) -> None:
+    """Raise ``UserError`` where quantized weights, which are dequantized in one memory, are to be spread."""
+    if placement is not None:
+        raise UserError(
+            f"Its quantized weights are dequantized in one memory; leave {option('device_map')}, "
+            f"{option('max_memory')} and {option('offload')} out."
+        )
+    if current_group() is not None:
+        raise UserError(
+            f"Its quantized weights are dequantized in one memory; leave {option('parallel')} out."
+        )
 
 
 def _load_tokenizer(

@@ -25,6 +25,8 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.routing.repeated import check_sizes, repeat
 
 _FORMS = ("indices", "experts")
+# Scores that are turned into probabilities at once.
+_SCORES = 2**24
 
 
 def check_replay(
@@ -260,13 +262,32 @@ def log_probabilities(run: Callable[[TokenBatch], Any], head: Head, texts: Token
     Raises:
         UserError: the model gives no scores of tokens, as a classifier or the encoder of a model with two halves.
     """
+    scores = score_tokens(logits_of_all(run, head, texts)[:, :-1], texts.ids[:, 1:])
+    log_probs = torch.full(texts.ids.shape, float("nan"), device=scores.device)
+    log_probs[:, 1:] = scores.masked_fill(~(texts.present[:, 1:] & texts.present[:, :-1]), float("nan"))
+    return log_probs
+
+
+def logits_of_all(run: Callable[[TokenBatch], Any], head: Head, texts: TokenBatch) -> Tensor:
+    """Return the scores of the token after each token ``(B, T, V)``; errors as of ``log_probabilities``."""
     check_writes(head)
-    logits = run(texts).logits.to(texts.ids.device)
+    logits: Tensor = run(texts).logits.to(texts.ids.device)
     if logits.shape[:2] != texts.ids.shape:
         raise UserError(
             f"The model gives scores {tuple(logits.shape)}, not a row for each token of {tuple(texts.ids.shape)}."
         )
-    scores = logits[:, :-1].float().log_softmax(-1).gather(-1, texts.ids[:, 1:, None])[..., 0]
-    log_probs = torch.full(texts.ids.shape, float("nan"), device=scores.device)
-    log_probs[:, 1:] = scores.masked_fill(~(texts.present[:, 1:] & texts.present[:, :-1]), float("nan"))
+    return logits
+
+
+def score_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the natural logarithm of the probability of tokens ``(B, T)`` under logits ``(B, T, V)``, in float32.
+
+    Only some tokens' scores are widened at once, since all of them may take more memory than the model.
+    """
+    count = max(_SCORES // (logits.shape[0] * logits.shape[-1]), 1)
+    log_probs = torch.empty(tokens.shape, device=logits.device)
+    for start in range(0, tokens.shape[1], count):
+        part = slice(start, start + count)
+        ids = tokens[:, part, None]
+        log_probs[:, part] = logits[:, part].float().log_softmax(-1).gather(-1, ids)[..., 0]
     return log_probs

@@ -264,7 +264,9 @@ def _run_floors(
         # Another dtype may overflow where the model's own does not.
         allow_not_finite=True,
     )
-    device = next(iter(reference.layers.values())).gates.device
+    # Routing of long texts is on the host, wherever the model is.
+    routing_device = next(iter(reference.layers.values())).gates.device
+    device = getattr(checkpoint.model, "device", None) or routing_device
     passes = repeats(
         checkpoint,
         batch.views[0],

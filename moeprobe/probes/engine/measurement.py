@@ -40,6 +40,7 @@ from moeprobe.results.stored import SumsStore, concat
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.device import FLOAT32, choose_device, full_float32
 from moeprobe.runtime.progress import Advance, Progress
+from moeprobe.runtime.spread import current_group
 
 M = TypeVar("M", bound=Result)
 
@@ -202,6 +203,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         table, comparison = summarize(sums, analyses=spec.analyses, run_info=info, combine=self.combine())
         table = tables.with_rows(table, self.more_rows(sums, info))
         warnings = self._warnings(table, sums)
+        group = current_group()
         sidecar = self.make_sidecar(
             severity_unit=self.severity_unit,
             floor_dtype=floors.dtype_name(choose_device(options.device), options.precision)
@@ -217,6 +219,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             workers=self.spec.workers,
             device=str(choose_device(options.device)),
             **({"emulated": options.precision} if is_emulated_run(options) else {}),
+            **({"parallel": group.facts()} if group is not None else {}),
             **({"images_per_second": rates} | self._measured | self._names),
             **({"notes": notes} if (notes := self.notes()) else {}),
         )

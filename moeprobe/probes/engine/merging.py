@@ -22,7 +22,7 @@ from moeprobe.declarations.options import Options
 from moeprobe.declarations.question import Question
 from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.probes.engine.checks import check_folder, check_some
-from moeprobe.probes.engine.run import ShardedWork, prepare
+from moeprobe.probes.engine.run import ShardedWork, check_work, open_models, prepare
 from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.folder import OutputFolder, figures_as_asked
 from moeprobe.results.own_files import STRICT, validate
@@ -33,12 +33,13 @@ from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json, resolve
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.run_files import PARTS, SHARD, SHARDS
+from moeprobe.runtime.spread import ModelGroup, check_device, sharing_models
 
 R = TypeVar("R")
 # What the first of several processes says instead of "ready".
 _FINISHED = "finished"
 # What belongs to a process, and not to what is asked.
-_OWN = ("device", "workers", "retry", "out", "overwrite", "figures", "svg", "command")
+_OWN = ("device", "parallel", "workers", "retry", "out", "overwrite", "figures", "svg", "command")
 
 
 @dataclass(frozen=True)
@@ -385,7 +386,8 @@ def run_together(
 ) -> R | None:
     """Ask checkpoints what a probe asks, as one of several processes; returns None but in the first.
 
-    What is no loop over images is done by the first alone.
+    What is no loop over images is done by the first alone. Where a group of processes holds a model, its first process
+    does the work, and the others run their part of each pass.
 
     Raises:
         UserError: what ``run`` raises, in any of the processes; or one of them is gone.
@@ -394,10 +396,36 @@ def run_together(
         check_folder(probe, options)
     check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
-    # Only the first process does work that has no loop over images; the others must not repeat it.
-    if ranks.rank and not probe.splits:
+    group = ModelGroup.of(ranks, options.parallel)
+    # Only the first process, or group, does work that has no loop over images; the others must not repeat it.
+    if (ranks.rank if group is None else group.number) and not probe.splits:
         return None
-    work = _prepare(probe, models, data=data, options=options)
+    if group is None:
+        work = _prepare(probe, models, data=data, options=options)
+        return _run_shards(probe, work, options, ranks, watcher)
+    if not isinstance(probe, Probe):
+        raise UserError(
+            f"{option('parallel')} is for models, and {probe.kind} reads recordings; leave it out."
+        )
+    check_device(options.device)
+    # Here, since it imports torch.
+    from moeprobe.adapters.huggingface.shared_passes import follow, guarding, leading
+
+    with sharing_models(group):
+        with guarding(group.members):
+            loaded = open_models(probe, check_some(models or []), data=data, options=options)
+        if group.leaders is None:
+            follow(loaded, group.members)
+            return None
+        with leading(loaded, group.members):
+            work = check_work(probe, probe.prepare(loaded, data, options), options)
+            return _run_shards(probe, work, options, group.leaders, watcher)
+
+
+def _run_shards(
+    probe: Question[R], work: ShardedWork[R], options: Options, ranks: Ranks, watcher: Progress
+) -> R | None:
+    """Measure the shard of this process, and put all shards together in the first."""
     if not probe.splits:
         return work.execute(watcher)
     # Without an output folder, the processes still need files to exchange sums.

@@ -29,6 +29,7 @@ from moeprobe.routing import other_dtype
 from moeprobe.routing.pass_precision import check_runs, in_float32, in_precision, precision_of
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.device import FLOAT32, choose_device
+from moeprobe.runtime.spread import REPLICAS
 
 
 def load_models(
@@ -53,6 +54,8 @@ def load_models(
     Raises:
         UserError: something is no checkpoint, two have one name, or an option is for other models.
     """
+    if options.parallel != REPLICAS:
+        _refuse_shared(sources)
     sees = modality is IMAGE and any(map(is_huggingface, sources))
     if not sees:
         _refuse_picture_options(options)
@@ -61,7 +64,10 @@ def load_models(
     with sharing(residence):
         # Models that take turns are opened from the last to the first, which is in memory then: it is measured first.
         for source in sources if residence is None else reversed(sources):
-            model = _in_precision(_load(source, options, sees=sees, unopened=unopened), options)
+            model = _load(source, options, sees=sees, unopened=unopened)
+            if options.chunk_length is not None:
+                _read_in_chunks(model, options.chunk_length)
+            model = _in_precision(model, options)
             if is_huggingface(source):
                 _warn_if_slow(model)
                 keep_answers(model)
@@ -126,6 +132,17 @@ def _load(source: Model, options: Options, *, sees: bool, unopened: bool) -> Che
     )
 
 
+def _refuse_shared(sources: Sequence[Model]) -> None:
+    """Raise ``UserError`` where processes are to share a model that only one process can hold."""
+    other = next((source for source in sources if not is_huggingface(source)), None)
+    if other is not None:
+        name = other.name if isinstance(other, Checkpoint) else other
+        raise UserError(
+            f"{option('parallel')} is for models of hf:, and {name} is none; leave it out, and torchrun spreads the "
+            "inputs."
+        )
+
+
 def _refuse_picture_options(options: Options) -> None:
     """Raise ``UserError`` where an option about pictures has no effect."""
     for name, is_set in (
@@ -137,6 +154,16 @@ def _refuse_picture_options(options: Options) -> None:
                 f"{option(name)} is for vision-language models of hf: on images, e.g. {option('data', 'folder:PATH')}; "
                 "leave it out."
             )
+
+
+def _read_in_chunks(checkpoint: Checkpoint, length: int) -> None:
+    """Let a model read longer texts in chunks; raises ``UserError`` where it cannot."""
+    read_in_chunks = getattr(checkpoint.model, "read_in_chunks", None)
+    if read_in_chunks is None:
+        raise UserError(
+            f"{option('chunk_length')} is for texts in language models of hf:; leave it out for {checkpoint.name}."
+        )
+    read_in_chunks(length)
 
 
 def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:

@@ -27,6 +27,7 @@ from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32, full_float32
 from moeprobe.runtime.progress import Progress, progress_of
+from moeprobe.runtime.spread import REPLICAS, check_group
 
 # Not at once: they bring what reads Parquet files, and a mistyped argument is refused without.
 if TYPE_CHECKING:
@@ -445,8 +446,31 @@ def prepare(
     unopened: bool = False,
 ) -> ProbeWork[R]:
     """Return the work that ``run`` does, checked; ``unopened`` reads no weights of ``hf:`` models, to count it."""
+    models = open_models(probe, sources, data=data, options=options, unopened=unopened)
+    return check_work(probe, probe.prepare(models, data, options), options)
+
+
+def check_work(probe: Probe[R], work: ProbeWork[R], options: Options) -> ProbeWork[R]:
+    """Return the work of opened models; raises ``UserError`` where an option does not suit it."""
+    if options.unit is not None and work.units is None:
+        raise UserError(f"{probe.kind} has no intervals, so nothing is sampled; leave {option('unit')} out.")
+    return work
+
+
+def open_models(
+    probe: Probe[Any],
+    sources: Sequence[Model],
+    *,
+    data: str | None,
+    options: Options,
+    unopened: bool = False,
+) -> list[Checkpoint]:
+    """Return the models of a run, loaded, with all checked that can be checked before."""
     check_precision(probe, options)
     probe.check_options(options)
+    check_group(options.parallel)
+    if options.parallel != REPLICAS and probe.refuses_parallel:
+        raise UserError(f"{probe.name} {probe.refuses_parallel}; leave {option('parallel')} out.")
     preflight(probe, sources, data=data, options=options)
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
@@ -454,7 +478,7 @@ def prepare(
     # Sequences of tokens take the place of data.
     is_given = getattr(probe, "tokens", None) is not None
     modality = None if is_given else modality_of_data(data, files=getattr(probe, "files", ()))
-    models = load_models(
+    return load_models(
         sources,
         options,
         modality=modality,
@@ -462,7 +486,3 @@ def prepare(
         learn=lambda model: probe.learn(model, options),
         unopened=unopened,
     )
-    work = probe.prepare(models, data, options)
-    if options.unit is not None and work.units is None:
-        raise UserError(f"{probe.kind} has no intervals, so nothing is sampled; leave {option('unit')} out.")
-    return work

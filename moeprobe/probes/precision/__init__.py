@@ -49,6 +49,7 @@ class Precision(Probe["Result"]):
     layout = Layout.BY_VIEW
     joinable = False
     refuses_precision = "rounds weights, and computes with them in float32"
+    refuses_parallel = "rounds weights, so that each process needs all of them"
     compares = False
     audit = AuditEntry(
         order=7,
