@@ -94,6 +94,10 @@ class Extreme:
         unnamed = len(self.rivals) - _MOST_NAMED
         return f"{', '.join(self.rivals[:_MOST_NAMED])}{f' and {unnamed} more' if unnamed > 0 else ''}"
 
+    def appended(self) -> str:
+        """Return the clause behind a comma; empty where nothing is known."""
+        return f", {clause}" if (clause := self.clause()) else ""
+
     def inserted(self) -> str:
         """Return the clause in brackets, for the middle of a sentence; empty where nothing is known."""
         return f" ({clause})" if (clause := self.clause()) else ""

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.judging import weighting
 from moeprobe.judging.excluded import Excluded
 from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE, SAME, FamilyWord, is_side, word_of
 from moeprobe.metrics.registry import compared_along_severities, compared_first, find
@@ -45,7 +46,7 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
         names = ", ".join(find(metric).full_label(null, modality) for metric, null, _ in zero)
         images = counts(zero.values()).text
         lines.append(f"0 throughout, for every checkpoint ({modality.format_count(images)}): {names}.")
-    return lines
+    return lines if table is None else [*lines, *weighting.sentences(table)]
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:

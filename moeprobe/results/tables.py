@@ -125,9 +125,15 @@ def read_note(path: Path) -> dict[str, Any]:
     return json.loads((pq.read_schema(path).metadata or {}).get(NOTE, b"{}"))
 
 
-def modality_of_table(table: pd.DataFrame, *, data: str = "") -> Modality:
-    """Return the modality of a table's tokens, with what was sampled; ``data`` as in ``modality_of``."""
-    modality = modality_of(table["tokens"], data=data)
+def modality_of_table(table: pd.DataFrame, *, data: str = "", inputs: Modality | None = None) -> Modality:
+    """Return the modality of a table's inputs, with what was sampled.
+
+    Args:
+        table: values or differences.
+        data: as in ``modality_of``.
+        inputs: what they are; None = as its tokens say.
+    """
+    modality = inputs or modality_of(table["tokens"], data=data)
     return replace(modality, sampled=str(table[UNIT].iloc[0])) if UNIT in table and len(table) else modality
 
 

@@ -91,6 +91,11 @@ def test_prompts_are_units_of_recordings(folder: Path) -> None:
         api.analyze_trace(folder / "even.parquet", unit="hour")
 
 
+def test_a_study_whose_page_speaks_of_inputs_refuses_units(folder: Path) -> None:
+    with pytest.raises(UserError, match="audit counts inputs; leave unit out"):
+        api.audit(folder / "even.parquet", unit="prompt")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

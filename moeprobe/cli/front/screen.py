@@ -161,7 +161,7 @@ def footing(result: "Result") -> str:
     request, table = result.sidecar.request, result.table
     kind = registry.of_kind(request.kind)
     sampled = None if kind is None else kind.sampled
-    images, modality = max(table["images"]), sampled or modality_of_table(table, data=request.data)
+    images, modality = max(table["images"]), modality_of_table(table, data=request.data, inputs=sampled)
     parts = [
         sources(images, modality, data=request.data, split=request.split),
         f"[low, high]: 95 % interval over {modality.units}"

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis, image_cache
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import (
@@ -30,6 +32,7 @@ from moeprobe.metrics.nulls import (
 )
 from moeprobe.metrics.stats.alike import CODES, Alike, ascending, encode, same, same_sets
 from moeprobe.metrics.stats.chance.trials import Trials
+from moeprobe.metrics.stats.statistic import divide
 from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choices, num_experts, numbers
 
 if TYPE_CHECKING:
@@ -50,6 +53,15 @@ TOP1_MATCH = Metric(
     nulls=_NULLS,
     rank=1,
     agreement=True,
+)
+
+# Of texts, whose lengths differ: a match over all tokens is ruled by the long ones.
+MATCH_BY_INPUT = Metric(
+    "match_by_input",
+    about="share of corresponding tokens of a text that choose the same experts, in any order, averaged over texts: "
+    "each text counts alike, however long; all other matches count tokens alike; where token ids are known",
+    label="match, each text alike",
+    better="more",
 )
 
 
@@ -98,6 +110,7 @@ class Match(LayerAnalysis):
         TOP1_MATCH,
         TOP_K,
         TOP_K_SET,
+        MATCH_BY_INPUT,
     )
     signature = "trials"
     trial_lists = ("reference_selected", "view_selected", TOKEN_ID)
@@ -140,7 +153,20 @@ class Match(LayerAnalysis):
                 cache=image_cache(columns, (metric.name, aligned)),
             )
             metrics += against_chance(metric, levels(of_metric, pairs.nulls))
-        return metrics
+        return metrics + _by_input(columns, top_k=pairs.sides[0].shape[-1])
+
+
+def _by_input(columns: Columns, *, top_k: int) -> list[Estimator]:
+    """Return the match of what processes a token with each text alike; nothing of images, which have as many tokens.
+
+    Which columns there are decides, and not the lengths: blocks of a run must all have it or none.
+    """
+    deciding = TOP_K_SET.make(str(top_k)).name if top_k > 1 else TOP1_MATCH.name
+    if TOKEN_ID not in columns or deciding not in columns:
+        return []
+    trials = columns["trials"]
+    shares = divide(columns[deciding].astype(np.float64), trials, empty=0.0)
+    return [MATCH_BY_INPUT.share_of(shares, (trials != 0).astype(np.int64))]
 
 
 def _equal_sets(columns: Columns, pairs: ChosenPairs) -> Alike:

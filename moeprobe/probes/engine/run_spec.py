@@ -23,6 +23,7 @@ from moeprobe.inputs.texts import TextFraming
 from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
 from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
 from moeprobe.probes.engine.shard import Shard
+from moeprobe.probes.engine.units import refuse_units
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import ANALYSES
 from moeprobe.runtime.device import FLOAT32
@@ -296,7 +297,12 @@ def _is_asked(name: str, spec: RunSpec) -> bool:
 def study_request(
     kind: str, models: Sequence[Checkpoint], options: Options, *, data: str, **more: Any
 ) -> dict[str, Any]:
-    """Return the request of several runs put together; ``more`` is what the study asks besides."""
+    """Return the request of several runs put together; ``more`` is what the study asks besides.
+
+    Raises:
+        UserError: it is asked to count units.
+    """
+    refuse_units(options, kind)
     return {
         "kind": kind,
         "data": data,
@@ -318,8 +324,6 @@ def _of_options(options: Options) -> dict[str, Any]:
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
-        # Named only where it is set, so that earlier runs still ask the same.
-        **({} if options.unit is None else {"unit": options.unit}),
         **precision_request(options),
     }
 

@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.results.sampled_units import FOLDER, SampledUnits, by_folder, is_file_of_units, read_units
+
+
+def refuse_units(options: Options, study: str) -> None:
+    """Raise ``UserError`` where a study of several runs is asked to count units, of which its page would not speak."""
+    if options.unit is not None:
+        raise UserError(
+            f"{study} counts inputs; leave {option('unit')} out, and compare one of its runs with it: moeprobe compare "
+            "RUN --unit FILE."
+        )
 
 
 def units_of_dataset(unit: str | None, dataset: Dataset, indices: Sequence[int]) -> SampledUnits | None:

@@ -64,8 +64,8 @@ def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
     if highest.row["value"] == lowest.row["value"]:
         return [(highest.row["layer"] if len(rows) == 1 else f"each of {len(rows)} layers", highest.row)]
     return [
-        (f"{highest.row['layer']}, the most stable layer{highest.inserted()}", highest.row),
-        (f"{lowest.row['layer']}, the least stable{lowest.inserted()}", lowest.row),
+        (f"{highest.row['layer']}, the most stable layer{highest.appended()}", highest.row),
+        (f"{lowest.row['layer']}, the least stable{lowest.appended()}", lowest.row),
     ]
 
 

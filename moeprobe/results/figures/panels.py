@@ -95,7 +95,7 @@ def finish(
     first = rows.iloc[0]
     images = sorted(set(rows["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    modality = sampled or modality_of_table(rows, data=first["dataset"])
+    modality = modality_of_table(rows, data=first["dataset"], inputs=sampled)
     what = modality.units if images[-1] != 1 else modality.sampled or modality.name
     rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.units)}"
     data = f"{first['dataset']} {first['split']}".strip()

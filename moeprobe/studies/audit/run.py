@@ -21,6 +21,7 @@ from moeprobe.probes.engine.models import are_hashed, load_models
 from moeprobe.probes.engine.origins import choose_data, describe_origins, modality_of_data
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
+from moeprobe.probes.engine.units import refuse_units
 from moeprobe.recordings.matching import NAMES
 from moeprobe.results.caveats import ROUTERS
 from moeprobe.results.finished import read_result
@@ -216,6 +217,7 @@ class _RecordingsAudit(_AuditWork):
     def __init__(self, sources: Sequence[Model], *, data: str | None, match: str, options: Options) -> None:
         self.paths, self.options = [Path(str(source)) for source in sources], options
         self.match = match
+        refuse_units(options, "audit")
         check_recordings(self.paths, data=data, match=match)
         if options.names is not None:
             raise UserError(f"Recorded routing is called by its files; leave {option('names')} out.")
