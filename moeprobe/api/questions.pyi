@@ -365,7 +365,8 @@ def corruptions(
     """How far do routing and accuracy withstand the corruptions of ImageNet-C?
 
     All 19 at severities 1 to 5: accuracy and κ of routing for each, for each family and on average, with intervals
-    paired over images. Means are over the 15 standard ones, as ImageNet-C's are. Those that move content between
+    paired over images. Means are over the 15 standard ones, as ImageNet-C's are: *mean* is for these corruptions, *mean
+    of any* for others like them, with an interval over images and corruptions. Those that move content between
     patches have a control, which resamples alike and moves nothing by a pixel.
 
     Args:

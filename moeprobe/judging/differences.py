@@ -24,6 +24,7 @@ from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, DifferenceFamily, Evidence, Judged, difference_error
 from moeprobe.metrics.stats.linearized import multiply_influences
 from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
@@ -289,6 +290,8 @@ def _error(name: NumberName, values: CellValues, reference: CellValues, differen
 
     The influences of a mean are kept with its number alone, and that where it is linearized.
     """
+    if difference.crossed is not None:
+        return TwoWay.of(difference.crossed).error
     influence = difference.influence
     if name in values.influences and name in reference.influences:
         influence = values.influences[name] - reference.influences[name]

@@ -43,7 +43,8 @@ def summarize(
         analyses,
         aligned=run_info.aligned,
         seed=run_info.seed,
-        influences=paired,
+        # A mean over perturbations as a sample takes them of single checkpoints, too.
+        influences=paired or combine is not None,
         # The interval of a mean needs the resamples of its members, as that of a difference does.
         paired=paired or combine is not None,
         # Expert e of one model is no relative of expert e of another, so no difference follows.

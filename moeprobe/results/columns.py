@@ -45,6 +45,7 @@ INTERVALS = {
     "permutations": "2.5 % and 97.5 % quantiles over permutations of the images or of their labels, not a confidence "
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
+    "crossed": "t standard errors to either side over images and over corruptions, crossed (mean of any)",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
     "information of experts; for the calibration error also its floor to the lower side",
 }

@@ -172,8 +172,8 @@ def compare(
     else:
         sources = _checkpoints_to_compare(models, options, settings, gate)
     if pairs:
-        named = names_of_pairs(pairs, models, list(sources.measured.checkpoints))
-        sources = dataclasses.replace(sources, pairs=named)
+        checkpoints = list(sources.measured.checkpoints)
+        sources = dataclasses.replace(sources, pairs=names_of_pairs(pairs, models, checkpoints))
     work = ComparisonWork(sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate)
     progress = progress_of(watcher)
     try:

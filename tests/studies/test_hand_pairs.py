@@ -115,6 +115,13 @@ def test_trainings_without_a_group_are_called_after_themselves() -> None:
     assert not trainings.group_of_hand_pairs(pairs[:2], {})
 
 
+def test_pairs_by_hand_are_a_pilot(runs: dict[str, Path]) -> None:
+    result = run("plan", *by_hand(runs, 3), "--difference", 0.05, "--trainings", "--metric", "gate_highest")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert said.startswith("About ") and "For other trainings: with the 3 pairs of the run" in said
+
+
 @pytest.mark.slow
 def test_a_tradeoff_leads_with_what_a_comparison_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,11 @@ def test_what_cannot_be_planned(arguments: tuple[object, ...], message: str) -> 
     assert message in refused("plan", NOISE, *arguments)
 
 
+def test_what_is_no_pilot(tmp_path: Path) -> None:
+    assert "is no finished run; plan reads" in refused("plan", tmp_path, "--difference", 0.1)
+    assert "is no finished run; plan reads" in refused("plan", tmp_path / "none", "--difference", 0.1)
+
+
 def claims_of(path: Path, **changes: float) -> None:
     """Write the claims of a comparison beside its differences."""
     row = dict.fromkeys(TRAININGS_COLUMNS, "") | {
@@ -161,7 +166,9 @@ def test_four_of_five_pilots_plan_enough(images: int) -> None:
     value = (second - first).mean(axis=1)
     table = pd.DataFrame({"value": value, "se": errors, "sim_high": value + critical(images) * errors})
     table = table.assign(checkpoint_value=second.mean(axis=1), reference_value=first.mean(axis=1))
-    table = table.assign(metric="accuracy", null="", images=images, trials=images, dataset="digits")
+    table = table.assign(
+        metric="accuracy", null="", severity=np.nan, images=images, trials=images, dataset="digits"
+    )
     rows = _planned(_select(_of_differences(table, pd.DataFrame()).rows, None), DIFFERENCE, 0.8)
     power = powers(rows["images_needed"].to_numpy(), factor=critical(10**6))
     print(f"{images} images: mean power {power.mean():.3f}, reached {np.mean(power >= 0.8):.3f}")

@@ -34,8 +34,9 @@ STANDARD = tuple(name for names in FAMILIES.values() for name in names)
 NAMES = (*STANDARD, *(name for names in EXTRA.values() for name in names))
 # Those that move content between pixels: their control resamples alike, and moves nothing.
 MOVING = ("glass_blur", "zoom_blur", "elastic_transform")
-# In tables: the end of the name of a control, and the mean over the corruptions of all families.
-CONTROL, MEAN = "_control", "mean"
+# In tables: the end of the name of a control, and the mean over the corruptions of all families: for these corruptions,
+# and for others like them, of which these are a sample.
+CONTROL, MEAN, MEAN_OF_ANY = "_control", "mean", "mean of any"
 
 
 def parse_location(location: str | None, *, name: str) -> tuple[str, str, int]:

@@ -28,6 +28,7 @@ from moeprobe.metrics.stats.statistic import (
     is_carried,
     standard_error,
 )
+from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.metrics.stats.units import Units
 from moeprobe.runtime.seeds import generator
 
@@ -41,6 +42,8 @@ _LAST_BITS = 2.0**-48
 FEW_CARRIERS = "few_carriers"
 # How an interval was computed: of a share, of resamples, or of the images' influences.
 SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
+# Of a mean over images and perturbations, both as samples.
+CROSSED = "crossed"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Replicates:
             trials; else NaN.
         contributions: what each image adds to a mean of losses ``(n,)``, in the order of ``influence``, where kept.
         carriers: images that carry half of such a mean, see ``carriers.Tail``; None for anything else.
+        crossed: values of each perturbation and image ``(P, n)`` of a mean over both, see ``two_way.TwoWay``; None for
+            anything else.
     """
 
     point: float
@@ -101,6 +106,7 @@ class Replicates:
     effect: float = np.nan
     contributions: Array | None = None
     carriers: int | None = None
+    crossed: Array | None = None
 
     def minus(self, subtracted: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
@@ -127,6 +133,8 @@ class Replicates:
             undefined=self.undefined,
             no_interval=self.no_interval,
         )
+        if self.crossed is not None and subtracted.crossed is not None:
+            return with_crossed(difference, self.crossed - subtracted.crossed)
         if self.contributions is None or subtracted.contributions is None:
             return difference
         return with_contributions(difference, self.contributions - subtracted.contributions)
@@ -273,6 +281,11 @@ def with_contributions(replicates: Replicates, contributions: Array) -> Replicat
     """Return a mean of losses with what its images add to it ``(n,)``, and how many of them carry it."""
     carriers = Tail.of(contributions).carriers(replicates.images)
     return replace(replicates, contributions=contributions, carriers=carriers)
+
+
+def with_crossed(replicates: Replicates, crossed: Array) -> Replicates:
+    """Return a mean whose interval is over perturbations and images; ``crossed`` ``(P, n)`` are its values."""
+    return replace(replicates, bounds=TwoWay.of(crossed).ends(), method=CROSSED, crossed=crossed)
 
 
 def _is_share(number: Replicates) -> bool:

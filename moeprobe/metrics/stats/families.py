@@ -22,6 +22,7 @@ from scipy import special
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import Array, standard_error
+from moeprobe.metrics.stats.two_way import TwoWay
 
 POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
@@ -66,8 +67,8 @@ class Difference:
 
     def deviations(self) -> Array | None:
         """Return how far each resample is from the value, in its spread ``(R,)``; None where none is, or no error."""
-        # All of the error may be that of one image more, which no resample has.
-        if not self.standardized or self.spread == 0:
+        # All of the error may be that of one image more, which no resample has; and none has other perturbations.
+        if not self.standardized or self.spread == 0 or self.replicates.crossed is not None:
             return None
         return np.abs(self.replicates.values - self.replicates.point) / self.spread
 
@@ -122,6 +123,7 @@ class Evidence:
         flag: why it has no interval; empty where it has one.
         identical: as in ``Difference``.
         constant: whether no resample moves it by more than rounding.
+        freedom: degrees of freedom of its error, where that is over images and perturbations; None = over images.
     """
 
     summary: Replicates
@@ -129,14 +131,19 @@ class Evidence:
     flag: str
     identical: bool
     constant: bool
+    freedom: float | None = None
 
     @classmethod
     def of(cls, difference: Difference) -> Self:
         """Return the evidence of a difference."""
+        crossed = difference.replicates.crossed
+        freedom = None if crossed is None else TwoWay.of(crossed).freedom
         values, flag = difference.replicates.values, difference.flag
         constant = not flag and bool(np.nanmax(values) - np.nanmin(values) < _ROUNDING)
-        summary = replace(difference.replicates, values=_NONE, influence=None, contributions=None)
-        return cls(summary, difference.standard_error, flag, difference.identical, constant)
+        summary = replace(
+            difference.replicates, values=_NONE, influence=None, contributions=None, crossed=None
+        )
+        return cls(summary, difference.standard_error, flag, difference.identical, constant, freedom)
 
     @property
     def standardized(self) -> bool:
@@ -179,6 +186,9 @@ class DifferenceFamily:
             value, images = member.summary.point, member.summary.images
             reach, detectable = np.nan, np.nan
             factor = largest * critical(images) / normal if images > 1 else np.nan
+            if member.freedom is not None:
+                # Resamples of images say nothing of perturbations, so all hold at once by Šidák's rule.
+                factor = -float(special.stdtrit(member.freedom, (1 - CONFIDENCE ** (1 / max(cells, 1))) / 2))
             if member.standardized:
                 reach = factor * member.standard_error
                 # Power: the true difference has to exceed the interval's reach with probability 80 %.
@@ -204,7 +214,8 @@ def _p(member: Evidence) -> float:
     if not member.standardized:
         return np.nan
     t = abs(member.summary.point) / member.standard_error
-    return float(2 * special.stdtr(member.summary.images - 1, -t))
+    freedom = member.summary.images - 1 if member.freedom is None else member.freedom
+    return float(2 * special.stdtr(freedom, -t))
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

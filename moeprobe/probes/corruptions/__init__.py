@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property, Views
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.corruptions import CONTROL, MEAN, MOVING, NAMES, SEVERITIES
+from moeprobe.inputs.corruptions import CONTROL, MEAN, MEAN_OF_ANY, MOVING, NAMES, SEVERITIES
 from moeprobe.runtime.catalog import describe_unknown
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ class Corruptions(Probe["Result"]):
     """How far do routing and accuracy withstand the corruptions of ImageNet-C?
 
     All 19 at severities 1 to 5: accuracy and κ of routing for each, for each family and on average, with intervals
-    paired over images. Means are over the 15 standard ones, as ImageNet-C's are. Those that move content between
+    paired over images. Means are over the 15 standard ones, as ImageNet-C's are: *mean* is for these corruptions, *mean
+    of any* for others like them, with an interval over images and corruptions. Those that move content between
     patches have a control, which resamples alike and moves nothing by a pixel.
 
     Example: `moeprobe corruptions checkpoints/demo-baseline checkpoints/demo-prc --severities 1,3,5 --limit 50`
@@ -126,6 +127,11 @@ class Corruptions(Probe["Result"]):
                 ends = [Extreme.of(of_kinds, lowest=end, names=of_kinds["view"]) for end in (True, False)]
                 low, high = (f"{end.row['view']} {interval(end.row)}{end.inserted()}" for end in ends)
                 lines.append(f"{checkpoint}, κ in {layer}: lowest under {low}, highest under {high}.")
+            if MEAN_OF_ANY in by_view:
+                images, both = (interval(by_view[view]) for view in (MEAN, MEAN_OF_ANY))
+                lines.append(
+                    f"{checkpoint}, mean κ in {layer}: {images} for these corruptions, {both} for others like them."
+                )
             controls = [
                 f"{kind} {interval(by_view[kind])}, control {interval(by_view[kind + CONTROL])}"
                 for kind in MOVING

@@ -11,17 +11,22 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+import numpy as np
+
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.corruptions import FAMILIES, MEAN, STANDARD
+from moeprobe.inputs.corruptions import FAMILIES, MEAN, MEAN_OF_ANY, STANDARD
 from moeprobe.inputs.views.corruption import Corruption
 from moeprobe.judging.summarize import Combine
 from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.base import OutputAnalysis
 from moeprobe.metrics.corruption_error import CORRUPTION_ERROR
 from moeprobe.metrics.declaration import NumberName
-from moeprobe.metrics.stats.bootstrap import Replicates, average
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES, Replicates, average, with_crossed
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.probes.corruptions import Corruptions
 from moeprobe.probes.engine.batch_sums import ForwardResult, load_all_views
 from moeprobe.probes.engine.loop import RunBlock, run_batch
@@ -148,7 +153,8 @@ def means_of(views: Sequence[str], severities: Sequence[float]) -> list[Mean]:
     """Return the means of a run over these views (corruptions and controls).
 
     Of a corruption over severities; of each family and of all standard corruptions, at each severity and over all. A
-    run of none of the standard ones has means over those that it has.
+    run of none of the standard ones has means over those that it has. With three or more of them there is a mean over
+    corruptions as a sample, too.
     """
     standard = [view for view in views if view in STANDARD] or list(views)
     groups = {view: [view] for view in views}
@@ -163,6 +169,8 @@ def means_of(views: Sequence[str], severities: Sequence[float]) -> list[Mean]:
         Mean(name, _EVERY, tuple(itertools.product(members, severities)))
         for name, members in (groups | together).items()
     ]
+    if len(standard) >= FEWEST:
+        over_all.append(Mean(MEAN_OF_ANY, _EVERY, tuple(itertools.product(standard, severities))))
     return [*at_each, *over_all]
 
 
@@ -219,13 +227,23 @@ def _mean(
     numbers = {
         name: average([member.numbers[name] for member in members]) for name in shared if name.expert is None
     }
-    if divided and mean.severity != mean.severity:
+    if mean.view == MEAN_OF_ANY:
         by_view = [
+            list(group) for _, group in itertools.groupby(members, key=lambda member: member.cell.view)
+        ]
+        crossed = {name: _crossed(number, by_view, name) for name, number in numbers.items()}
+        numbers = {
+            name: _inside(name, with_crossed(numbers[name], values))
+            for name, values in crossed.items()
+            if values is not None
+        }
+    elif divided and mean.severity != mean.severity:
+        ratios = [
             average([errors[at] for at in parts]).over(average([divided[at] for at in parts]))
             for _, group in itertools.groupby(mean.parts, key=lambda at: at[0])
             for parts in [list(group)]
         ]
-        numbers[_ERROR] = average(by_view)
+        numbers[_ERROR] = average(ratios)
     return CellValues(
         checkpoint=first.checkpoint,
         cell=Cell(
@@ -242,4 +260,39 @@ def _mean(
         not_finite=any(member.not_finite for member in members),
         num_experts=first.num_experts,
         num_units=first.num_units,
+    )
+
+
+def _crossed(number: Replicates, by_view: Sequence[Sequence[CellValues]], name: NumberName) -> Array | None:
+    """Return what each image adds to a number under each corruption ``(P, n)``, mean over severities.
+
+    None where it has no interval, or where no image or corruption differs from the others.
+    """
+    if number.images < MIN_IMAGES or number.interval().flag:
+        return None
+    rows = []
+    for members in by_view:
+        values = [member.numbers[name] for member in members]
+        influences = [
+            member.influences.get(name, value.influence)
+            for member, value in zip(members, values, strict=True)
+        ]
+        of_images = [influence for influence in influences if influence is not None]
+        if len(of_images) < len(members):
+            return None
+        # n times its influence is by how much an image itself differs from the value.
+        point = np.mean([value.point for value in values])
+        rows.append(point + members[0].num_units * np.mean(of_images, axis=0))
+    crossed = np.array(rows)
+    return None if np.isnan(crossed).any() or np.ptp(crossed) == 0 else crossed
+
+
+def _inside(name: NumberName, number: Replicates) -> Replicates:
+    """Return a number whose interval stays where the number can be: a few corruptions give a wide one."""
+    form = find(name.metric)
+    if not form.has_margin or number.bounds is None:
+        return number
+    low, high = number.bounds
+    return dataclasses.replace(
+        number, bounds=(low if form.kind == "kappa" else max(low, 0.0), min(high, 1.0))
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.corruptions import FAMILIES, MEAN
+from moeprobe.inputs.corruptions import FAMILIES, MEAN, MEAN_OF_ANY
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
@@ -97,7 +97,7 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
         caption: of the table.
         full: whether each corruption has a line, too.
     """
-    together = ("clean", *FAMILIES, MEAN)
+    together = ("clean", *FAMILIES, MEAN, MEAN_OF_ANY)
     views = [view for view in together if (table["view"] == view).any()]
     views += [view for view in dict.fromkeys(table["view"]) if view not in together] if full else []
     kappas = agreement_rows(table)
@@ -123,6 +123,9 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
         if any(of_view == view for of_view, *_ in rows)
     ]
     note = f"κ is of {find(leading_kappa(table)).metric.label}, against the pooled chance level."
+    if MEAN_OF_ANY in views:
+        units = modality_of_table(table).units
+        note += f" Intervals are over {units}, for these corruptions; that of {MEAN_OF_ANY!r} is for others like them."
     if len(selected) < len(layers):
         note += f" Of {len(layers)} layers the first and the last; table.csv has all."
     unit = modality_of_table(table).units

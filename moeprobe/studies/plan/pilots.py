@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.judging.trainings import TRAININGS, read_claims
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.registry import find
@@ -58,6 +58,11 @@ def read_pilot(runs: Sequence[str | Path], pairs: Sequence[HandPair]) -> Pilot:
     Raises:
         UserError: a run cannot be read, or they cannot be compared.
     """
+    for run in runs:
+        if not finished.is_finished(Path(run)):
+            raise UserError(
+                f"{run} is no finished run; plan reads the folder that a probe or compare wrote ({option('out')})."
+            )
     first = Path(runs[0])
     if len(runs) > 1 or pairs or (find_run(first) and len(read_sidecar(first).checkpoints) > 1):
         comparison = compare([str(run) for run in runs], pairs=pairs)
@@ -86,6 +91,8 @@ def _of_differences(table: pd.DataFrame, trainings: pd.DataFrame) -> Pilot:
     sides = table[["checkpoint_value", "reference_value"]]
     variance = (sides * (1 - sides)).sum(axis=1) / table["trials"].where(table["trials"] > 0)
     effect = (sampled**2 / variance.where(variance > 0)).where([_is_share(name) for name in table["metric"]])
+    # Without severities the column holds None in memory.
+    table = table.assign(severity=table["severity"].astype(float))
     rows = table.assign(se=sampled, factor=(table["sim_high"] - table["value"]) / sampled, effect=effect)
     return Pilot(rows, trainings, data=str(table["dataset"].iloc[0]))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
 from moeprobe.judging.tables import read_first
 from moeprobe.judging.trainings import FAMILY, estimate_of
 from moeprobe.metrics.registry import find
@@ -102,7 +102,7 @@ def plan_images(
         check_table_folder(folder, _FAMILY, overwrite=overwrite)
     pilot = read_pilot(several(runs), pairs)
     rows = _planned(_select(pilot.rows, metric), difference, power)
-    families = worst_cells(read_first(rows, metric))
+    families = worst_cells(read_first(_ordinary(rows), metric))
     if metric is not None:
         families = families[families["metric"] == metric]
     units = modality_of(rows["tokens"], data=pilot.data)
@@ -134,6 +134,12 @@ def _select(rows: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     return rows[
         [name in selected and (metric is not None or find(name).kind != "chance") for name in rows["metric"]]
     ]
+
+
+def _ordinary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows about ordinary tokens and the output, which are read first; all where there are none."""
+    is_ordinary = rows["tokens"].isin([*ORDINARY, ""])
+    return rows[is_ordinary] if is_ordinary.any() else rows
 
 
 def _planned(rows: pd.DataFrame, difference: float, power: float) -> pd.DataFrame:
@@ -201,7 +207,8 @@ def _claim(
             f"{option('trainings', True)} takes {FEWEST} or more pairs of trainings: give runs of two groups with as "
             "many seeds, or pairs A=B."
         )
-    of_metric = claims[(claims["metric"] == family["metric"]) & (claims["null"] == family["null"])]
+    same = [claims[name] == family[name] for name in ("metric", "null", "tokens")]
+    of_metric = claims[same[0] & same[1] & same[2]]
     if of_metric.empty:
         raise UserError(
             f"{family['metric']} has no interval over trainings; name a metric that has one with {option('metric')}: "
