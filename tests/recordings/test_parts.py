@@ -195,6 +195,8 @@ def test_parts_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert run("trace", "import", log, out, "--rows-per-file", 20, "--overwrite").exit_code == 0
     assert len(list(out.iterdir())) == 3
+    single = (out / "part-00000.parquet").rename(tmp_path / "single")
+    assert "is one file" in refused("trace", "import", log, single, "--rows-per-file", 8, "--overwrite")
     (out / "notes.txt").write_text("mine")
     message = refused("trace", "import", log, out, "--rows-per-file", 8, "--overwrite")
     assert "notes.txt is no part of a trace" in message and (out / "notes.txt").exists()
