@@ -9,8 +9,8 @@ from typing import Any
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.recordings.format import TraceWriter, writing
 from moeprobe.recordings.part_writer import PartsWriter, writing_parts
-from moeprobe.recordings.parts import find_parts
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.trace_paths import find_parts
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there
 

@@ -13,6 +13,7 @@ from moeprobe.errors import RunWarning, UserError
 from moeprobe.recordings.format import metadata, writing
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_rows
+from moeprobe.recordings.trace_paths import is_trace_path
 from moeprobe.runtime import parquet
 from moeprobe.runtime.parquet import open_parquet
 from tests.commands import refused, run
@@ -94,7 +95,17 @@ def test_every_command_takes_a_folder(traces: Path) -> None:
     assert (
         api.recorded_routing(folder, inputs=["r07"], layers=["mlp.1"]).layers["mlp.1"].selected.shape[2] == 2
     )
+    audited = api.audit([folder, second], figures=False)
+    assert set(audited.models) == {"first", "second"}
     assert "no file matches the pattern" in refused("trace", "balance", traces / "none-*.parquet")
+
+
+def test_a_folder_of_parts_is_no_checkpoint_and_no_run(traces: Path, tmp_path: Path) -> None:
+    assert is_trace_path(traces / "first-parts") and is_trace_path(str(traces / "*.parquet"))
+    (tmp_path / "images.parquet").touch()
+    assert is_trace_path(tmp_path)
+    (tmp_path / "run.json").touch()
+    assert not is_trace_path(tmp_path) and not is_trace_path("hf:model") and not is_trace_path("none")
 
 
 def test_few_files_are_open_at_a_time(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
