@@ -155,7 +155,7 @@ def analyze_trace(
     Each trace but the first is compared with the first, input by input and token by token.
 
     Args:
-        traces: Files of moeprobe trace record or trace import; the first is the reference.
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
         expert_map: JSON map from the first trace's experts to the other traces' experts (null = removed), for a pruned
             or merged model.
         match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
@@ -991,7 +991,7 @@ def trace_balance(
     mean, and that of a greedy placement, made on the first half of the requests and judged on the second.
 
     Args:
-        trace: File of moeprobe trace record or trace import.
+        trace: File of moeprobe trace record or trace import, or a folder of its parts.
         ranks: Ranks of expert parallelism, each with as many consecutive experts.
         placement: Experts of each rank instead: JSON list of lists, the same by layer, an expert map of vllm-ascend, or
             CSV expert,rank.
@@ -1027,7 +1027,7 @@ def trace_locality(
     experts of 1, 2, 4, ... consecutive tokens, beside independent tokens. Prompt and generated tokens also apart.
 
     Args:
-        traces: Files of moeprobe trace record or trace import; the first is the reference.
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
         match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.

@@ -31,7 +31,8 @@ UNIT_OF_REQUESTS = (
 )
 IMAGES = "Folder with the pictures of --tokens: REQUEST.png, or REQUEST/ with several, in the order of their names."
 TRACES = Arg(
-    "Files of moeprobe trace record or trace import; the first is the reference.", metavar="TRACE..."
+    "Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.",
+    metavar="TRACE...",
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from moeprobe.errors import UserError, already_finished, option
 from moeprobe.recordings.format import TraceWriter, writing
 from moeprobe.recordings.part_writer import PartsWriter, writing_parts
-from moeprobe.recordings.parts import find_parts
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.trace_paths import find_parts
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import Scratch, has_same_bytes, is_there
+from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there
 
 
 def check_destination(path: Path, *, overwrite: bool, rows_per_file: int | None = None) -> None:
@@ -33,6 +33,8 @@ def check_destination(path: Path, *, overwrite: bool, rows_per_file: int | None 
         try:
             TraceFile(path)
             # Nothing else is in the folder that would be replaced.
+            if rows_per_file is not None and not is_folder(path):
+                raise UserError(f"{path} is one file")
             if rows_per_file is not None and (foreign := set(path.iterdir()) - set(find_parts(path))):
                 raise UserError(f"{min(foreign)} is no part of a trace.")
         except UserError as error:

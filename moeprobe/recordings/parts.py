@@ -5,7 +5,6 @@ trace in parts reads as the same rows in one file: parts in the order of their p
 Few files are open at a time, however many parts there are.
 """
 
-import glob
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,11 @@ from moeprobe.errors import UserError, option
 from moeprobe.recordings import checks
 from moeprobe.recordings.file_kinds import HEAD, check_trace_kind
 from moeprobe.recordings.format import FORMAT, KEY, LACKING, READ, SCHEMA, VERSION
+from moeprobe.recordings.trace_paths import find_parts, folder_error
 from moeprobe.runtime.files import (
     Version,
     check_regular,
     is_folder,
-    is_there,
     open_regular,
     sha256,
     status,
@@ -42,28 +41,6 @@ _ALIKE = (
 # What sentences call the entries of the checkpoint, and the name among them.
 _CHECKPOINT = "the checkpoint's"
 _NAME = f"{_CHECKPOINT} name"
-# Characters of a pattern, in a path that does not exist itself.
-_WILDCARDS = set("*?[")
-
-
-def find_parts(path: Path) -> list[Path]:
-    """Return the files of the trace that a path names: itself, or the parts in a folder or under a pattern.
-
-    Raises:
-        UserError: nothing is there.
-    """
-    if is_folder(path):
-        # Hidden files, and those that begin with an underscore, are notes of programs that write in parts.
-        parts = sorted(part for part in path.glob("*.parquet") if not part.name.startswith((".", "_")))
-        if not parts:
-            raise _folder_error(path)
-        return parts
-    if is_there(path) or not _WILDCARDS & set(str(path)):
-        return [path]
-    parts = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - of any path
-    if not parts:
-        raise UserError(f"There is no trace {path}: no file matches the pattern.")
-    return parts
 
 
 class TraceParts:
@@ -137,7 +114,7 @@ class TraceParts:
             "the second"
         )
         if is_folder(self.path):
-            return UserError(f"{_folder_error(self.path)} {sentence}.")
+            return UserError(f"{folder_error(self.path)} {sentence}.")
         # An import calls the model after its file unless it is told a name.
         mend = f"give their imports one {option('name')}" if what == _NAME else "name them one by one"
         return UserError(f"{sentence}; {mend}.")
@@ -169,11 +146,6 @@ def _join_metadata(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if part.get("clusters"):
             joined["clusters"] = joined.get("clusters", {}) | part["clusters"]
     return joined
-
-
-def _folder_error(path: Path) -> UserError:
-    example = min(path.rglob("*.parquet"), default=path / "clean.parquet")
-    return UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
 
 
 def _open(path: Path) -> pq.ParquetFile:

@@ -13,6 +13,7 @@ from moeprobe.errors import RunWarning, UserError
 from moeprobe.recordings.format import metadata, writing
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_rows
+from moeprobe.recordings.trace_paths import is_trace_path
 from moeprobe.runtime import parquet
 from moeprobe.runtime.parquet import open_parquet
 from tests.commands import refused, run
@@ -94,7 +95,17 @@ def test_every_command_takes_a_folder(traces: Path) -> None:
     assert (
         api.recorded_routing(folder, inputs=["r07"], layers=["mlp.1"]).layers["mlp.1"].selected.shape[2] == 2
     )
+    audited = api.audit([folder, second], figures=False)
+    assert set(audited.models) == {"first", "second"}
     assert "no file matches the pattern" in refused("trace", "balance", traces / "none-*.parquet")
+
+
+def test_a_folder_of_parts_is_no_checkpoint_and_no_run(traces: Path, tmp_path: Path) -> None:
+    assert is_trace_path(traces / "first-parts") and is_trace_path(str(traces / "*.parquet"))
+    (tmp_path / "images.parquet").touch()
+    assert is_trace_path(tmp_path)
+    (tmp_path / "run.json").touch()
+    assert not is_trace_path(tmp_path) and not is_trace_path("hf:model") and not is_trace_path("none")
 
 
 def test_few_files_are_open_at_a_time(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +206,8 @@ def test_parts_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert run("trace", "import", log, out, "--rows-per-file", 20, "--overwrite").exit_code == 0
     assert len(list(out.iterdir())) == 3
+    single = (out / "part-00000.parquet").rename(tmp_path / "single")
+    assert "is one file" in refused("trace", "import", log, single, "--rows-per-file", 8, "--overwrite")
     (out / "notes.txt").write_text("mine")
     message = refused("trace", "import", log, out, "--rows-per-file", 8, "--overwrite")
     assert "notes.txt is no part of a trace" in message and (out / "notes.txt").exists()

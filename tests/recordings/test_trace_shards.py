@@ -17,7 +17,7 @@ from moeprobe.recorded.engine.division import blocks_of, share_of
 from moeprobe.recordings.format import metadata, writing
 from moeprobe.recordings.rows import to_rows
 from moeprobe.runtime.run_files import FINISHED, PARTS
-from tests.commands import PATIENCE, names_in, refused, run
+from tests.commands import PATIENCE, names_in, pictures, refused, run
 from tests.probes.test_shards import contents
 from tests.recordings.test_parts import log_lines
 from tests.routing.routings import routing
@@ -136,7 +136,8 @@ def test_torchrun_leaves_the_bytes_of_one_process(traces: list[Path], tmp_path: 
         "main()\n"
     )
     asked = ["trace", "locality", *map(str, traces)]
-    assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
+    with pictures():
+        assert run(*asked, "--out", tmp_path / "one/run").exit_code == 0
     out = tmp_path / "two/run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(

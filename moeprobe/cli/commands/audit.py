@@ -9,6 +9,7 @@ from moeprobe.cli.front.early import check_checkpoints, check_folder, check_trac
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Common, CommonOptions, Data, Match, with_common_options
 from moeprobe.cli.front.options import names as split_names
+from moeprobe.recordings.trace_paths import is_trace_path
 from moeprobe.runtime.arguments import check_positive
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def audit(
     Example: `moeprobe audit checkpoints/demo-baseline checkpoints/demo-prc --minutes 2 --out reports/audit`
     """
     check_positive("minutes", minutes)
-    are_recordings = all(model.endswith(".parquet") for model in models)
+    are_recordings = all(map(is_trace_path, models))
     if are_recordings:
         check_traces([Path(model) for model in models])
     else:
-        check_checkpoints([model for model in models if not model.endswith(".parquet")])
+        check_checkpoints([model for model in models if not is_trace_path(model)])
     options = common.options()
     if not common.dry_run:
         check_folder(options.out, overwrite=options.overwrite)

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from moeprobe.recordings.check_trace import Overlap
 
 _Trace = Annotated[
-    Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace record or trace import.")
+    Path,
+    typer.Argument(
+        metavar="TRACE.parquet",
+        help="File of moeprobe trace record or trace import, or a folder of its parts.",
+    ),
 ]
 
 

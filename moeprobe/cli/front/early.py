@@ -139,8 +139,8 @@ def check_folder(out: Path | None, *, overwrite: bool) -> None:
 
 def check_traces(paths: Sequence[Path]) -> None:
     """Raise ``UserError`` unless every path is a file, a folder of parts, or a pattern that some files match."""
-    from moeprobe.recordings.parts import find_parts
     from moeprobe.recordings.reading import TraceFile
+    from moeprobe.recordings.trace_paths import find_parts
 
     for path in paths:
         if not all(map(is_file, find_parts(path))):

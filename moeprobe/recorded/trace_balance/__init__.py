@@ -40,7 +40,11 @@ class TraceBalance(RecordingProbe["Result"]):
     unit = "requests"
 
     trace: Annotated[
-        str | Path, Arg("File of moeprobe trace record or trace import.", metavar="TRACE.parquet")
+        str | Path,
+        Arg(
+            "File of moeprobe trace record or trace import, or a folder of its parts.",
+            metavar="TRACE.parquet",
+        ),
     ]
     ranks: Annotated[
         int | None, Arg("Ranks of expert parallelism, each with as many consecutive experts.", low=1)

@@ -12,24 +12,24 @@ from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
 from moeprobe.recordings.check_trace import INCOMPLETE, CheckedTrace, check_trace
 from moeprobe.recordings.matching import NAMES, check_match
+from moeprobe.recordings.trace_paths import is_trace_path
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.runtime.files import resolve
 from moeprobe.runtime.progress import Progress
 
 RECORDED = AnalyzeTrace.kind
-_SUFFIX = ".parquet"
 _TEXTS = ("reference", "judgement", "symbol", "metric", "null", "view", "of_layers")
 _WITHOUT_MODEL = "Recorded routing has no model to run again."
 
 
 def is_recorded(sources: Sequence[Model]) -> bool:
-    """Whether the audited items are files of recorded routing.
+    """Whether the audited items are recorded routing.
 
     Raises:
         UserError: some are and some are not.
     """
-    are_recordings = [isinstance(source, str | Path) and str(source).endswith(_SUFFIX) for source in sources]
+    are_recordings = [isinstance(source, str | Path) and is_trace_path(source) for source in sources]
     if any(are_recordings) and not all(are_recordings):
         raise UserError("One is a recording and one a model; audit two recordings, or two models.")
     return all(are_recordings)

@@ -23,6 +23,7 @@ from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.probes.engine.units import refuse_units
 from moeprobe.recordings.matching import NAMES
+from moeprobe.recordings.trace_paths import find_parts
 from moeprobe.results.caveats import ROUTERS
 from moeprobe.results.finished import read_result
 from moeprobe.results.folder import OutputFolder, Result
@@ -226,7 +227,7 @@ class _RecordingsAudit(_AuditWork):
             "recordings": [str(path) for path in self.paths],
             "seed": options.seed,
             "layers": None if options.layers is None else list(options.layers),
-            **content_of(self.paths),
+            **content_of([part for path in self.paths for part in find_parts(path)]),
             **({"match": match} if match != NAMES else {}),
         }
 
