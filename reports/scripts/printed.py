@@ -38,6 +38,9 @@ PAGES = (
     "guide/recipes.md",
     "guide/expert-parallel.md",
     "guide/locality.md",
+    "guide/prefetch.md",
+    "guide/batches.md",
+    "guide/coverage.md",
     "guide/reports.md",
     "guide/plugins.md",
     "guide/many-machines.md",
@@ -53,6 +56,9 @@ FIGURES = {
     "guide-own-model.png": "reports/mine/figures/routing.png",
     "guide-drift.png": "reports/my-drift/figures/drift.png",
     "locality.png": "reports/locality/figures/locality.png",
+    "prefetch.png": "reports/prefetch/figures/prefetch.png",
+    "batches.png": "reports/batches/figures/batches.png",
+    "coverage.png": "reports/coverage/figures/coverage.png",
     "align.png": "reports/my-align/figures/align.png",
 }
 WIDTH = 118

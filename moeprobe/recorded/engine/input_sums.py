@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +30,8 @@ class InputSums(ABC):
         layers: which all traces have.
         ids: inputs that all traces have.
         lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
+        clusters: of the inputs that are no samples by themselves; None = as the traces say.
+        together: inputs that follow one another and are never in different blocks.
 
     Attributes:
         traces: as given.
@@ -43,11 +45,16 @@ class InputSums(ABC):
         ids: Sequence[str],
         *,
         lists: tuple[str, ...],
+        clusters: Mapping[str, str] | None = None,
+        together: int = 1,
     ) -> None:
         self.traces = traces
         self.num_tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
         self._lists = lists
-        self._clusters = clusters_of([trace_view.trace for trace_view in traces])
+        self._together = together
+        self._clusters = (
+            clusters_of([trace_view.trace for trace_view in traces]) if clusters is None else clusters
+        )
         self._ids = self._with_clusters_together(ids)
 
     @abstractmethod
@@ -95,6 +102,7 @@ class InputSums(ABC):
             max(longest, 1) * layers[layer].num_experts for layer, longest in self.num_tokens.items()
         )
         size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+        size = -(-size // self._together) * self._together
         for start in range(0, len(ids), size):
             block = ids[start : start + size]
             label = {"label": np.full(len(block), -1)}

@@ -3,10 +3,10 @@
 import pandas as pd
 
 from moeprobe.inputs.modality import TEXT
-from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, INDEPENDENT
 from moeprobe.metrics.analyses.next_token import DISTANCES, NEXT_TOKEN_REUSE, REUSE_WITHIN
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.token_kinds import PARTS
+from moeprobe.recorded.locality.cache_sentences import cache_sentences
 from moeprobe.results.numbers import interval, number
 
 REUSE_KAPPA = f"{NEXT_TOKEN_REUSE.name}{KAPPA}"
@@ -20,14 +20,8 @@ def rows_of(table: pd.DataFrame, metric: str, null: str = "", *, tokens: str = T
     return table[keep & table["value"].notna()]
 
 
-def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of enough requests, since long stretches of few requests differ by accident; else all."""
-    measured = rows[rows["ci_low"].notna()]
-    return rows if measured.empty else measured
-
-
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return for each recording what the order of tokens adds, how prompts differ, and how many experts are touched."""
+    """Return for each recording what the order of tokens adds, how prompts differ, and what caches find."""
     return [
         sentence
         for name in dict.fromkeys(table["checkpoint"])
@@ -41,7 +35,7 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
         return []
     return [
         f"{name}: {_order(kappas)}{_parts(table, kappas)}{_recent(table, kappas)}",
-        *_distinct(table, name),
+        *cache_sentences(table, name),
     ]
 
 
@@ -80,21 +74,3 @@ def _recent(table: pd.DataFrame, kappas: pd.DataFrame) -> str:
                 f"{number(levels['value'].iloc[0])})."
             )
     return ""
-
-
-def _distinct(table: pd.DataFrame, name: str) -> list[str]:
-    """Return how many experts a number of tokens touch, in the layers with the fewest and the most."""
-    measured = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
-    if measured.empty or measured["severity"].max() < 2:
-        return []
-    size = measured["severity"].max()
-    rows = measured[measured["severity"] == size]
-    independent = rows_of(table, INDEPENDENT.name)
-    independent = independent[independent["severity"] == size].set_index("layer")["value"]
-    lowest, highest = rows.loc[rows["value"].idxmin()], rows.loc[rows["value"].idxmax()]
-    ends = [lowest] if lowest["layer"] == highest["layer"] else [lowest, highest]
-    parts = [
-        f"{interval(row)} in {row['layer']} (independent tokens {number(independent[row['layer']])})"
-        for row in ends
-    ]
-    return [f"{name}: {int(size):,} consecutive tokens use {' to '.join(parts)} distinct experts."]
