@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.asleep import Asleep
 from moeprobe.metrics.sequences import Sequences
 from moeprobe.metrics.stats.linearized import linearize_all
 from tests.commands import run
-from tests.metrics.test_sequences import made, numbers, tokens_of, value
+from tests.metrics.test_sequences import made, numbers, sampled, tokens_of, value
 from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, cell, planted, served
 
 # Intervals are asserted.
@@ -66,6 +66,24 @@ def test_independent_tokens_have_no_more_experts_asleep_than_they_should() -> No
     found = numbers(Asleep(), subject)["asleep_experts_excess", ""]
     excess = linearize_all(found.statistic, found.trials)
     assert excess.error is not None and abs(excess.point) < 4 * excess.error < 0.5
+
+
+CASES = (("asleep_experts", ""), ("asleep_experts_independent", ""), ("asleep_experts_excess", ""))
+
+
+@pytest.mark.parametrize(("requests", "runs"), [(40, 60), pytest.param(200, 100, marks=pytest.mark.slow)])
+def test_intervals_of_experts_asleep_cover(requests: int, runs: int) -> None:
+    world = numbers(Asleep(), sampled(np.random.default_rng(0), 20_000))
+    truth = {case: value(world, *case) for case in CASES}
+    random, covered = np.random.default_rng(requests), dict.fromkeys(CASES, 0)
+    for _ in range(runs):
+        found = numbers(Asleep(), sampled(random, requests))
+        for case in CASES:
+            interval = linearize_all(found[case].statistic, found[case].trials).interval()
+            covered[case] += interval.low <= truth[case] <= interval.high
+    print(requests, {case: round(count / runs, 3) for case, count in covered.items()})
+    for case, count in covered.items():
+        assert count / runs >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / runs), case
 
 
 def test_planted_requests_leave_experts_asleep(tmp_path: Path) -> None:
