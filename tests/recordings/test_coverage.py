@@ -135,4 +135,7 @@ def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     printed = " ".join(result.output.split())
     assert printed.startswith("a: every expert has enough after")
     assert (tmp_path / "run" / "figures" / "coverage.png").exists()
+    (tmp_path / "mine.jsonl").write_text("precious")
+    assert "exists; choose another name" in refused("coverage", trace, "--write", tmp_path / "mine.jsonl")
+    assert (tmp_path / "mine.jsonl").read_text() == "precious"
     assert "takes a whole number from 1 up" in refused("coverage", trace, "--need", "0")

@@ -136,7 +136,9 @@ def test_caches_of_planted_tokens(trace: Path) -> None:
 
 
 def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path) -> None:
-    alone, together = (api.trace_locality(trace, cache=[10], batch=batch).table for batch in (1, 4))
+    results = [api.trace_locality(trace, cache=[10], batch=batch) for batch in (1, 4)]
+    assert any("4 that are served at once are one sample" in note for note in results[1].sidecar["notes"])
+    alone, together = (result.table for result in results)
     one, four = (cell(table, "cache_hit_lru", severity=10.0) for table in (alone, together))
     assert four["images"] == 6 and four["trials"] == one["trials"]
     # Between two tokens of a request come three of others.

@@ -33,7 +33,7 @@ from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, with_rows
-from moeprobe.runtime.files import atomic_file, sha256
+from moeprobe.runtime.files import atomic_file, is_there, sha256
 from moeprobe.runtime.progress import Progress
 
 # Choices of one layer that are read at a time.
@@ -67,6 +67,10 @@ class Accumulation(RecordingWork[Coverage]):
 
     def __init__(self, probe: Coverage, options: Options) -> None:
         super().__init__(probe, options)
+        if probe.write is not None and is_there(probe.write) and not options.overwrite:
+            raise UserError(
+                f"{probe.write} exists; choose another name, or replace it with {option('overwrite', True)}."
+            )
         self.traces = [TraceFile(Path(path)) for path in probe.traces]
         self.names = [trace_view.name for trace_view in name_all(self.traces)]
         if len(set(self.names)) < len(self.names):

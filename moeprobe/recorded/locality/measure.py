@@ -73,6 +73,11 @@ class Reuse(SequencesWork[Locality]):
     def notes(self) -> list[str]:
         """Return sentences on requests that not all traces have, on unknown parts, and on caches left out."""
         notes = [*super().notes(), *self.unmarked()]
+        if self.probe.batch > 1:
+            notes.append(
+                f"intervals over single requests: of {len(self.ids):,} requests, {self.probe.batch} that are served at "
+                "once are one sample"
+            )
         if len(self._shared_ids) < len(self.ids):
             notes.append(
                 f"one cache for all layers in {len(self.ids) - len(self._shared_ids):,} of the {len(self.ids):,} "
