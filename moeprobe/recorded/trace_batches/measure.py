@@ -28,7 +28,7 @@ class TokenWindows(SequencesWork[TraceBatches]):
 
     def measure(self, progress: Progress) -> tuple[SumsStore, None]:
         """Return the sums per request, of all tokens."""
-        return _WindowSums(self.traces, self.layers, self.ids, lists=()).sums(progress), None
+        return _WindowSums(self.traces, self.layers, self.ids).sums(progress), None
 
     def notes(self) -> list[str]:
         """Return sentences on requests that not all traces have, and on tokens whose part is not known."""
@@ -37,6 +37,11 @@ class TokenWindows(SequencesWork[TraceBatches]):
 
 class _WindowSums(InputSums):
     """The sums per request of every trace."""
+
+    def __init__(self, traces: Sequence[NamedTrace], layers: Sequence[str], ids: Sequence[str]) -> None:
+        super().__init__(traces, layers, ids, lists=())
+        # Once, since the whole column is read for it.
+        self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
 
     def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:
         """Return the cell with the view of all recordings; its severity is the size of windows."""
@@ -53,8 +58,7 @@ class _WindowSums(InputSums):
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some requests for each trace: experts of whole requests, then by the size of windows."""
         sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = []
-        for trace_view in self.traces:
-            is_marked = trace_view.trace.marks("generated")
+        for trace_view, is_marked in zip(self.traces, self._marked, strict=True):
             sums: dict[Cell, dict[str, Tensor]] = {}
             for name, longest in self.num_tokens.items():
                 block = trace_view.trace.read(name, ids, num_tokens=longest)
