@@ -23,6 +23,9 @@ PAGES = {
 # Commands for servers and their trainers, which have a page of their own.
 SERVERS = {"server", "trace mismatch", "trace indexer"}
 _SERVERS_PAGE = ("servers", "Commands for servers")
+# Commands that ask which experts are needed when, or how much data they need.
+EXPERTS = {"trace locality", "trace prefetch", "trace batches", "coverage"}
+_EXPERTS_PAGE = ("experts", "Commands for experts in memory and calibration")
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10
 _SOURCE = "the help texts of the command line"
@@ -37,9 +40,12 @@ def pages() -> dict[str, str]:
     same = {option for option, number in counted.items() if number >= _SAME_IN}
     most = max(commands.values(), key=lambda command: len(same.intersection(options(command))))
     shared = [option for option in options(most) if option in same]
-    kinds: dict[tuple[str, str], list[str]] = {kind: [] for kind in (*PAGES.values(), _SERVERS_PAGE)}
+    kinds: dict[tuple[str, str], list[str]] = {
+        kind: [] for kind in (*PAGES.values(), _SERVERS_PAGE, _EXPERTS_PAGE)
+    }
+    of_name = dict.fromkeys(SERVERS, _SERVERS_PAGE) | dict.fromkeys(EXPERTS, _EXPERTS_PAGE)
     for name, command in commands.items():
-        kinds[_SERVERS_PAGE if name in SERVERS else PAGES[command.rich_help_panel]].append(name)
+        kinds[of_name.get(name, PAGES[command.rich_help_panel])].append(name)
     written = {
         f"reference/commands-{kind}.md": page(
             title, _SOURCE, *(section(name, commands[name], shared) for name in names)

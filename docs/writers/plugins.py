@@ -17,14 +17,14 @@ _OF_THE_MODEL = {
 
 
 def pages() -> dict[str, str]:
-    """Return the page of all plug-ins."""
+    """Return the page of all plug-ins but analyses, and that of analyses."""
     text = page(
         "Plug-ins",
         "the docstrings of the plug-ins",
         "Each is one file, and its name is the file's. `moeprobe list views` (routers, data, analyses, objectives, "
         "adapters, readers) prints these names too. How to add one: "
         "[adding a view, router or data set](../contributing/adding-a-view-router-data.md); from a file of your own: "
-        "[plug-ins of your own](../guide/plugins.md).",
+        "[plug-ins of your own](../guide/plugins.md). A page of their own have [analyses](analyses.md).",
         "## Views\n\nA view with *severities* is compared with the clean input, as `sweep` does; a view that makes "
         "*pairs* gives two random versions of it, as `match-ratio` compares them. Views of texts: "
         "[Language models](../guide/language-models.md).",
@@ -38,8 +38,6 @@ def pages() -> dict[str, str]:
         table(["router", "what it does", "parameters"], with_parameters(catalog.ROUTERS)),
         "## Objectives\n\n`objective=NAME` and `objective.PARAMETER=VALUE` in [training](../guide/training.md).",
         table(["objective", "what it adds to the loss", "parameters"], with_parameters(catalog.OBJECTIVES)),
-        "## Analyses\n\nWhat probes measure; the names in tables are [metrics](metrics.md).",
-        table(["analysis", "what it measures"], described(catalog.ANALYSES)),
         "## Adapters\n\nThey make a model traceable: our own, other programs', and `py:` and `hf:` "
         "([Your own model](../guide/own-model.md), [Language models](../guide/language-models.md)).",
         table(["adapter", "of what"], described(catalog.ADAPTERS)),
@@ -47,7 +45,14 @@ def pages() -> dict[str, str]:
         "[Recorded routing](../guide/recorded-routing.md#what-a-server-answers).",
         table(["reader", "what it reads"], described(catalog.READERS)),
     )
-    return {"reference/plugins.md": text}
+    analyses = page(
+        "Analyses",
+        "the docstrings of the plug-ins",
+        "What [probes](plugins.md#probes) measure; the names in tables are [metrics](metrics.md). How to add one: "
+        "[adding a metric or a probe](../contributing/adding-a-probe.md).",
+        table(["analysis", "what it measures"], described(catalog.ANALYSES)),
+    )
+    return {"reference/plugins.md": text, "reference/analyses.md": analyses}
 
 
 def described(plugins: Catalog) -> Iterator[list[str]]:

@@ -29,7 +29,15 @@ STUDIES = {
 }
 STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
-TRACES = {"analyze_trace", "align_traces", "trace_locality", "drift"}
+TRACES = {
+    "analyze_trace",
+    "align_traces",
+    "trace_locality",
+    "trace_prefetch",
+    "trace_batches",
+    "coverage",
+    "drift",
+}
 RECORDINGS = {"record", "recorded_routing", "import_trace", "import_routed_experts", "check_trace"}
 SERVERS = {"check_server", "ServerResult", "mismatch", "indexer", "trace_balance"}
 # Classes that a caller makes or hands in; every other class is what a function returns.

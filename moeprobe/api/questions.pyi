@@ -26,6 +26,7 @@ __all__ = [
     "contagion",
     "correspond",
     "corruptions",
+    "coverage",
     "determinism",
     "discontinuity",
     "drift",
@@ -46,7 +47,9 @@ __all__ = [
     "s_matrix",
     "sweep",
     "trace_balance",
+    "trace_batches",
     "trace_locality",
+    "trace_prefetch",
 ]
 
 def agree(
@@ -383,6 +386,40 @@ def corruptions(
 
     Raises:
         UserError: something named does not exist or does not fit.
+    """
+
+def coverage(
+    traces: str | Path | Sequence[str | Path],
+    *,
+    need: int = 128,
+    write: str | Path | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    layers: str | Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+) -> Result:
+    """How many tokens of calibration data until every expert of every layer has enough of them?
+
+    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens of a recording, in random orders of its
+    requests, beside an even router (coupon collector); the experts that never get n; which of several recordings covers
+    most with as many tokens; and a small subset of requests that is enough.
+
+    Args:
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        need: Tokens n that every expert of every layer should have.
+        write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no tokens that
+            choose.
     """
 
 def determinism(
@@ -1004,7 +1041,7 @@ def trace_balance(
             no choices of tokens, or the ranks or the placement do not fit.
     """
 
-def trace_locality(
+def trace_batches(
     traces: str | Path | Sequence[str | Path],
     *,
     match: str = 'names',
@@ -1018,16 +1055,93 @@ def trace_locality(
     figures: bool = True,
     svg: bool = False,
     command: str = '',
-    unit: str | None = None,
 ) -> Result:
-    """Does the next token use the same experts, and how many experts does a batch of tokens touch?
+    """How many experts do T tokens use, and which experts sleep through a whole request?
 
-    Share of a token's experts that the next token of the sequence has too, with chance from other sequences and from
-    other tokens of the same sequence; share of the choices whose expert the last 1 to 16 tokens used; and distinct
-    experts of 1, 2, 4, ... consecutive tokens, beside independent tokens. Prompt and generated tokens also apart.
+    Distinct experts of 1, 2, 4, ... 4,096 consecutive tokens of a request, beside tokens of as many requests, which
+    choose independently with the same loads, and an even router. Experts that a request never uses while others do,
+    beside independent tokens; and for each expert the share of requests in which it sleeps.
 
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no sequences of
+            tokens that choose.
+    """
+
+def trace_locality(
+    traces: str | Path | Sequence[str | Path],
+    *,
+    cache: Sequence[int] | None = None,
+    batch: int = 1,
+    bandwidth: str | None = None,
+    expert_bytes: str | None = None,
+    model_config: str | Path | None = None,
+    match: str = 'names',
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    layers: str | Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+    unit: str | None = None,
+) -> Result:
+    """Does the next token use the same experts, and how many of them does a cache find?
+
+    Share of a token's experts that the next token of the sequence has too, with chance from other sequences and from
+    other tokens of the same sequence. Hit rates of caches that keep some experts of each layer: LRU, LFU, the busiest
+    experts of other requests, and the optimum, beside random eviction and an even router; the size at which 90 % hit;
+    bytes and tokens per second. Distinct experts of 1, 2, 4, ... tokens. Prompt and generated tokens also apart.
+
+    Args:
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        cache: Experts of each layer that caches hold, e.g. 16,32; default shares of all.
+        batch: Requests that are served at once and take turns token by token; they share caches.
+        bandwidth: Bytes per second from where the other experts are loaded, e.g. 25GB/s.
+        expert_bytes: Bytes of an expert, e.g. 9.4MB.
+        model_config: config.json of the model, which says the bytes of an expert instead.
+        match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no sequences of
+            tokens that choose.
+    """
+
+def trace_prefetch(
+    traces: str | Path | Sequence[str | Path],
+    *,
+    loaded: Sequence[int] | None = None,
+    match: str = 'names',
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    layers: str | Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+) -> Result:
+    """Which experts come next: do this layer's choices, or those of the previous token, predict the next layer's?
+
+    Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
+    or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other
+    requests and an even router. m is k, 2 k and 4 k by default.
+
+    Args:
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k.
         match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.

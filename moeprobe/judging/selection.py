@@ -7,7 +7,7 @@ same inputs move both. If all rows are equal, the named one is called separated 
 Sources: intervals that hold together, Šidák 1967; sets that hold the best of several, Gupta 1965.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +16,7 @@ import pandas as pd
 
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
+from moeprobe.results.numbers import interval
 
 # Rivals that a sentence names.
 _MOST_NAMED = 3
@@ -145,3 +146,15 @@ def _range_of(metric: str) -> tuple[float, float]:
     if form.kind == "kappa":
         return -np.inf, 1.0
     return (0.0, 1.0) if form.metric.unit in ("share", "probability") else (-np.inf, np.inf)
+
+
+def ends_of(rows: pd.DataFrame, describe: Callable[[pd.Series], str]) -> str:
+    """Return the lowest and the highest value, each with its layer and those not separated from it; one if all are.
+
+    Args:
+        rows: of a table, one for each layer.
+        describe: returns what stands in brackets beside a value: mostly its layer.
+    """
+    lowest, highest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (True, False))
+    ends = [highest] if lowest.row["layer"] == highest.row["layer"] else [lowest, highest]
+    return " to ".join(f"{interval(end.row)} ({describe(end.row)}{end.beside()})" for end in ends)

@@ -80,7 +80,18 @@ NULLS = {
     ),
     "even": Null(
         "κ, even router",
-        "for reuse within n tokens: a router that draws each token's k of E experts evenly, 1 − (1 − k / E)^n; exact",
+        "a router that draws each token's k of E experts evenly: for reuse within n tokens 1 − (1 − k / E)^n, for a "
+        "cache of C experts C / E, for m experts loaded ahead m / E; exact",
+        between=False,
+    ),
+    "busiest": Null(
+        "κ, busiest experts",
+        "for experts that are loaded ahead: as many of the busiest experts of other requests, whatever the token",
+        between=False,
+    ),
+    "eviction": Null(
+        "κ, random eviction",
+        "for caches of experts: a cache of the same size that evicts at random, in expectation (mean field)",
         between=False,
     ),
 }

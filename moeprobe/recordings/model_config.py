@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, option
 from moeprobe.runtime.files import read_json
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -115,6 +115,38 @@ def read_moe_shape(path: Path) -> MoeShape:
     )
     needs = next((name for name, is_plain in _CHOICE.items() if not is_plain(config.get(name))), None)
     return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed, mtp_layers, needs)
+
+
+# Bytes of a parameter by ``torch_dtype``, which newer files call ``dtype``.
+_PARAMETER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+# Matrices of an expert: up, gate and down.
+_EXPERT_MATRICES = 3
+
+
+def read_expert_bytes(path: Path) -> int:
+    """Return the bytes of one routed expert's three matrices in a ``config.json``.
+
+    Raises:
+        UserError: it cannot be read, lacks a field, or is of quantized weights, whose bytes it does not say.
+    """
+    config = _read_config(path)
+    if config.get("quantization_config") is not None:
+        raise UserError(
+            f"{path} is of quantized weights, and does not say how many bytes an expert has; use "
+            f"{option('expert_bytes', '9.4MB')}."
+        )
+    kind = config.get("torch_dtype") or config.get("dtype")
+    if kind not in _PARAMETER_BYTES:
+        raise UserError(
+            f"{path}: torch_dtype is {kind!r}, of which the bytes are not known; use {option('expert_bytes', '9.4MB')}."
+        )
+    # Families without a width of their own for experts have that of dense layers.
+    name = next(
+        (one for one in ("moe_intermediate_size", "intermediate_size") if config.get(one) is not None),
+        "moe_intermediate_size",
+    )
+    sizes = [_whole_number(path, config, field, highest=2**31 - 1) for field in ("hidden_size", name)]
+    return _EXPERT_MATRICES * sizes[0] * sizes[1] * _PARAMETER_BYTES[str(kind)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ FLAGS = {
     "no_cost": "the interval of what flips cost holds 0, or one of them has no price, so there is nothing to compare",
     "no_trials": "there was nothing to count",
     "not_measurable": "the interval of the number of dead experts spans more than half of the experts, so these images "
-    "do not say the number",
+    "do not say the number; or a curve stays below the level that is looked for",
     "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
     "few_images": "fewer than 20 images, so there is no interval",
     "few_carriers": "a mean of losses of which fewer than 10 images carry half (column carriers), so there is no "
@@ -63,7 +63,8 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
-    "balance` the window, for `trace locality` the tokens of `distinct_experts`; empty for pairs of random views",
+    "balance` the window, for `trace locality` the experts in a cache, for `trace prefetch` those loaded ahead, for "
+    "`trace batches` and `coverage` the tokens; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "

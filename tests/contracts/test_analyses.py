@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.metrics.analyses.cache_size import HitCurve
 from moeprobe.metrics.analyses.changed_margins import ReferenceMargins
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
+from moeprobe.metrics.analyses.expert_cache import CacheHits
 from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
 from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
 from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, PredictedCosts
@@ -25,6 +27,7 @@ from moeprobe.metrics.analyses.input_experts import InputUses
 from moeprobe.metrics.analyses.log_probability import LogProbabilities
 from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
+from moeprobe.metrics.analyses.prefetch import PrefetchHits
 from moeprobe.metrics.analyses.rank_load import RankLoads
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.set_survival import Survivors
@@ -92,6 +95,9 @@ Asked = (
     | LayerOutputs
     | Sequences
     | InputUses
+    | CacheHits
+    | HitCurve
+    | PrefetchHits
     | list[Path]
     | Forced
 )
@@ -132,7 +138,10 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | RankLoads
         | LayerOutputs
         | Sequences
-        | InputUses,
+        | InputUses
+        | CacheHits
+        | HitCurve
+        | PrefetchHits,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -312,6 +321,47 @@ def _input_uses() -> list[Asked]:
     return [InputUses(torch.tensor([9, 7, 0, 12, 5]), torch.tensor([2, 1, 0, 3, 1]))]
 
 
+def _caches() -> list[Asked]:
+    """Hits of caches in one layer, and in all layers with bytes and a bandwidth; one sequence has no tokens."""
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.tensor([9, 7, 0, 12, 5])
+    hits = 8 * tokens[:, None] * torch.rand(SIZE, 5, generator=random).double()
+    even, size, bandwidth = (
+        torch.full((SIZE,), value).double() * scale
+        for value, scale in ((0.25, 8 * tokens), (3e6, 1), (2e9, 1))
+    )
+    return [
+        CacheHits(hits, 8 * tokens, even),
+        CacheHits(hits, 8 * tokens, even, tokens, size, bandwidth),
+    ]
+
+
+def _predictions() -> list[Asked]:
+    """Hits of predictions, of one sequence without tokens; the first layer has no layer before."""
+    random = torch.Generator().manual_seed(0)
+    choices = torch.tensor([90, 70, 0, 120, 50])[:, None].expand(-1, 3)
+    first = choices * torch.tensor([0, 1, 0])
+    hits, busiest = ((part * torch.rand(SIZE, 3, generator=random)).long() for part in (choices, choices / 2))
+    return [
+        PrefetchHits(hits, busiest, choices, choices * 0.25),
+        PrefetchHits(hits * (first > 0), busiest * (first > 0), first, first * 0.25),
+    ]
+
+
+def _hit_curves() -> list[Asked]:
+    """Hits of caches of four sizes, the last of which finds all."""
+    random = torch.Generator().manual_seed(0)
+    choices = torch.tensor([90, 70, 0, 120, 50])
+    shares = torch.rand(SIZE, 4, 5, generator=random).double().cumsum(1)
+    return [
+        HitCurve(
+            choices[:, None, None] * shares / shares[:, -1:],
+            choices,
+            torch.tensor([4, 6, 8, 16]).expand(SIZE, -1),
+        )
+    ]
+
+
 OF_TOKENS = {
     "critical_noise": lambda: _margins()[0],
     "flip_prediction": lambda: _margins()[1],
@@ -329,7 +379,14 @@ OF_TOKENS = {
     "rank_load": _rank_loads,
     "input_experts": _input_uses,
     "next_token": _sequences,
+    "reuse_distance": _sequences,
+    "expert_cache": _caches,
+    "shared_cache": lambda: _caches()[:1],
+    "cache_size": _hit_curves,
     "distinct_experts": _sequences,
+    "asleep": _sequences,
+    "expert_coverage": _sequences,
+    "prefetch": _predictions,
     "experts": _experts,
     "expert_outputs": _expert_outputs,
 }

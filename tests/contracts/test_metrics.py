@@ -16,7 +16,8 @@ from tests.routing.routings import aligned, expert_choice, routing, soft
 METRICS = [
     one.representative if isinstance(one, MetricFamily) else one for one in registry.all_declarations()
 ]
-# Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py have them.
+# Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py
+# have them, and tests/recordings/test_coverage.py.
 FROM_SEVERAL_CELLS = (
     "set_survival_band",
     "experts_price_band",
@@ -25,6 +26,13 @@ FROM_SEVERAL_CELLS = (
     "experts_price_among",
     "experts_prices_differ_p",
     "experts_missed_rate",
+    "experts_covered",
+    "experts_covered_even",
+    "tokens_needed",
+    "tokens_needed_even",
+    "experts_below",
+    "subset_tokens",
+    "subset_requests",
 )
 FAMILIES = [one for one in registry.all_declarations() if isinstance(one, MetricFamily)]
 

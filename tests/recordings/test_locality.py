@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.recorded.engine import input_sums
-from moeprobe.recorded.locality.measure import check_layer
+from moeprobe.recorded.engine.sequences import check_layer
+from moeprobe.recorded.locality import measure
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused, run
@@ -101,24 +102,85 @@ def test_a_planted_share_is_found_in_prompts_and_generated_tokens(trace: Path) -
     assert none["ci_high"] < 0
 
 
-def test_distinct_experts_of_planted_tokens(trace: Path) -> None:
-    table = api.trace_locality(trace).table
-    distinct = table[(table["metric"] == "distinct_experts") & (table["tokens"] == "token")]
-    assert sorted(set(distinct["severity"])) == [1, 2, 4, 8, 16, 32]
-    assert cell(table, "distinct_experts", severity=1.0)["value"] == TOP_K
-    # Two tokens of layer 1 share none, of which independent tokens would share a quarter.
-    two = {
-        name: cell(table, f"distinct_experts{name}", severity=2.0, layer="layers.1")["value"]
-        for name in ("", "_independent", "_ratio")
+def test_caches_of_planted_tokens(trace: Path) -> None:
+    table = api.trace_locality(trace, cache=[10], expert_bytes="2MB", bandwidth="1GB/s").table
+    # Tokens of layer 1 share nothing with the one before. A cache of two tokens' experts has what others reuse.
+    rates = {
+        rule: [
+            cell(table, f"cache_hit_{rule}", layer=layer, severity=10.0)["value"]
+            for layer in ("layers.0", "")
+        ]
+        for rule in ("lru", "lfu", "static", "optimal")
     }
-    assert two[""] == 2 * TOP_K
-    assert two["_independent"] == pytest.approx(2 * TOP_K - TOP_K**2 / EXPERTS, abs=0.05)
-    assert two["_ratio"] == pytest.approx(two[""] / two["_independent"])
-    # Two tokens of a prompt share four.
-    assert cell(table, "distinct_experts", severity=2.0, tokens="prompt")["value"] == TOP_K + 1
-    # No prompt has 32 tokens.
-    none = cell(table, "distinct_experts", severity=32.0, tokens="prompt")
-    assert np.isnan(none["value"]) and none["flag"] == "no_trials"
+    assert rates["lru"][0] > rates["static"][0] > 0.4
+    assert rates["optimal"][0] > max(rates[rule][0] for rule in ("lru", "lfu", "static"))
+    even = cell(table, "cache_hit_lru_chance", null="even", severity=10.0)
+    assert even["value"] == pytest.approx(10 / EXPERTS)
+    # Of evenly drawn experts, other requests say nothing.
+    assert rates["static"][1] == pytest.approx(10 / EXPERTS, abs=0.03)
+    loads = cell(table, "cache_loads_lru", layer="", severity=10.0)["value"]
+    assert loads == pytest.approx((1 - rates["lru"][1]) * TOP_K * LAYERS)
+    assert cell(table, "cache_bytes_lru", layer="", severity=10.0)["value"] == pytest.approx(2e6 * loads)
+    speed = cell(table, "cache_speed_lru", layer="", severity=10.0)
+    assert speed["value"] == pytest.approx(1e9 / (2e6 * loads)) and speed["ci_low"] < speed["ci_high"]
+    size = cell(table, "cache_size_90_lru", layer="")
+    assert 10 < size["ci_low"] < size["value"] < size["ci_high"] < EXPERTS
+    shared = cell(table, "shared_cache_hit_lru", layer="", severity=10.0)
+    assert shared["images"] == 24 and abs(shared["value"] - rates["lru"][1]) < 0.1
+    parts = [
+        cell(table, "cache_hit_lru", layer="", severity=10.0, tokens=kind)
+        for kind in ("prompt", "generated", "token")
+    ]
+    assert parts[0]["value"] > parts[1]["value"]
+    assert parts[0]["trials"] + parts[1]["trials"] == parts[2]["trials"]
+
+
+def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path) -> None:
+    results = [api.trace_locality(trace, cache=[10], batch=batch) for batch in (1, 4)]
+    assert any("4 that are served at once are one sample" in note for note in results[1].sidecar["notes"])
+    alone, together = (result.table for result in results)
+    one, four = (cell(table, "cache_hit_lru", severity=10.0) for table in (alone, together))
+    assert four["images"] == 6 and four["trials"] == one["trials"]
+    # Between two tokens of a request come three of others.
+    assert four["value"] < one["value"] - 0.05
+    reuse = [cell(table, "next_token_reuse")["value"] for table in (alone, together)]
+    assert reuse[0] == pytest.approx(reuse[1])
+
+
+def test_a_shared_cache_of_part_of_the_requests_says_so(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SHARED_TOKENS", 21 * (PROMPT + GENERATED - 1))
+    found = api.trace_locality(trace, cache=[10])
+    shared = cell(found.table, "shared_cache_hit_lru", layer="", severity=10.0)
+    assert shared["images"] == 21 and cell(found.table, "cache_hit_lru", severity=10.0)["images"] == 24
+    assert any("one cache for all layers in 3 of the 24 requests" in note for note in found.sidecar["notes"])
+
+
+def test_the_bytes_of_an_expert_follow_from_the_configuration(trace: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    fields = {"hidden_size": 2048, "moe_intermediate_size": 768, "torch_dtype": "bfloat16"}
+    config.write_text(json.dumps(fields))
+    table = api.trace_locality(trace, cache=[10], model_config=config).table
+    loads = cell(table, "cache_loads_lru", layer="", severity=10.0)["value"]
+    # Three matrices of two bytes a number, as of Qwen3-30B-A3B.
+    assert cell(table, "cache_bytes_lru", layer="", severity=10.0)["value"] == pytest.approx(
+        loads * 3 * 2048 * 768 * 2
+    )
+    config.write_text(json.dumps(fields | {"quantization_config": {"quant_method": "gptq"}}))
+    assert "is of quantized weights" in refused("trace", "locality", trace, "--model-config", config)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cache", "5"], "takes from 6 to 20 experts"),
+        (["--bandwidth", "25GB/s"], "takes the size of an expert, too"),
+        (["--bandwidth", "fast", "--expert-bytes", "9MB"], "takes a number of bytes with its unit"),
+        (["--expert-bytes", "0"], "takes a number of bytes with its unit"),
+        (["--expert-bytes", "9MB", "--model-config", "c.json"], "says how large an expert is"),
+    ],
+)
+def test_caches_that_make_no_sense_are_refused(trace: Path, words: list[str], message: str) -> None:
+    assert message in refused("trace", "locality", trace, *words)
 
 
 def test_two_equal_recordings_have_no_side_and_others_do(trace: Path, tmp_path: Path) -> None:
@@ -148,7 +210,7 @@ def test_blocks_of_requests_change_nothing(trace: Path, monkeypatch: pytest.Monk
 def test_choices_of_a_request_are_one_sample(trace: Path, tmp_path: Path) -> None:
     once = api.trace_locality(trace).table
     twice = api.trace_locality(served(tmp_path / "a.parquet", planted, choices=2)).table
-    of_requests = ["next_token_reuse", "distinct_experts", "reuse_within_4"]
+    of_requests = ["next_token_reuse", "reuse_distance_50", "reuse_within_4"]
     one, two = (table[table["metric"].isin(of_requests)] for table in (once, twice))
     assert (two["images"].to_numpy() == one["images"].to_numpy()).all()
     assert (two["trials"].to_numpy() == 2 * one["trials"].to_numpy()).all()
@@ -195,7 +257,9 @@ def test_the_command_prints_the_finding_first(trace: Path, tmp_path: Path) -> No
     )
     assert "beyond other tokens of the same sequence, the next token reuses experts with κ" in printed
     assert "There the reuse is 0.800" in printed and "of generated tokens" in printed
-    assert "32 consecutive tokens use" in printed
+    assert (
+        "a cache of 8 experts per layer finds" in printed and "LRU finds 90 % of the choices with" in printed
+    )
     assert (out / "figures" / "locality.png").exists()
     again = json.loads(run("trace", "locality", trace, "--json", "--layers", "layers.1").stdout)
     assert {row["layer"] for row in again["table"]} == {"layers.1"}

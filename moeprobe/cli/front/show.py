@@ -28,8 +28,11 @@ from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.agreement import agreement_table, aligned_tables
 from moeprobe.results.layouts.along_severity import few_shots_table
 from moeprobe.results.layouts.by_view import by_view_table, means_table
-from moeprobe.results.layouts.distinct_experts import distinct_experts_table
+from moeprobe.results.layouts.distinct_experts import asleep_table, distinct_experts_table
+from moeprobe.results.layouts.expert_cache import expert_cache_table
+from moeprobe.results.layouts.expert_coverage import coverage_table
 from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
+from moeprobe.results.layouts.prefetch import prefetch_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
 from moeprobe.results.tables import FLOORS, modality_of_table, records
@@ -76,6 +79,9 @@ def _tables(
         Layout.RECORDED: partial(recordings, title=title, full=full),
         Layout.SELECTED_KEYS: partial(selected_keys, title=title),
         Layout.REUSE: reuse_along_sequences,
+        Layout.PREFETCH: prefetch,
+        Layout.BATCHES: batches,
+        Layout.COVERAGE: coverage,
         Layout.LOAD_OVER_TIME: load_over_time,
     }
     return layouts[probe.layout]
@@ -352,7 +358,7 @@ def selected_keys(result: "Result", *, title: str) -> Printed:
 
 
 def reuse_along_sequences(result: "Result") -> Printed:
-    """Return the output for reuse along sequences: sentences, a line per layer on reuse, and on distinct experts."""
+    """Return the output for reuse along sequences: sentences, a line per layer on reuse, and caches."""
     from moeprobe.metrics.analyses.next_token import NEXT_TOKEN_REUSE
 
     reuse = agreement_table(
@@ -363,8 +369,28 @@ def reuse_along_sequences(result: "Result") -> Printed:
         modality=modality_of_table(result.table, data=result.sidecar.request.data),
         nulls=("pooled", "sequence"),
     )
+    return _with_sentences(result, reuse, expert_cache_table(result.table))
+
+
+def batches(result: "Result") -> Printed:
+    """Return the output for batches: sentences, distinct experts by the number of tokens, and experts asleep."""
+    return _with_sentences(result, distinct_experts_table(result.table), asleep_table(result.table))
+
+
+def prefetch(result: "Result") -> Printed:
+    """Return the output for experts loaded ahead: sentences, and a line per layer and predictor."""
+    return _with_sentences(result, prefetch_table(result.table))
+
+
+def coverage(result: "Result") -> Printed:
+    """Return the output for the coverage of experts: sentences, and a line per recording."""
+    return _with_sentences(result, coverage_table(result.table))
+
+
+def _with_sentences(result: "Result", *layouts: "cells.Table | None") -> Printed:
+    """Return the sentences that a result begins with, then its tables."""
     parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
-    for layout in (reuse, distinct_experts_table(result.table)):
+    for layout in layouts:
         parts += [] if layout is None else _with_note(layout)
     return parts
 

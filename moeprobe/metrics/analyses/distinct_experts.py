@@ -45,6 +45,14 @@ INDEPENDENT = Metric(
     rank=45,
     severity="tokens",
 )
+EVEN = Metric(
+    "distinct_experts_even",
+    about="what distinct_experts would be if a router drew each token's k of E experts evenly, E (1 − (1 − k / E)^T)",
+    label="  by an even router",
+    unit="count",
+    rank=46,
+    severity="tokens",
+)
 DISTINCT_RATIO = Metric(
     "distinct_experts_ratio",
     about="distinct_experts divided by distinct_experts_independent: below 1 where tokens close to each other share "
@@ -68,13 +76,14 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
     >>> from moeprobe.metrics.sequences import Sequences
     >>> experts = torch.tensor([[[0], [0], [1], [1]]], dtype=torch.int16)
     >>> numbers(DistinctExperts(2), Sequences(experts, torch.ones(1, 4, dtype=torch.bool), num_experts=2))
-    {'distinct_experts': 1.333, 'distinct_experts_independent': 1.5, 'distinct_experts_ratio': 0.889}
+    {'distinct_experts': 1.333, 'distinct_experts_independent': 1.5, 'distinct_experts_ratio': 0.889, \
+'distinct_experts_even': 1.5}
 
     Args:
         size: T.
     """
 
-    measures = (DISTINCT_EXPERTS, INDEPENDENT, DISTINCT_RATIO)
+    measures = (DISTINCT_EXPERTS, INDEPENDENT, DISTINCT_RATIO, EVEN)
     signature = "distinct_windows"
 
     def __init__(self, size: int = 2) -> None:
@@ -99,6 +108,7 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
             "distinct_sum": uses.by_sequence(first_uses),
             "window_choices": uses.by_expert(holding, subject.num_experts),
             WINDOW: np.full(len(windows), size),
+            "distinct_even": windows * even_distinct(subject.num_experts, subject.experts.shape[2], size),
             EXPERTS: np.full(len(windows), subject.num_experts),
         }
         return {name: torch.from_numpy(column) for name, column in columns.items()}
@@ -114,4 +124,15 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
             DISTINCT_EXPERTS.mean_of(distinct, windows),
             INDEPENDENT.raw(independent, windows),
             DISTINCT_RATIO.raw(DistinctRatio(distinct.astype(np.float64), independent), windows),
+            EVEN.mean_of(columns["distinct_even"], windows),
         ]
+
+
+def even_distinct(num_experts: int, top_k: int, tokens: int) -> float:
+    """Return the distinct experts of tokens whose k experts are drawn evenly.
+
+    >>> from moeprobe.metrics.analyses.distinct_experts import even_distinct
+    >>> even_distinct(4, 2, 2)
+    3.0
+    """
+    return num_experts * (1 - (1 - top_k / num_experts) ** tokens)

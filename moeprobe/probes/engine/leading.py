@@ -32,7 +32,14 @@ def leading_sentences(
         headlines = measured_headlines(run)
     match layout:
         case (
-            Layout.SIDE_BY_SIDE | Layout.IN_FULL | Layout.SELECTED_KEYS | Layout.REUSE | Layout.LOAD_OVER_TIME
+            Layout.SIDE_BY_SIDE
+            | Layout.IN_FULL
+            | Layout.SELECTED_KEYS
+            | Layout.REUSE
+            | Layout.PREFETCH
+            | Layout.BATCHES
+            | Layout.COVERAGE
+            | Layout.LOAD_OVER_TIME
         ):
             return [*_of_first(run, headlines, without=zeros(headlines)), *conclusions_of(with_experts)]
         case Layout.ALONG_SEVERITY | Layout.FEW_SHOTS:

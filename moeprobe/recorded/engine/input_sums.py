@@ -31,6 +31,8 @@ class InputSums(ABC):
         layers: which all traces have.
         ids: inputs that all traces have.
         lists: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
+        clusters: of the inputs that are no samples by themselves; None = as the traces say.
+        together: inputs that follow one another and are never in different blocks.
 
     Attributes:
         traces: as given.
@@ -45,11 +47,16 @@ class InputSums(ABC):
         ids: Sequence[str],
         *,
         lists: tuple[str, ...],
+        clusters: Mapping[str, str] | None = None,
+        together: int = 1,
     ) -> None:
         self.traces = traces
         self.num_tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
         self._lists = lists
-        self._clusters = clusters_of([trace_view.trace for trace_view in traces])
+        self._together = together
+        self._clusters = (
+            clusters_of([trace_view.trace for trace_view in traces]) if clusters is None else clusters
+        )
         self._ids = self._with_clusters_together(ids)
         self.left_out: dict[str, tuple[int, int]] = {}
 
@@ -134,7 +141,8 @@ class InputSums(ABC):
         of_one = max(
             max(longest, 1) * layers[layer].num_experts for layer, longest in self.num_tokens.items()
         )
-        return max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+        return -(-size // self._together) * self._together
 
     def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:
         """Return the sums of the inputs from ``first`` up to ``last``, block by block."""

@@ -1,15 +1,17 @@
-"""The figure of ``trace locality``: reuse by the next token over the layers, and distinct experts over tokens."""
+"""The figure of ``trace locality``: reuse by the next token over the layers, and what caches find."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, INDEPENDENT
+from moeprobe.metrics.analyses.expert_cache import CACHE_HIT, SHORT
 from moeprobe.metrics.analyses.next_token import NEXT_TOKEN_REUSE
 from moeprobe.metrics.declaration import CHANCE
-from moeprobe.recorded.locality.sentences import STRICT, rows_of, with_intervals
+from moeprobe.recorded.locality.sentences import STRICT, rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
+from moeprobe.results.layouts.expert_cache import of_all_layers
+from moeprobe.results.palette import COLORS
 
 # The lines of a recording: metric, null, label, and form of the line.
 _REUSE = (
@@ -17,32 +19,30 @@ _REUSE = (
     (f"{NEXT_TOKEN_REUSE.name}{CHANCE}", STRICT, "other tokens of the sequence", "^:"),
     (f"{NEXT_TOKEN_REUSE.name}{CHANCE}", "pooled", "other sequences", "s--"),
 )
-_DISTINCT = (
-    (DISTINCT_EXPERTS.name, "consecutive tokens", "o-"),
-    (INDEPENDENT.name, "independent tokens", "s--"),
+# The lines of caches: metric, null, label, and form of the line; of several recordings only the first.
+_LRU = CACHE_HIT.make("lru").name
+_CACHES = (
+    (_LRU, "", SHORT["lru"], "o-"),
+    *((CACHE_HIT.make(rule).name, "", SHORT[rule], "o-") for rule in ("lfu", "static", "optimal")),
+    (f"{_LRU}{CHANCE}", "eviction", "random eviction", "--"),
+    (f"{_LRU}{CHANCE}", "even", "even router", ":"),
 )
 
 
 def draw(result: Result) -> dict[str, Figure]:
-    """Return the figure: a panel of reuse by layer, and panels of distinct experts in the first and the last layer."""
+    """Return the figure: a panel of reuse by layer, and one of what caches find over their size."""
     table = result.table
     reuse = rows_of(table, NEXT_TOKEN_REUSE.name)
-    distinct = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
     if reuse.empty:
         return {}
     every = panels.layers(reuse)
-    layers, notes = panels.shown_layers(every, limit=2)
-    figure, axes = panels.panels(1, 1 + len(layers), width=4.4, sharey=False)
+    caches = of_all_layers(table)
+    has_caches = not caches.empty and caches["layer"].nunique() == 1
+    figure, axes = panels.panels(1, 1 + has_caches, width=4.8, sharey=False)
     _draw_reuse(axes[0, 0], result, every)
-    for panel, layer in zip(axes[0, 1:], layers, strict=True):
-        _draw_distinct(panel, result, layer)
-    axes[0, 1].set_ylabel("distinct experts")
-    rows_of_panels = pd.concat([reuse, distinct])
-    return {
-        "locality": panels.finish(
-            figure, rows_of_panels, title="Reuse of experts along sequences", notes=notes
-        )
-    }
+    if has_caches:
+        _draw_caches(axes[0, 1], result, caches)
+    return {"locality": panels.finish(figure, reuse, title="Reuse of experts along sequences")}
 
 
 def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
@@ -62,26 +62,23 @@ def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
     axes.set_ylabel("share of experts used again")
 
 
-def _draw_distinct(axes: Axes, result: Result, layer: str) -> None:
-    """Draw the distinct experts of each recording in a layer over the number of tokens that enough requests have."""
+def _draw_caches(axes: Axes, result: Result, caches: pd.DataFrame) -> None:
+    """Draw what caches of each rule find over their size: a band between the ends of the intervals of LRU."""
     names = panels.checkpoints(result.table)
+    rules = _CACHES if len(names) == 1 else _CACHES[:1]
     for name in names:
-        of_layer = panels.select(result.table, checkpoint=name, layer=layer)
-        for metric, label, style in _DISTINCT:
-            rows = with_intervals(rows_of(of_layer, metric))
-            own_label = label if len(names) == 1 else f"{name}, {label}"
-            color = result.sidecar.colors[name]
-            panels.points(
-                axes,
-                rows["severity"].to_numpy(float),
-                rows,
-                color=color,
-                label=own_label,
-                fmt=style,
-                size=3.5,
-            )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
-    axes.set_ylim(bottom=0)
-    axes.set_title(layer)
-    axes.set_xlabel("consecutive tokens")
+        of_recording = caches[caches["checkpoint"] == name]
+        for index, (metric, null, label, style) in enumerate(rules):
+            keep = (of_recording["metric"] == metric) & (of_recording["null"].fillna("") == null)
+            rows = of_recording[keep & of_recording["value"].notna()].sort_values("severity")
+            color = COLORS[index + 1] if len(names) == 1 else result.sidecar.colors[name]
+            own_label = f"cache, {label}" if len(names) == 1 else f"{name}, cache, {label}"
+            x = rows["severity"].to_numpy(float)
+            axes.plot(x, rows["value"], style, color=color, label=own_label, markersize=3.5, linewidth=1.2)
+            if rows["ci_low"].notna().all() and not null:
+                axes.fill_between(
+                    x, rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float), color=color, alpha=0.2
+                )
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("experts per layer in the cache, all layers")
+    axes.set_ylabel("share of choices found")

@@ -1,153 +1,169 @@
-"""The work of ``trace locality``: how experts are used again along sequences, and how many several tokens touch.
+"""The work of ``trace locality``: how experts are used again along sequences, and what caches find.
 
 Axes: B sequences, J tokens after the prefix, K choices of a token.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import TEXT
-from moeprobe.metrics.analyses.distinct_experts import DistinctExperts
 from moeprobe.metrics.analyses.next_token import NextToken
+from moeprobe.metrics.analyses.reuse_distance import ReuseDistance
 from moeprobe.metrics.base import trial_lists
-from moeprobe.metrics.sequences import Sequences
+from moeprobe.metrics.stats.bootstrap import MIN_IMAGES
 from moeprobe.metrics.token_kinds import PARTS
+from moeprobe.recorded.engine.folds import folds_of
 from moeprobe.recorded.engine.input_sums import InputSums
-from moeprobe.recorded.engine.work import TracesWork
+from moeprobe.recorded.engine.loads import loads_elsewhere
+from moeprobe.recorded.engine.sequences import RECORDED, SequencesWork, kinds_of
 from moeprobe.recorded.locality import Locality
-from moeprobe.recordings.pairs import NamedTrace, check_tokens, name_all
-from moeprobe.recordings.reading import Block, TraceFile
+from moeprobe.recorded.locality.caches import CacheSettings, CacheSums, LayerTokens
+from moeprobe.recorded.locality.transfer import expert_size, read_bandwidth
+from moeprobe.recordings.pairs import NamedTrace, clusters_of
+from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.seeds import generator
 
-# What the tables call every recording: they are compared with each other, whatever was recorded.
-_VIEW = "recorded"
-# Tokens of the longest windows.
-LONGEST_WINDOW = 4096
+# Tokens for which one cache of all layers is simulated, in whole requests: a token takes about a millisecond.
+SHARED_TOKENS = 2**15
 
 
-class Reuse(TracesWork[Locality]):
+class Reuse(SequencesWork[Locality]):
     """Traces of sequences, each measured by itself; the others are paired with the first by request."""
 
-    def name_traces(self, files: Sequence[TraceFile]) -> list[NamedTrace]:
-        """Return the traces, each with a name of its own."""
-        return _name_traces(files)
+    def __init__(self, probe: Locality, options: Options) -> None:
+        self._settings = CacheSettings(
+            None if probe.cache is None else tuple(int(size) for size in probe.cache),
+            probe.batch,
+            expert_size(probe.expert_bytes, probe.model_config),
+            read_bandwidth(probe.bandwidth),
+        )
+        super().__init__(probe, options)
+        self._shared_ids: frozenset[str] = frozenset()
 
     def check(self, files: Sequence[TraceFile]) -> None:
-        """Raise ``UserError`` where a trace has no tokens that follow one another."""
+        """Raise ``UserError`` where a trace has no tokens that follow one another, or caches do not fit its layers."""
+        super().check(files)
         for trace in files:
-            check_tokens(trace, purpose="that follow one another")
             for layer in self.layers:
-                check_layer(trace, layer)
+                self._settings.sizes_of(layer, trace.layers[layer])
+            if self.probe.batch > 1 and clusters_of([trace]):
+                raise UserError(
+                    f"{trace.path} has requests with several sequences, which {option('batch')} does not take apart; "
+                    "leave it out."
+                )
 
     def changed_request(self) -> dict[str, Any]:
-        """Return what all recordings are called, whatever was recorded."""
-        return {"view": {"name": _VIEW}, "severities": [], "aligned": True}
+        """Return what differs from other questions to traces."""
+        return super().changed_request() | {"caches": dataclasses.asdict(self._settings)}
 
     def measure(self, progress: Progress) -> tuple[SumsStore, None]:
         """Return the sums per request, of all tokens."""
-        return _SequenceSums(self.traces, self.layers, self.ids).sums(progress, self.division), None
+        sums = _SequenceSums(self.traces, self.layers, self.ids, self._settings, seed=self.options.seed)
+        self._shared_ids = sums.shared_ids
+        return sums.sums(progress, self.division), None
 
     def notes(self) -> list[str]:
-        """Return sentences on requests that not all traces have, and on tokens whose part is not known."""
-        notes = [
-            f"{len(trace_view.trace.ids) - len(self.ids):,} of the {len(trace_view.trace.ids):,} requests of "
-            f"{trace_view.name}, which not all of the traces have"
-            for trace_view in self.traces
-            if len(trace_view.trace.ids) > len(self.ids)
-        ]
-        unmarked = [trace_view.name for trace_view in self.traces if not trace_view.trace.marks("generated")]
-        if unmarked:
-            notes.append(f"prompt and generated tokens apart, which {' and '.join(unmarked)} does not mark")
+        """Return sentences on requests that not all traces have, on unknown parts, and on caches left out."""
+        notes = [*super().notes(), *self.unmarked()]
+        if self.probe.batch > 1:
+            notes.append(
+                f"intervals over single requests: of {len(self.ids):,} requests, {self.probe.batch} that are served at "
+                "once are one sample"
+            )
+        if len(self._shared_ids) < len(self.ids):
+            notes.append(
+                f"one cache for all layers in {len(self.ids) - len(self._shared_ids):,} of the {len(self.ids):,} "
+                "requests, as it takes long: the others were drawn at random"
+            )
+        layers = [self.traces[0].trace.layers[name] for name in self.layers]
+        if len({(layer.num_experts, layer.top_k) for layer in layers}) > 1:
+            notes.append("caches over all layers, which have different numbers of experts")
         return notes
 
 
-def _name_traces(traces: Sequence[TraceFile]) -> list[NamedTrace]:
-    """Return the traces with a name of their own each, so that the others are compared with the first."""
-    trace_views = name_all(traces)
-    names = [trace_view.name for trace_view in trace_views]
-    return [
-        replace(
-            trace_view,
-            name=trace_view.name if names.count(trace_view.name) == 1 else trace_view.label,
-            view=_VIEW,
-            severity=float("nan"),
-        )
-        for trace_view in trace_views
-    ]
-
-
-def check_layer(trace: TraceFile, name: str) -> None:
-    """Raise ``UserError`` where a layer has no sequences of tokens that choose some of several experts."""
-    layer = trace.layers[name]
-    if layer.grid_rows is not None:
-        raise UserError(
-            f"{trace.path} holds patches of images, which have no next token; record texts or import a server's log."
-        )
-    if layer.experts_choose or not 0 < layer.top_k < layer.num_experts:
-        raise UserError(
-            f"In {name} of {trace.path} tokens do not choose some of several experts, so none is used again; leave the "
-            f"layer out with {option('layers')}."
-        )
-
-
 class _SequenceSums(InputSums):
-    """The sums per request of every trace."""
+    """The sums per request of every trace; of several that are served at once, per batch of them.
 
-    def __init__(self, traces: Sequence[NamedTrace], layers: Sequence[str], ids: Sequence[str]) -> None:
-        super().__init__(traces, layers, ids, lists=trial_lists([NextToken()]))
+    Attributes:
+        shared_ids: requests for which one cache of all layers is simulated.
+    """
+
+    def __init__(
+        self,
+        traces: Sequence[NamedTrace],
+        layers: Sequence[str],
+        ids: Sequence[str],
+        settings: CacheSettings,
+        *,
+        seed: int,
+    ) -> None:
+        batches = None
+        if settings.batch > 1:
+            batches = {name: ids[index - index % settings.batch] for index, name in enumerate(ids)}
+        super().__init__(
+            traces,
+            layers,
+            ids,
+            lists=trial_lists([NextToken()]),
+            clusters=batches,
+            together=settings.batch,
+        )
         self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
+        folds = folds_of(ids, self._clusters)
+        self.shared_ids = self._draw_shared(layers[0], seed)
+        self._caches = [
+            CacheSums(settings, loads_elsewhere(trace_view.trace, layers, ids, folds), folds, self.shared_ids)
+            for trace_view in traces
+        ]
+
+    def _draw_shared(self, layer: str, seed: int) -> frozenset[str]:
+        """Return whole samples in random order, until they have enough tokens and an interval."""
+        tokens = dict(zip(self._ids, self.traces[0].trace.num_tokens(layer, self._ids).tolist(), strict=True))
+        samples: dict[str, list[str]] = {}
+        for name in self._ids:
+            samples.setdefault(self._cluster(name), []).append(name)
+        sample_ids: list[str] = []
+        members = list(samples.values())
+        order = generator(seed, "shared_cache").permutation(len(members))
+        for number, index in enumerate(order):
+            if number >= MIN_IMAGES and sum(tokens[name] for name in sample_ids) >= SHARED_TOKENS:
+                break
+            sample_ids += members[index]
+        return frozenset(sample_ids)
 
     def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:
-        """Return the cell with the view of all recordings; its severity is the size of windows."""
-        return replace(cell, view=_VIEW)
+        """Return the cell with the view of all recordings; its severity is the size of caches."""
+        return replace(cell, view=RECORDED)
 
     def numbers_of_input(self) -> int:
-        """Return how many numbers the sums of the longest request hold: choices, and experts by size of windows."""
-        layers = self.traces[0].trace.layers
-        return (1 + len(PARTS)) * sum(
-            longest * layers[layer].top_k + len(_sizes(longest)) * layers[layer].num_experts
-            for layer, longest in self.num_tokens.items()
-        )
+        """Return how many numbers the sums of the longest request hold: its choices, of all tokens and of parts."""
+        return (1 + len(PARTS)) * super().numbers_of_input()
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
-        """Return the sums of some requests for each trace: reuse, then distinct experts by the size of windows."""
+        """Return the sums of some requests for each trace: reuse, then what caches find."""
         sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = []
-        for trace_view, is_marked in zip(self.traces, self._marked, strict=True):
+        for trace_view, is_marked, caches in zip(self.traces, self._marked, self._caches, strict=True):
             sums: dict[Cell, dict[str, Tensor]] = {}
+            tokens: dict[str, LayerTokens] = {}
             for name, longest in self.num_tokens.items():
                 block = trace_view.trace.read(name, ids, num_tokens=longest)
-                for kind, sequences in _kinds(block, is_marked=is_marked):
+                masks = {}
+                for kind, sequences in kinds_of(block, is_marked=is_marked):
                     cell = Cell(layer=name, router=block.layer.router, top_k=block.layer.top_k, tokens=kind)
-                    sums[cell] = NextToken().sums(sequences)
-                    for size in _sizes(longest - block.layer.num_prefix_tokens):
-                        sums[replace(cell, severity=float(size))] = DistinctExperts(size).sums(sequences)
+                    sums[cell] = NextToken().sums(sequences) | ReuseDistance().sums(sequences)
+                    masks[kind] = sequences.present.numpy()
+                tokens[name] = LayerTokens(
+                    block.layer, block.experts[:, block.layer.num_prefix_tokens :], masks
+                )
+            for cell, columns in caches.of(tokens, ids).items():
+                sums[cell] = sums.get(cell, {}) | columns
             sums_of_traces.append(sums)
         return sums_of_traces
-
-
-def _sizes(longest: int) -> list[int]:
-    """Return the tokens of windows: powers of two up to the longest sequence."""
-    return [2**power for power in range(min(longest, LONGEST_WINDOW).bit_length())]
-
-
-def _kinds(block: Block, *, is_marked: bool) -> Iterator[tuple[str, Sequences]]:
-    """Yield the sequences of all tokens after the prefix and, where tokens are marked, of either part.
-
-    A token without any expert is as one that is not there.
-    """
-    prefix, num_experts = block.layer.num_prefix_tokens, block.layer.num_experts
-    experts = torch.from_numpy(block.experts[:, prefix:])
-    present = torch.from_numpy(block.valid[:, prefix:]) & (experts >= 0).any(-1)
-    yield TEXT.token, Sequences(experts, present, num_experts)
-    if is_marked:
-        unknown = torch.full_like(present, -1, dtype=torch.int8)
-        generated = unknown if block.generated is None else torch.from_numpy(block.generated[:, prefix:])
-        for code, part in enumerate(PARTS):
-            yield part, Sequences(experts, present & (generated == code), num_experts)

@@ -1,15 +1,13 @@
 """What a table of ``trace locality`` says in words."""
 
-from collections.abc import Callable
-
 import pandas as pd
 
 from moeprobe.inputs.modality import TEXT
-from moeprobe.judging.selection import Extreme
-from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, INDEPENDENT
+from moeprobe.judging.selection import ends_of
 from moeprobe.metrics.analyses.next_token import DISTANCES, NEXT_TOKEN_REUSE, REUSE_WITHIN
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.token_kinds import PARTS
+from moeprobe.recorded.locality.cache_sentences import cache_sentences
 from moeprobe.results.numbers import interval, number
 
 REUSE_KAPPA = f"{NEXT_TOKEN_REUSE.name}{KAPPA}"
@@ -23,14 +21,8 @@ def rows_of(table: pd.DataFrame, metric: str, null: str = "", *, tokens: str = T
     return table[keep & table["value"].notna()]
 
 
-def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of enough requests, since long stretches of few requests differ by accident; else all."""
-    measured = rows[rows["ci_low"].notna()]
-    return rows if measured.empty else measured
-
-
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return for each recording what the order of tokens adds, how prompts differ, and how many experts are touched."""
+    """Return for each recording what the order of tokens adds, how prompts differ, and what caches find."""
     return [
         sentence
         for name in dict.fromkeys(table["checkpoint"])
@@ -44,13 +36,13 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
         return []
     return [
         f"{name}: {_order(kappas)}{_parts(table, kappas)}{_recent(table, kappas)}",
-        *_distinct(table, name),
+        *cache_sentences(table, name),
     ]
 
 
 def _order(kappas: pd.DataFrame) -> str:
     """Return how much more the next token reuses than other tokens of its sequence, in the layers at either end."""
-    spread = _ends(kappas, lambda row: row["layer"])
+    spread = ends_of(kappas, lambda row: row["layer"])
     return f"beyond other tokens of the same sequence, the next token reuses experts with κ {spread}."
 
 
@@ -81,23 +73,3 @@ def _recent(table: pd.DataFrame, kappas: pd.DataFrame) -> str:
                 f"{number(levels['value'].iloc[0])})."
             )
     return ""
-
-
-def _distinct(table: pd.DataFrame, name: str) -> list[str]:
-    """Return how many experts a number of tokens touch, in the layers with the fewest and the most."""
-    measured = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
-    if measured.empty or measured["severity"].max() < 2:
-        return []
-    size = measured["severity"].max()
-    rows = measured[measured["severity"] == size]
-    independent = rows_of(table, INDEPENDENT.name)
-    independent = independent[independent["severity"] == size].set_index("layer")["value"]
-    ends = _ends(rows, lambda row: f"{row['layer']}, independent tokens {number(independent[row['layer']])}")
-    return [f"{name}: {int(size):,} consecutive tokens use {ends} distinct experts."]
-
-
-def _ends(rows: pd.DataFrame, describe: Callable[[pd.Series], str]) -> str:
-    """Return the lowest and the highest value, each with its layer and those not separated from it; one if all are."""
-    lowest, highest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (True, False))
-    ends = [highest] if lowest.row["layer"] == highest.row["layer"] else [lowest, highest]
-    return " to ".join(f"{interval(end.row)} ({describe(end.row)}{end.beside()})" for end in ends)

@@ -1,0 +1,93 @@
+"""Experts that independent tokens of a request would never use, and how many more it leaves out.
+
+Axes: n requests, E experts.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from moeprobe.metrics.stats.statistic import Array, Ratio, divide
+
+
+@dataclass(frozen=True)
+class IndependentAsleep:
+    """The mean over requests of Σ_e (1 − p_e)^T: experts that T independent tokens miss, which others use.
+
+    p_e is the share of all tokens that use expert e, and T the tokens of the request.
+
+    Attributes:
+        uses: ``(n, E)`` tokens of a request that use each expert.
+        tokens: ``(n,)``.
+    """
+
+    uses: Array
+    tokens: Array
+    linear: ClassVar[bool] = True
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights."""
+        has_tokens = (self.tokens > 0).astype(np.float64)
+        shares = divide(self.uses.T @ weights, self.tokens @ weights)
+        values = [
+            divide(weight @ (has_tokens * self._missed(share)), weight @ has_tokens)
+            for weight, share in zip(weights.T, shares.T, strict=True)
+        ]
+        return np.array(values, dtype=np.float64)
+
+    def influence(self) -> Array:
+        """Return the derivative by each request's weight: through its own number, and through the shares."""
+        has_tokens = (self.tokens > 0).astype(np.float64)
+        number = has_tokens.sum()
+        shares = divide(self.uses.sum(0), self.tokens.sum())
+        missed = self._missed(shares)
+        value = divide(has_tokens @ missed, number)
+        direct = divide(has_tokens * (missed - value), number)
+        slope = np.zeros(len(shares))
+        for length, requests in self._lengths():
+            alive = (shares > 0) & (shares < 1)
+            slope[alive] -= requests * length * (1 - shares[alive]) ** (length - 1)
+        share_influence = divide(self.uses - shares * self.tokens[:, None], self.tokens.sum())
+        influence: Array = direct + share_influence @ divide(slope, number)
+        return influence
+
+    def _missed(self, shares: Array) -> Array:
+        """Return how many experts each request would miss ``(n,)``, of those that anybody uses."""
+        missed = np.zeros(len(self.tokens))
+        for length, _ in self._lengths():
+            missed[self.tokens == length] = ((1 - shares[shares > 0]) ** length).sum()
+        return missed
+
+    def _lengths(self) -> list[tuple[float, int]]:
+        """Return the different lengths, and how many requests have each."""
+        lengths, requests = np.unique(self.tokens[self.tokens > 0], return_counts=True)
+        return list(zip(lengths.tolist(), requests.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class AsleepExcess:
+    """The mean number of experts that a request never uses, minus that of independent tokens.
+
+    It is no ratio: independent tokens of a long request miss hardly any expert.
+
+    Attributes:
+        asleep: ``(n,)`` experts that each request never uses while others do.
+        independent: what independent tokens miss.
+    """
+
+    asleep: Array
+    independent: IndependentAsleep
+    linear: ClassVar[bool] = True
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights."""
+        return self._observed.evaluate(weights) - self.independent.evaluate(weights)
+
+    def influence(self) -> Array:
+        """Return the difference of both influences."""
+        return self._observed.influence() - self.independent.influence()
+
+    @property
+    def _observed(self) -> Ratio:
+        return Ratio(self.asleep, (self.independent.tokens > 0).astype(np.float64))

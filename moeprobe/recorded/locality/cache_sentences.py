@@ -1,0 +1,84 @@
+"""What a table of ``trace locality`` says of caches, in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.metrics.analyses.cache_size import CACHE_SIZE, LEVEL
+from moeprobe.metrics.analyses.expert_cache import CACHE_BYTES, CACHE_HIT, CACHE_LOADS, CACHE_SPEED
+from moeprobe.metrics.analyses.shared_cache import SHARED_HIT
+from moeprobe.metrics.declaration import CHANCE
+from moeprobe.results.layouts.expert_cache import of_all_layers
+from moeprobe.results.numbers import interval, number
+
+# Tokens per second for which a sentence says the bandwidth.
+READING_SPEED = 20
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_Row = Mapping[Any, Any]
+
+
+def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
+    """Return what the smallest cache of a recording finds, how large one must be, and what is loaded per token."""
+    rows = of_all_layers(table)
+    if rows.empty or rows["layer"].nunique() > 1:
+        return []
+    every = {(row["metric"], row["null"], row["severity"]): row for row in rows.to_dict("records")}
+    size = min(severity for metric, _, severity in every if metric == CACHE_HIT.make("lru").name)
+
+    def at(metric: str, null: str = "") -> _Row:
+        return every[metric, null, size]
+
+    rates = {rule: at(CACHE_HIT.make(rule).name) for rule in ("lru", "lfu", "static", "optimal")}
+    lru = CACHE_HIT.make("lru").name
+    random, even = (at(f"{lru}{CHANCE}", null) for null in ("eviction", "even"))
+    sentences = [
+        f"{name}: a cache of {int(size):,} experts per layer finds {interval(rates['lru'])} of the choices with LRU "
+        f"(random eviction {number(random['value'])}, even router {number(even['value'])}). LFU finds "
+        f"{interval(rates['lfu'])}, the busiest experts of other requests {interval(rates['static'])}, and no rule "
+        f"more than {interval(rates['optimal'])}.{_shared(every, size)}"
+    ]
+    sizes = {
+        row["metric"]: row for row in rows.to_dict("records") if CACHE_SIZE.find(row["metric"]) is not None
+    }
+    needed = [sizes.get(CACHE_SIZE.make(rule).name) for rule in ("lru", "optimal")]
+    if all(row is not None and row["value"] == row["value"] for row in needed):
+        lru_size, best = (interval(row) for row in needed if row is not None)
+        sentences.append(
+            f"{name}: LRU finds {100 * LEVEL:g} % of the choices with {lru_size} experts per layer, the optimum with "
+            f"{best}."
+        )
+    return [*sentences, *_loaded(every, size, name)]
+
+
+def _shared(every: Mapping[tuple[str, str, float], _Row], size: float) -> str:
+    """Return what one cache for all layers finds; empty where it is not simulated."""
+    row = every.get((SHARED_HIT.make("lru").name, "", size))
+    if row is None or row["value"] != row["value"]:
+        return ""
+    return f" One LRU cache for all layers, with as many places, finds {interval(row)}."
+
+
+def _loaded(every: Mapping[tuple[str, str, float], _Row], size: float, name: str) -> list[str]:
+    """Return what LRU loads per token, and which bandwidth and speed that means."""
+    loads = every.get((CACHE_LOADS.make("lru").name, "", size))
+    if loads is None:
+        return []
+    sentence = (
+        f"{name}: with LRU and {int(size):,} experts per layer, a token loads {interval(loads)} experts"
+    )
+    loaded = every.get((CACHE_BYTES.make("lru").name, "", size))
+    if loaded is None:
+        return [f"{sentence}."]
+    needed = _amount(READING_SPEED * loaded["value"])
+    sentence += f", or {_amount(loaded['value'])}; {READING_SPEED} tokens per second need {needed}/s"
+    speed = every.get((CACHE_SPEED.make("lru").name, "", size))
+    if speed is not None:
+        sentence += f". The given bandwidth lets {interval(speed)} tokens per second through"
+    return [f"{sentence}."]
+
+
+def _amount(number_of_bytes: float) -> str:
+    """Return a number of bytes with three digits and a unit."""
+    factor, unit = next(((factor, unit) for factor, unit in _UNITS if number_of_bytes >= factor), _UNITS[-1])
+    return f"{number_of_bytes / factor:.3g} {unit}"

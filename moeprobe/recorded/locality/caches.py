@@ -1,0 +1,309 @@
+"""The sums per request of caches: each layer's, and those of all layers together.
+
+Axes: B sequences, J tokens, K choices of a token, E experts, L layers, S sizes, F folds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import TEXT
+from moeprobe.metrics.analyses.cache_size import CacheSize, HitCurve
+from moeprobe.metrics.analyses.expert_cache import CacheHits, ExpertCache
+from moeprobe.metrics.analyses.shared_cache import SharedCache
+from moeprobe.metrics.cache_policies import POLICIES, Hits, Lookups
+from moeprobe.metrics.stats.statistic import Array, Integers
+from moeprobe.recorded.engine.folds import heat_of
+from moeprobe.recordings.reading import Layer
+from moeprobe.results.sums import Cell
+
+# Sizes of caches, as shares of the experts of a layer.
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+Masks = dict[str, NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """What caches are simulated.
+
+    Attributes:
+        sizes: places per layer; None = shares of the experts.
+        batch: sequences that are served at once.
+        expert_bytes: None = not known.
+        bandwidth: bytes per second; None = not known.
+    """
+
+    sizes: tuple[int, ...] | None
+    batch: int
+    expert_bytes: float | None
+    bandwidth: float | None
+
+    def sizes_of(self, name: str, layer: Layer) -> tuple[int, ...]:
+        """Return the sizes of a layer's cache.
+
+        Raises:
+            UserError: a size that was asked for holds no more than a token's experts, or more than the layer's.
+        """
+        low, high = layer.top_k + 1, layer.num_experts
+        if self.sizes is None:
+            sizes = {round(share * high) for share in _SHARES}
+            return tuple(sorted(size for size in sizes if low <= size < high)) or (low,)
+        for size in self.sizes:
+            if not low <= size <= high:
+                raise UserError(
+                    f"A cache of {name} takes from {low} to {high} experts, above those of one token; got "
+                    f"{option('cache', size)}."
+                )
+        return tuple(sorted(set(self.sizes)))
+
+
+@dataclass(frozen=True)
+class LayerTokens:
+    """The tokens of some sequences in one layer.
+
+    Attributes:
+        layer: what holds for all of them.
+        experts: ``(B, J, K)``, -1 = none.
+        masks: by kind of tokens, which of them are present ``(B, J)``; all of them first.
+    """
+
+    layer: Layer
+    experts: NDArray[np.int16]
+    masks: Masks
+
+    def interleaved(self, batch: int) -> "LayerTokens":
+        """Return batches of sequences as one sequence each, in which they take turns token by token."""
+        if batch == 1:
+            return self
+        masks: Masks = {kind: interleave(mask, batch, empty=False) for kind, mask in self.masks.items()}
+        return LayerTokens(self.layer, interleave(self.experts, batch, empty=-1), masks)
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """``(B, J)`` all tokens."""
+        return self.masks[TEXT.token]
+
+    @cached_property
+    def choices(self) -> Integers:
+        """``(B, J)`` choices of each token."""
+        return np.count_nonzero(self.experts >= 0, axis=2)
+
+
+def interleave(values: NDArray[Any], batch: int, *, empty: int) -> NDArray[Any]:
+    """Return values ``(B, J, ...)`` of sequences as those of batches ``(ceil(B / batch), J · batch, ...)``.
+
+    Two sequences, of which one token each comes in turn:
+
+    >>> import numpy as np
+    >>> from moeprobe.recorded.locality.caches import interleave
+    >>> interleave(np.array([[1, 2], [11, 12]]), 2, empty=-1).tolist()
+    [[1, 11, 2, 12]]
+    """
+    missing = -len(values) % batch
+    filled = np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)], constant_values=empty)
+    grouped = filled.reshape(-1, batch, *values.shape[1:]).swapaxes(1, 2)
+    return grouped.reshape(len(grouped), -1, *values.shape[2:])
+
+
+class CacheSums:
+    """The sums of caches, of some sequences at a time.
+
+    Args:
+        settings: what is simulated.
+        counts: by layer, how often other folds chose each expert ``(F, E)``, as ``without_fold`` returns it.
+        folds: of each input.
+        shared_ids: inputs for which one cache for all layers is simulated.
+    """
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        counts: Mapping[str, Integers],
+        folds: Mapping[str, int],
+        shared_ids: frozenset[str],
+    ) -> None:
+        self._settings, self._counts, self._folds = settings, counts, folds
+        self._shared_ids = shared_ids
+
+    def of(self, layers: Mapping[str, LayerTokens], ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:
+        """Return the sums of some sequences; of a batch they are those of its first sequence."""
+        batch = self._settings.batch
+        tokens = {name: layer.interleaved(batch) for name, layer in layers.items()}
+        first_ids = ids[::batch]
+        sums: dict[Cell, dict[str, Tensor]] = {}
+        for cell, columns in self._sums(tokens, first_ids):
+            spread = {name: _to_first(column, len(ids), batch) for name, column in columns.items()}
+            sums[cell] = sums.get(cell, {}) | spread
+        return sums
+
+    def _sums(
+        self, tokens: Mapping[str, LayerTokens], ids: Sequence[str]
+    ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
+        totals: dict[str, _Caches] = {}
+        for name, of_layer, hits in self._hits(tokens, ids):
+            sizes = self._settings.sizes_of(name, of_layer.layer)
+            for kind, mask in of_layer.masks.items():
+                hits_of_rule = _hits_of(hits, mask)
+                caches = _Caches(hits_of_rule, (of_layer.choices * mask).sum(1), mask.sum(1), sizes)
+                # Each kind by itself over all layers is enough, where there are several.
+                if kind == TEXT.token or len(tokens) == 1:
+                    layer = of_layer.layer
+                    cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=kind)
+                    yield from caches.of_layer(cell, layer)
+                totals[kind] = caches if kind not in totals else totals[kind].plus(caches)
+        shapes = {(layer.layer.num_experts, layer.layer.top_k) for layer in tokens.values()}
+        if len(shapes) > 1 or len(tokens) < 2:
+            return
+        layer = next(iter(tokens.values())).layer
+        for kind, caches in totals.items():
+            cell = Cell(router=layer.router, top_k=layer.top_k, tokens=kind)
+            yield from caches.of_layer(cell, layer, self._settings)
+        yield from self._shared(tokens, ids, layer)
+
+    def _hits(
+        self, tokens: Mapping[str, LayerTokens], ids: Sequence[str]
+    ) -> Iterator[tuple[str, LayerTokens, dict[str, Hits]]]:
+        """Yield the hits of each layer by rule ``(B, J, S)``; layers of one shape are simulated at once."""
+        by_shape: dict[tuple[int, ...], list[str]] = {}
+        for name, layer_tokens in tokens.items():
+            by_shape.setdefault((layer_tokens.layer.num_experts, *layer_tokens.experts.shape), []).append(
+                name
+            )
+        for names in by_shape.values():
+            layers = [tokens[name] for name in names]
+            heats = [self._heat(self._counts[name], ids) for name in names]
+            lookups = Lookups(
+                np.concatenate([layer_tokens.experts for layer_tokens in layers]),
+                np.concatenate([layer_tokens.present for layer_tokens in layers]),
+                None if heats[0] is None else np.concatenate([heat for heat in heats if heat is not None]),
+                layers[0].layer.num_experts,
+            )
+            hits = lookups.hits(self._settings.sizes_of(names[0], layers[0].layer))
+            for index, (name, layer_tokens) in enumerate(zip(names, layers, strict=True)):
+                rows = slice(index * len(ids), (index + 1) * len(ids))
+                yield name, layer_tokens, {rule: hits_of_rule[rows] for rule, hits_of_rule in hits.items()}
+
+    def _heat(self, counts: Integers, ids: Sequence[str]) -> Integers | None:
+        """Return the rank of experts ``(B, E)`` in other folds; None where there are no others."""
+        if not counts.any(1).all():
+            return None
+        return heat_of(counts)[[self._folds[name] for name in ids]]
+
+    def _shared(
+        self, tokens: Mapping[str, LayerTokens], ids: Sequence[str], layer: Layer
+    ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
+        """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""
+        rows = np.array([name in self._shared_ids for name in ids])
+        number, sizes = len(tokens), self._settings.sizes_of("", layer)
+        experts = np.concatenate(
+            [
+                np.where(layer_tokens.experts >= 0, layer_tokens.experts + index * layer.num_experts, -1)
+                for index, layer_tokens in enumerate(tokens.values())
+            ],
+            axis=2,
+            dtype=np.int32,
+        )
+        heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
+        lookups = Lookups(
+            experts[rows],
+            np.logical_or.reduce([layer_tokens.present for layer_tokens in tokens.values()])[rows],
+            None if heat is None else heat[rows],
+            number * layer.num_experts,
+        )
+        hits = lookups.hits([size * number for size in sizes])
+        first = next(iter(tokens.values()))
+        choices = np.count_nonzero(experts >= 0, axis=2)
+        for kind, mask in first.masks.items():
+            hits_of_rule = np.zeros((len(ids), len(sizes), len(POLICIES)))
+            hits_of_rule[rows] = _hits_of(hits, mask[rows])
+            of_kind = (choices * mask).sum(1) * rows
+            for index, size in enumerate(sizes):
+                cell = Cell(router=layer.router, top_k=layer.top_k, severity=float(size), tokens=kind)
+                subject = _cache_hits(hits_of_rule[:, index], of_kind, size / layer.num_experts)
+                yield cell, SharedCache().sums(subject)
+
+
+@dataclass(frozen=True)
+class _Caches:
+    """Hits ``(B, S, P)``, choices and tokens ``(B,)``, and sizes ``(S,)``, of a layer or of several."""
+
+    hits: Array
+    choices: Integers
+    tokens: Integers
+    sizes: tuple[int, ...]
+
+    def plus(self, caches: "_Caches") -> "_Caches":
+        """Return the sums of two layers of the same tokens."""
+        if self.sizes != caches.sizes:
+            return self
+        return _Caches(self.hits + caches.hits, self.choices + caches.choices, self.tokens, self.sizes)
+
+    def of_layer(
+        self, cell: Cell, layer: Layer, settings: CacheSettings | None = None
+    ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
+        """Yield the sums of each size, then those of the curve; with settings, what is loaded per token, too."""
+        tokens = None if settings is None else torch.from_numpy(self.tokens)
+        for index, size in enumerate(self.sizes):
+            subject = _cache_hits(
+                self.hits[:, index],
+                self.choices,
+                size / layer.num_experts,
+                tokens=tokens,
+                settings=settings,
+            )
+            sized = Cell(cell.layer, cell.router, cell.top_k, severity=float(size), tokens=cell.tokens)
+            yield sized, ExpertCache().sums(subject)
+        # A cache of all experts finds them all.
+        every = np.broadcast_to(self.choices[:, None, None], (len(self.choices), 1, len(POLICIES)))
+        sizes = [size for size in self.sizes if size < layer.num_experts]
+        curve = HitCurve(
+            torch.from_numpy(np.concatenate([self.hits[:, : len(sizes)], every], axis=1)),
+            torch.from_numpy(self.choices),
+            torch.tensor([*sizes, layer.num_experts]).expand(len(self.choices), -1),
+        )
+        yield cell, CacheSize().sums(curve)
+
+
+def _cache_hits(
+    hits: Array,
+    choices: Integers,
+    share: float,
+    *,
+    tokens: Tensor | None = None,
+    settings: CacheSettings | None = None,
+) -> CacheHits:
+    """Return what caches that hold a share of the experts found ``(B, P)`` of choices ``(B,)``."""
+
+    def constant(value: float | None) -> Tensor | None:
+        return None if value is None else torch.full((len(choices),), value, dtype=torch.float64)
+
+    return CacheHits(
+        torch.from_numpy(hits),
+        torch.from_numpy(choices),
+        torch.from_numpy(choices * share),
+        tokens,
+        constant(None if settings is None else settings.expert_bytes),
+        constant(None if settings is None else settings.bandwidth),
+    )
+
+
+def _hits_of(hits: Mapping[str, Hits], mask: NDArray[np.bool_]) -> Array:
+    """Return the hits ``(B, S, P)`` of the tokens of a mask ``(B, J)``, by rules in the order of ``POLICIES``."""
+    parts = [np.einsum("bjs,bj->bs", hits[rule], mask, dtype=np.float64) for rule in POLICIES]
+    return np.stack(parts, axis=2)
+
+
+def _to_first(column: Tensor, rows: int, batch: int) -> Tensor:
+    """Return the sums of batches as those of their first sequences, and 0 of the others."""
+    if batch == 1:
+        return column
+    spread = torch.zeros(rows, *column.shape[1:], dtype=column.dtype)
+    spread[::batch] = column
+    return spread

@@ -1,0 +1,44 @@
+"""The declaration of ``trace prefetch``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from moeprobe.declarations import Arg, Layout
+from moeprobe.declarations.recording_probe import NAMED, TRACES, Files, MatchedTraces
+
+if TYPE_CHECKING:
+    from moeprobe.results.folder import Result  # noqa: F401  # named in the class
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracePrefetch(MatchedTraces["Result"]):
+    """Which experts come next: do this layer's choices, or those of the previous token, predict the next layer's?
+
+    Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
+    or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other
+    requests and an even router. m is k, 2 k and 4 k by default.
+
+    Example: `moeprobe trace prefetch traces/served.parquet`
+    """
+
+    name = "trace prefetch"
+    function = "trace_prefetch"
+    kind = "prefetch"
+    title = "Experts predicted ahead"
+    raises = "a trace holds no sequences of tokens that choose"
+    work = "moeprobe.recorded.trace_prefetch.measure:Prediction"
+    drawn_by = "moeprobe.recorded.trace_prefetch.figure:draw"
+    concluded_by = "moeprobe.recorded.trace_prefetch.sentences:sentences"
+    analyses = ("prefetch",)
+    headlines = ()
+    layout = Layout.PREFETCH
+    joinable = False
+    common = NAMED
+    unit = "requests"
+
+    traces: Annotated[Files, TRACES]
+    loaded: Annotated[
+        Sequence[int] | None,
+        Arg("Experts of each layer that are loaded ahead, comma-separated; default k, 2 k and 4 k.", low=1),
+    ] = None

@@ -1,0 +1,43 @@
+"""The figure of ``trace prefetch``: what is found ahead, over the layers."""
+
+from matplotlib.figure import Figure
+
+from moeprobe.results.figures import panels
+from moeprobe.results.folder import Result
+from moeprobe.results.layouts.prefetch import LINES
+from moeprobe.results.palette import COLORS
+
+_STYLES = {"": "o-", "busiest": "--", "even": ":"}
+
+
+def draw(result: Result) -> dict[str, Figure]:
+    """Return the figure: a panel of each number of loaded experts, with a line for each predictor and level."""
+    table = panels.ordinary(result.table)
+    rows = table[table["metric"].str.startswith("prefetch_") & (table["layer"] != "")]
+    if rows.empty:
+        return {}
+    layers, sizes = panels.layers(rows), sorted(set(rows["severity"]))
+    names = panels.checkpoints(rows)
+    figure, axes = panels.panels(1, len(sizes), width=4.2)
+    for panel, size in zip(axes[0], sizes, strict=True):
+        of_size = panels.select(rows, severity=size)
+        for name, shift in panels.name_shifts(names):
+            for index, (metric, null, label) in enumerate(LINES):
+                line = panels.select(of_size, checkpoint=name, metric=metric, null=null)
+                # Several recordings have a color each, and the levels of the first alone.
+                if line.empty or (null and name != names[0]):
+                    continue
+                panels.draw_over_layers(
+                    panel,
+                    line,
+                    layers,
+                    color=COLORS[index] if len(names) == 1 else result.sidecar.colors[name],
+                    label=label if len(names) == 1 else f"{name}, {label}",
+                    shift=shift,
+                    style=_STYLES[null],
+                )
+        panels.label_layers(panel, layers)
+        panel.set_title(f"{int(size):,} experts loaded ahead")
+        panel.set_ylim(0, 1.02)
+    axes[0, 0].set_ylabel("share of choices found")
+    return {"prefetch": panels.finish(figure, rows, title="Experts predicted ahead")}
