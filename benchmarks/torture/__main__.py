@@ -47,13 +47,19 @@ def faults_of(torture: Torture, kills: int) -> dict[str, Fault]:
         return faults
     return faults | {
         "disk full": lambda: torture.full_disk((64, 400)),
-        "folder removed": lambda: torture.meanwhile("folder removed", 2, shutil.rmtree, nothing),
+        "folder removed": lambda: torture.meanwhile("folder removed", 2, removed, nothing),
         "folder read-only": lambda: torture.meanwhile("folder read-only", 2, read_only, writable),
         "two runs in one folder": torture.two_at_once,
         "SIGPIPE": torture.closed_pipe,
         "48 open files": lambda: torture.limits("48 open files", "NOFILE", (48,)),
         **{name: partial(torture.surroundings, name, changes) for name, changes in _SURROUNDINGS.items()},
     }
+
+
+def removed(path: Path) -> None:
+    """Remove a folder, whatever is written into it meanwhile."""
+    while path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def nothing(path: Path) -> None:
