@@ -142,7 +142,7 @@ def read_expert_bytes(path: Path) -> int:
         )
     # Families without a width of their own for experts have that of dense layers.
     name = next(
-        (one for one in ("moe_intermediate_size", "intermediate_size") if config.get(one) is not None),
+        (field for field in ("moe_intermediate_size", "intermediate_size") if config.get(field) is not None),
         "moe_intermediate_size",
     )
     sizes = [_whole_number(path, config, field, highest=2**31 - 1) for field in ("hidden_size", name)]

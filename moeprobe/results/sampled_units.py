@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import pandas as pd
-
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import plural_of
-from moeprobe.results.csv_files import read_texts
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import display_path, is_file, write_csv
 from moeprobe.runtime.run_files import UNITS
@@ -61,6 +58,8 @@ class SampledUnits:
 
     def write(self, folder: Path) -> None:
         """Write them into a run's folder."""
+        import pandas as pd
+
         columns = [_IMAGE, self.name]
         write_csv(folder / UNITS, pd.DataFrame(sorted(self.unit_of.items()), columns=columns))
 
@@ -80,6 +79,9 @@ def read_units(path: Path) -> SampledUnits:
         raise UserError(
             f"There is no file of units {str(path)!r}; write a CSV with the columns image_id and unit."
         )
+    # Here, since it imports pandas, and most runs have no units.
+    from moeprobe.results.csv_files import read_texts
+
     table = read_texts(path)
     columns = [name for name in table.columns if name != _IMAGE]
     if _IMAGE not in table.columns or (len(columns) != 1 and _UNIT not in columns):

@@ -73,7 +73,7 @@ def test_no_scores_of_all_tokens_are_widened_at_once(monkeypatch: pytest.MonkeyP
     logits = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tokens = torch.arange(10).reshape(2, 5)
     expected = logits.double().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    monkeypatch.setattr(replay, "_SCORES", 22)
+    monkeypatch.setattr(replay, "SCORES_AT_ONCE", 22)
     torch.testing.assert_close(replay.score_tokens(logits, tokens), expected.float())
 
 

@@ -111,7 +111,7 @@ def test_doctor_says_what_opening_takes(
     assert "weights take 216.2 KB" in printed.stdout
     # A machine with less memory than the weights take.
     with monkeypatch.context() as context:
-        context.setattr(needs, "_memory_of", lambda device: (1_000, 2_000))
+        context.setattr(needs, "memory_of", lambda device: (1_000, 2_000))
         printed = run("doctor", source)
     assert printed.exit_code == 2 and "1.0 KB are free, of 2.0 KB: use --max-memory" in printed.stdout
     # One whose processor has no instructions for bfloat16.

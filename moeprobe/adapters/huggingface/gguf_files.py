@@ -227,10 +227,10 @@ class GgufFile:
         """
         sources = dict(self._sources(outline))
         tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        wanted = {name for names in sources.values() for name in names}
-        unknown = sorted(name for name in tensors.keys() - wanted if not _DERIVED.fullmatch(name))
+        sought = {name for names in sources.values() for name in names}
+        unknown = sorted(name for name in tensors.keys() - sought if not _DERIVED.fullmatch(name))
         # An output that is not there is the embedding's own matrix.
-        missing = sorted(wanted - tensors.keys() - {"output.weight"})
+        missing = sorted(sought - tensors.keys() - {"output.weight"})
         if unknown or missing:
             raise UserError(
                 f"{self.path.name} lacks {len(missing)} tensors of a model of type {self.family.model_type!r} and has "

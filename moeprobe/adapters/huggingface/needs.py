@@ -76,7 +76,7 @@ def _needs(reference: str, *, dtype: str, placement: WeightPlacement | None) -> 
 def _memory(device: str, size: int) -> Need:
     """Return whether a device holds the weights; passes take some memory more."""
     weights = f"weights take {format_bytes(size)}"
-    memory = None if device == DISK else _memory_of(torch.device(device))
+    memory = None if device == DISK else memory_of(torch.device(device))
     if memory is None:
         return Need(OK, device, weights)
     free, total = memory
@@ -87,7 +87,7 @@ def _memory(device: str, size: int) -> Need:
     return Need(WRONG if size > total else NOTE, device, f"{text}: {instead}")
 
 
-def _memory_of(device: torch.device) -> tuple[int, int] | None:
+def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Return the free and all bytes of a device; None where the system does not say it."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -26,7 +26,7 @@ from moeprobe.routing.repeated import check_sizes, repeat
 
 _FORMS = ("indices", "experts")
 # Scores that are turned into probabilities at once.
-_SCORES = 2**24
+SCORES_AT_ONCE = 2**24
 
 
 def check_replay(
@@ -284,7 +284,7 @@ def score_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
 
     Only some tokens' scores are widened at once, since all of them may take more memory than the model.
     """
-    count = max(_SCORES // (logits.shape[0] * logits.shape[-1]), 1)
+    count = max(SCORES_AT_ONCE // (logits.shape[0] * logits.shape[-1]), 1)
     log_probs = torch.empty(tokens.shape, device=logits.device)
     for start in range(0, tokens.shape[1], count):
         part = slice(start, start + count)

@@ -24,7 +24,7 @@ from moeprobe.runtime.files import is_file, is_folder
 from moeprobe.runtime.seeds import generator
 
 _LIST = Path(__file__).with_suffix(".txt")
-_PACKAGED = Path("/usr/share/tuxpaint/stamps")
+PACKAGED = Path("/usr/share/tuxpaint/stamps")
 # The folder of each class.
 _CLASSES = {
     "birds": "animals/birds", "fish": "animals/fish", "flowers": "plants/flowers", "fruit": "food/fruit",
@@ -50,7 +50,7 @@ class Photographs(ImageDataset):
     def __init__(self, *, split: str, location: str | None = None) -> None:
         check_split(split, (*SPLITS, "all"))
         self._root = _find(location)
-        self.image_ids = [name for name in _names() if split in ("all", _splits()[name])]
+        self.image_ids = [name for name in photograph_names() if split in ("all", _splits()[name])]
         self.class_names = tuple(_CLASSES)
         self._labels = [_label_of(name) for name in self.image_ids]
 
@@ -73,7 +73,7 @@ class Photographs(ImageDataset):
 
 
 @cache
-def _names() -> tuple[str, ...]:
+def photograph_names() -> tuple[str, ...]:
     """Return the paths of the photographs in the folder of stamps."""
     return tuple(_LIST.read_text(encoding="utf-8").split())
 
@@ -88,7 +88,7 @@ def _splits() -> dict[str, str]:
     splits: dict[str, str] = {}
     for label in range(len(_CLASSES)):
         by_thing: dict[str, list[str]] = {}
-        for name in _names():
+        for name in photograph_names():
             if _label_of(name) == label:
                 by_thing.setdefault(_thing_of(name), []).append(name)
         num_placed, size = 0, sum(map(len, by_thing.values()))
@@ -119,17 +119,17 @@ def _find(location: str | None) -> Path:
         root = require_folder(
             location, name="photographs", layout="the folders animals/, food/, hobbies/ and plants/"
         )
-    elif is_folder(_PACKAGED):
-        root = _PACKAGED
+    elif is_folder(PACKAGED):
+        root = PACKAGED
     else:
         raise UserError(
             "The photographs are not installed; on Debian: apt install tuxpaint-stamps-default; elsewhere write "
             "photographs:PATH of that package's folder stamps/."
         )
-    lacking = [name for name in _names() if not is_file(root / name)]
+    lacking = [name for name in photograph_names() if not is_file(root / name)]
     if lacking:
         raise UserError(
-            f"{str(root)!r} lacks {len(lacking)} of the {len(_names())} photographs, e.g. {lacking[0]}; install "
-            "version 2022.06.04 of tuxpaint-stamps-default."
+            f"{str(root)!r} lacks {len(lacking)} of the {len(photograph_names())} photographs, e.g. {lacking[0]}; "
+            "install version 2022.06.04 of tuxpaint-stamps-default."
         )
     return root

@@ -14,7 +14,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.asleep import AsleepExcess, IndependentAsleep
+from moeprobe.metrics.stats import asleep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,13 +92,12 @@ class Asleep(ModelAnalysis["Sequences"]):
         uses = columns["request_uses"].astype(np.float64)
         has_tokens = (tokens > 0).astype(np.int64)
         # An expert that nobody uses is dead, and not asleep.
-        asleep = ((uses == 0) & (uses.sum(0) > 0) & (tokens > 0)[:, None]).astype(np.int64)
-        independent = IndependentAsleep(uses, tokens.astype(np.float64))
-        number = asleep.sum(1)
+        observed = asleep.ObservedAsleep(uses, tokens.astype(np.float64))
+        independent = asleep.IndependentAsleep(uses, tokens.astype(np.float64))
         return [
-            ASLEEP.mean_of(number, has_tokens),
+            ASLEEP.raw(observed, has_tokens),
             INDEPENDENT.raw(independent, has_tokens),
-            EXCESS.raw(AsleepExcess(number.astype(np.float64), independent), has_tokens),
+            EXCESS.raw(asleep.AsleepExcess(observed, independent), has_tokens),
             *(
                 EXPERT_ASLEEP.share_of(
                     ((uses[:, expert] == 0) & (tokens > 0)).astype(np.int64), has_tokens, expert=expert

@@ -1,4 +1,4 @@
-"""Experts that independent tokens of a request would never use, and how many more it leaves out.
+"""Experts that a request never uses while others do, those that independent tokens would miss, and the difference.
 
 Axes: n requests, E experts.
 """
@@ -8,7 +8,38 @@ from typing import ClassVar
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, Ratio, divide
+from moeprobe.metrics.stats.statistic import Array, divide
+
+
+@dataclass(frozen=True)
+class ObservedAsleep:
+    """The mean over requests of the experts that a request never uses, of those that any request uses.
+
+    Attributes:
+        uses: ``(n, E)`` tokens of a request that use each expert.
+        tokens: ``(n,)``.
+    """
+
+    uses: Array
+    tokens: Array
+    linear: ClassVar[bool] = True
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights; an expert that no request of a resample uses is dead there."""
+        used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        alive = (used.T @ weights > 0).sum(0)
+        return alive - divide((has_tokens * used.sum(1)) @ weights, has_tokens @ weights)
+
+    def influence(self) -> Array:
+        """Return the derivative by each request's weight; which experts are alive has none."""
+        used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        number = has_tokens.sum()
+        mean = divide(has_tokens @ used.sum(1), number)
+        influence: Array = divide(has_tokens * (mean - used.sum(1)), number)
+        return influence
+
+    def _experts_used(self) -> Array:
+        return ((self.uses > 0) & (self.tokens > 0)[:, None]).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -72,22 +103,18 @@ class AsleepExcess:
     It is no ratio: independent tokens of a long request miss hardly any expert.
 
     Attributes:
-        asleep: ``(n,)`` experts that each request never uses while others do.
+        observed: what requests never use.
         independent: what independent tokens miss.
     """
 
-    asleep: Array
+    observed: ObservedAsleep
     independent: IndependentAsleep
     linear: ClassVar[bool] = True
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
-        return self._observed.evaluate(weights) - self.independent.evaluate(weights)
+        return self.observed.evaluate(weights) - self.independent.evaluate(weights)
 
     def influence(self) -> Array:
         """Return the difference of both influences."""
-        return self._observed.influence() - self.independent.influence()
-
-    @property
-    def _observed(self) -> Ratio:
-        return Ratio(self.asleep, (self.independent.tokens > 0).astype(np.float64))
+        return self.observed.influence() - self.independent.influence()

@@ -128,9 +128,10 @@ class Corruptions(Probe["Result"]):
                 low, high = (f"{end.row['view']} {interval(end.row)}{end.inserted()}" for end in ends)
                 lines.append(f"{checkpoint}, κ in {layer}: lowest under {low}, highest under {high}.")
             if MEAN_OF_ANY in by_view:
-                images, both = (interval(by_view[view]) for view in (MEAN, MEAN_OF_ANY))
+                of_images, of_corruptions = (interval(by_view[view]) for view in (MEAN, MEAN_OF_ANY))
                 lines.append(
-                    f"{checkpoint}, mean κ in {layer}: {images} for these corruptions, {both} for others like them."
+                    f"{checkpoint}, mean κ in {layer}: {of_images} for these corruptions, "
+                    f"{of_corruptions} for others like them."
                 )
             controls = [
                 f"{kind} {interval(by_view[kind])}, control {interval(by_view[kind + CONTROL])}"

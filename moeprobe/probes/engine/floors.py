@@ -83,9 +83,9 @@ def _refusal(checkpoint: Checkpoint, device: torch.device) -> str:
 
     def run() -> str:
         # Spread over devices, a model need not be where the others are.
-        own = getattr(checkpoint.model, "device", None) or device
+        model_device = getattr(checkpoint.model, "device", None) or device
         try:
-            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, own)
+            _in_other_dtype(checkpoint.model, checkpoint.framing.blank(), None, model_device)
         except UserError as error:
             return str(error).rstrip(".")
         return ""

@@ -134,9 +134,9 @@ def _load(source: Model, options: Options, *, sees: bool, unopened: bool) -> Che
 
 def _refuse_shared(sources: Sequence[Model]) -> None:
     """Raise ``UserError`` where processes are to share a model that only one process can hold."""
-    other = next((source for source in sources if not is_huggingface(source)), None)
-    if other is not None:
-        name = other.name if isinstance(other, Checkpoint) else other
+    of_one_process = next((source for source in sources if not is_huggingface(source)), None)
+    if of_one_process is not None:
+        name = of_one_process.name if isinstance(of_one_process, Checkpoint) else of_one_process
         raise UserError(
             f"{option('parallel')} is for models of hf:, and {name} is none; leave it out, and torchrun spreads the "
             "inputs."

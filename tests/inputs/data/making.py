@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from moeprobe.inputs.data.photographs import _names
+from moeprobe.inputs.data.photographs import photograph_names
 from moeprobe.runtime.catalog import DATA
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -276,7 +276,7 @@ def frames(folder: Path, *, clips: Sequence[str] = ("a", "b"), num: int = 11) ->
 def stamps(folder: Path) -> Path:
     """Write a square of one color, cut out as a quarter of 12 x 8 pixels, under the name of every photograph."""
     root = folder / "stamps"
-    for number, name in enumerate(_names()):
+    for number, name in enumerate(photograph_names()):
         pixels = np.zeros((8, 12, 4), dtype=np.uint8)
         pixels[:4, :6] = (number, 255 - number, 7, 255)
         path = root / name

@@ -62,6 +62,6 @@ def test_another_version_of_the_package_is_one_sentence(root: Path, tmp_path: Pa
 def test_without_the_package_a_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("moeprobe.inputs.data.photographs._PACKAGED", tmp_path / "nowhere")
+    monkeypatch.setattr("moeprobe.inputs.data.photographs.PACKAGED", tmp_path / "nowhere")
     with pytest.raises(UserError, match="apt install tuxpaint-stamps-default"):
         Photographs(split="test")

@@ -25,7 +25,7 @@ CUTS = {"one": [5], "uneven": [2, 1, 2], "single images": [1] * 5}
 NOT_ADDITIVE = {
     "set_jaccard_chance",
     "set_jaccard_kappa",
-    *(metric.name for name in ("information", "modality") for metric in AGGREGATES[name].measures),
+    *(metric.name for name in ("information", "modality", "asleep") for metric in AGGREGATES[name].measures),
 }
 # A checkerboard and its inverse are one observation, wherever they stand: all of them are resampled (see below).
 # Windows are compared by what all their requests choose: of many requests, neighbors are one observation beforehand.
