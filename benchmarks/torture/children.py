@@ -58,7 +58,8 @@ class Child:
 
     def said(self) -> str:
         """Return what it has written to standard error."""
-        return self.errors.read_text(encoding="utf-8", errors="replace")
+        # A signal may come before the process has opened it.
+        return self.errors.read_text(encoding="utf-8", errors="replace") if self.errors.is_file() else ""
 
 
 def load() -> None:

@@ -26,16 +26,16 @@ class ObservedAsleep:
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights; an expert that no request of a resample uses is dead there."""
-        used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
-        alive = (used.T @ weights > 0).sum(0)
-        return alive - divide((has_tokens * used.sum(1)) @ weights, has_tokens @ weights)
+        experts_used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        alive = (experts_used.T @ weights > 0).sum(0)
+        return alive - divide((has_tokens * experts_used.sum(1)) @ weights, has_tokens @ weights)
 
     def influence(self) -> Array:
         """Return the derivative by each request's weight; which experts are alive has none."""
-        used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        experts_used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
         number = has_tokens.sum()
-        mean = divide(has_tokens @ used.sum(1), number)
-        influence: Array = divide(has_tokens * (mean - used.sum(1)), number)
+        mean = divide(has_tokens @ experts_used.sum(1), number)
+        influence: Array = divide(has_tokens * (mean - experts_used.sum(1)), number)
         return influence
 
     def _experts_used(self) -> Array:
