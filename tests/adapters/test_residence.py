@@ -57,7 +57,7 @@ def test_one_model_is_in_memory_and_the_numbers_are_the_same(
         loaded.append(weakref.ref(max(model.parameters(), key=lambda parameter: parameter.numel())))
         return model, tokenizer
 
-    monkeypatch.setattr("moeprobe.adapters.huggingface.load", load)
+    monkeypatch.setattr("moeprobe.adapters.huggingface.opening.load", load)
     alternating = sweep(folders).table
     assert len(most) > len(folders) and set(most) == {0}
     together = api.sweep(
@@ -122,7 +122,7 @@ def test_one_model_is_read_once(folders: list[Path], monkeypatch: pytest.MonkeyP
         calls.append(args)
         return files.load(*args, **kwargs)
 
-    monkeypatch.setattr("moeprobe.adapters.huggingface.load", load)
+    monkeypatch.setattr("moeprobe.adapters.huggingface.opening.load", load)
     sweep(folders[:1])
     assert len(calls) == 1
 

@@ -56,7 +56,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("Weights are read.")
 
-    monkeypatch.setattr("moeprobe.adapters.huggingface.load", load)
+    monkeypatch.setattr("moeprobe.adapters.huggingface.opening.load", load)
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
@@ -65,7 +65,7 @@ def test_passes_are_counted_as_of_the_loaded_model(folder: Path, probe: Probe[An
     options = Options(batch_size=1, figures=False, out=tmp_path / "out" if probe.needs_folder else None)
     loaded = plan(probe, api.load_model(source), data=data, options=options)
     with pytest.MonkeyPatch.context() as context:
-        context.setattr("moeprobe.adapters.huggingface.load", None)
+        context.setattr("moeprobe.adapters.huggingface.opening.load", None)
         counted = plan(probe, source, data=data, options=options)
     assert (counted.images, counted.passes) == (loaded.images, loaded.passes)
     assert math.isnan(counted.seconds) and not math.isnan(loaded.seconds)

@@ -183,10 +183,12 @@ def test_the_responses_of_the_page_are_imported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     *_, response, config = blocks("json", RECORDED)
     Path("responses.jsonl").write_text(json.dumps(json.loads(response)))
-    Path("config.json").write_text(config)
     command = next(
         one for one in documented_commands("guide") if one[0] == "trace import" and "--model-config" in one
     )
+    path = Path(command[command.index("--model-config") + 1])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(config)
     result = run(*command[0].split(), *command[1:])
     assert result.exit_code == 0, result.output
     assert "1 requests, 2 layers (layers.1 to layers.2): 3 tokens" in result.output

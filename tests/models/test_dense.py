@@ -94,8 +94,11 @@ def test_every_probe_of_routing_refuses_it_in_one_sentence(dense: Path) -> None:
         if not probe.needs_routing:
             preflight(probe(), [dense], data="digits", options=Options())
             continue
-        if probe.name == "align":  # which is about two models, before it is about what they are
-            with pytest.raises(UserError, match="Name at least two models to align"):
+        if probe.name in (
+            "agree",
+            "align",
+        ):  # which are about two models, before they are about what these are
+            with pytest.raises(UserError, match=r"Name at least two (models to align|forms of a model)"):
                 preflight(probe(), [dense], data="digits", options=Options())
             continue
         with pytest.raises(

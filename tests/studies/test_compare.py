@@ -189,7 +189,7 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         assert ", top1_match, " in said and "load_entropy, " not in said
     said = refused("compare", probed["both"], "--fail-if-worse", "accuracy")
     assert "There are: churn, " in said and said.strip().endswith(
-        "accuracy is measured by: attack, corruptions, determinism, eval, experts, frames, noise-sweep, "
+        "accuracy is measured by: agree, attack, corruptions, determinism, eval, experts, frames, noise-sweep, "
         "precision, sweep."
     )
 

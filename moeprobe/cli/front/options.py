@@ -364,13 +364,14 @@ class TraceGroup(CommandGroup):
 # Options that commands share, by heading; what is a command's own comes before them.
 PANELS = {
     "Data": (
-        "data", "split", "limit", "seed", "masks", "class_null", "max_length", "prompt", "image_size",
-        "skip_bad_images", "allow_not_finite", "images", "file",
+        "data", "split", "limit", "seed", "unit", "masks", "class_null", "max_length", "chunk_length", "prompt",
+        "image_size", "skip_bad_images", "allow_not_finite", "images", "file",
     ),
     "Model": ("layers", "names", "trained_capacity", "group_images", "dtype", "precision", "floor_images", "download"),
     "Output": ("out", "overwrite", "svg", "full", "json"),
     "Speed": (
-        "device", "device_map", "max_memory", "offload", "batch_size", "workers", "retry", "shard", "dry_run",
+        "device", "device_map", "max_memory", "offload", "parallel", "batch_size", "workers", "retry", "shard",
+        "dry_run",
     ),
 }  # fmt: skip
 # The options of a command with fewer than these are read at a glance.

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.declarations import Probe
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.changed_margins import ChangedMargins, ReferenceMargins
@@ -38,6 +40,7 @@ from moeprobe.probes.engine.batch_sums import (
     sums_of_output,
     to_host,
 )
+from moeprobe.probes.engine.blank_passes import once
 from moeprobe.probes.engine.measurement import Measurement, Sums
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.recorded.engine.across import Across
@@ -53,19 +56,28 @@ class _RefusedError(Exception):
     """A form cannot repeat choices of another."""
 
 
+def _form_of(model: Checkpoint, layers: tuple[str, ...] | None) -> ModelForm:
+    """Return what a model can do; it is found once, as models may take turns in memory."""
+    return once(model, ("form", layers), lambda: ModelForm.of(model, layers))
+
+
 class Forms(Measurement[Result]):
     """Passes of several forms over the same inputs, and passes that repeat the choices of another form."""
 
     in_place = True
     probe: Agree
 
+    @classmethod
+    def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
+        """Make the passes over a blank input that the checks need, while the model is in memory."""
+        super().learn(probe, model, options)
+        _form_of(model, options.layers)
+
     def make_spec(self) -> RunSpec:
         """Return the run specification, without analyses of outputs that the forms do not give."""
         spec = super().make_spec()
         check_inputs(spec, self.models)
-        # The first form last: where one model is in memory at a time, it still is when it reads the inputs.
-        by_name = {model.name: ModelForm.of(model, spec.layers) for model in reversed(self.models)}
-        self.forms = {model.name: by_name[model.name] for model in self.models}
+        self.forms = {model.name: _form_of(model, spec.layers) for model in self.models}
         check_forms(self.forms)
         self.records = {model.name: Records() for model in self.models}
         # Why a form and the first cannot repeat each other's choices, by its name.
