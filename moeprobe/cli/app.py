@@ -57,16 +57,19 @@ class MainGroup(CommandGroup):
                     print_finished(error.folder, as_json=as_json)
                 ending.raise_again()
             except UserError as error:
+                ending.settle()
                 if not isinstance(error, OtherFailedError):
                     say(error)
                 sys.exit(ending.exit_code(USER_ERROR))
             except KeyboardInterrupt as error:
+                ending.settle()
                 with contextlib.suppress(OSError):  # the terminal may be gone
                     typer.echo(f"{str(error) or 'Interrupted'}.", err=True)
                     for note in getattr(error, "__notes__", ()):
                         typer.echo(note, err=True)
                 sys.exit(ending.exit_code(INTERRUPTED))
             except Exception as error:
+                ending.settle()
                 # A progress bar on a terminal that is gone cannot be taken down.
                 if ending.number is not None and isinstance(error, OSError | typer.Exit):
                     sys.exit(ending.exit_code(USER_ERROR))

@@ -84,6 +84,11 @@ class Ending(_Handling):
     def __init__(self) -> None:
         super().__init__()
         self.number: int | None = None
+        self._settled = False
+
+    def settle(self) -> None:
+        """Only note signals from now on: a command that is about to end says why, and a second Ctrl-C changes nothing."""
+        self._settled = True
 
     def exit_code(self, otherwise: int) -> int:
         """Return the code of a command that a signal ended, as shells have it; of any other command ``otherwise``."""
@@ -99,7 +104,8 @@ class Ending(_Handling):
 
     def _receive(self, number: int, frame: Any) -> None:
         self.number = number
-        raise Terminated(number)
+        if not self._settled:
+            raise Terminated(number)
 
 
 def raise_ignored() -> None:

@@ -228,3 +228,12 @@ def test_processes_together_see_what_another_run_finished_meanwhile(
         ranks=Alone(),
     )
     assert summary["kept"] is True and contents(folder) == whole
+
+
+def test_a_second_signal_changes_nothing_while_a_command_says_why_it_ends() -> None:
+    with Ending() as ending:
+        with pytest.raises(Terminated, match="Interrupted"):
+            signal.raise_signal(signal.SIGINT)
+        ending.settle()
+        signal.raise_signal(signal.SIGINT)
+        assert ending.exit_code(2) == 130
