@@ -87,7 +87,7 @@ class Ending(_Handling):
         self._settled = False
 
     def settle(self) -> None:
-        """Only note signals from now on: a command that is about to end says why, and a second Ctrl-C changes nothing."""
+        """Only note signals from now on: a command is about to end, and a second Ctrl-C changes nothing."""
         self._settled = True
 
     def exit_code(self, otherwise: int) -> int:
