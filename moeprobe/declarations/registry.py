@@ -93,8 +93,11 @@ def divided_named(name: str) -> type[Question[Any]]:
     Raises:
         UserError: there is none.
     """
-    by_name = {kind.name: kind for kind in standalone() if kind.splits}
-    return by_name[name] if name in by_name else probe_named(name)
+    by_name: dict[str, type[Question[Any]]] = {kind.name: kind for kind in probes()}
+    by_name |= {kind.name: kind for kind in standalone() if kind.splits}
+    if name not in by_name:
+        raise UserError(describe_unknown("probe", name, by_name))
+    return by_name[name]
 
 
 def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moeprobe import api
 from moeprobe.adapters.huggingface import HuggingfaceAdapter, replay
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
@@ -131,3 +132,10 @@ def test_a_sweep_in_chunks(olmoe: Path, tmp_path: Path) -> None:
 def test_chunks_are_for_texts() -> None:
     result = run("confidence", "checkpoints/reference/digits-prc-k2-seed0", "--chunk-length", "4")
     assert result.exit_code == 2 and "--chunk-length is for texts in language models of hf:" in result.stderr
+
+
+def test_the_model_of_a_caller_reads_whole_texts_afterwards(olmoe: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(tiny_texts.texts(21)))
+    loaded = api.load_model(f"hf:{olmoe}", device="cpu")
+    api.confidence(loaded, data=f"text:{tmp_path / 'lines.txt'}", chunk_length=4)
+    assert loaded.model.chunk_length is None  # type: ignore[attr-defined]

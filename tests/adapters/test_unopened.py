@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,25 @@ def test_a_plan_refuses_what_the_run_would(folder: Path) -> None:
         plan(Confidence(), source, data=data, options=Options(layers=("layers.7",)))
     with pytest.raises(UserError, match="max_length for olmoe is at most 64"):
         plan(Confidence(), source, data=data, options=Options(max_length=65))
+    assert plan(Confidence(), source, data=data, options=Options(chunk_length=8)).passes
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_plan_refuses_formats_that_the_run_refuses(folder: Path, tmp_path: Path) -> None:
+    data = f"text:{folder / 'lines.txt'}"
+    quantized = shutil.copytree(folder / "olmoe", tmp_path / "quantized")
+    about = json.loads((quantized / "config.json").read_text())
+    about["quantization_config"] = {"quant_method": "hqq"}
+    (quantized / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="quantized by 'hqq', which moeprobe does not read"):
+        plan(Confidence(), f"hf:{quantized}", data=data)
+    assert run("doctor", f"hf:{quantized}").exit_code == 2
+    about["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    (quantized / "config.json").write_text(json.dumps(about))
+    with pytest.raises(
+        UserError, match="dequantized in one memory; leave device_map, max_memory and offload"
+    ):
+        plan(Confidence(), f"hf:{quantized}", data=data, options=Options(device_map="auto"))
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -1,5 +1,6 @@
 """Models and tokenizers of ``transformers`` from a folder or the hub, and what a folder may say."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -250,7 +251,7 @@ def _load_tokenizer(
 
 
 def load_outline(
-    reference: str, *, dtype: str, settings: Settings
+    reference: str, *, dtype: str, settings: Settings, placement: WeightPlacement | None
 ) -> tuple[Any, FastTokenizer | NoTokenizer, Stored | None]:
     """Return a model without memory, in the precision of its weights, its tokenizer, and what the files hold.
 
@@ -260,7 +261,11 @@ def load_outline(
     with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
         config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
         model = build_outline(class_of(transformers, config), config)
-        describe_outline(model, stored)  # refuses what cannot be opened
+        # What follows refuses what cannot be opened; of a copy, since the configuration of a load is changed.
+        describe_outline(model, stored)
+        if describe_form(config, folder, gguf):
+            _check_whole(placement)
+        prepare_dequantization(copy.deepcopy(config), folder)
         tokenizer = _load_tokenizer(reference, transformers, source, folder, keywords, gguf)
         return model.to(weight_dtype(config, stored, settings.precision(dtype))), tokenizer, stored
 

@@ -47,7 +47,7 @@ def needs_of(reference: str, *, dtype: str, placement: WeightPlacement | None) -
 
 def _needs(reference: str, *, dtype: str, placement: WeightPlacement | None) -> Iterator[Need]:
     name, settings = split_settings(reference)
-    model, _, stored = load_outline(name, dtype=dtype, settings=settings)
+    model, _, stored = load_outline(name, dtype=dtype, settings=settings, placement=placement)
     facts, first_choice = describe_outline(model, stored), choose_device("auto")
     experts = f"{num_experts_of(model.config)} experts, {top_k_of(model.config)} for each token"
     yield Need(
@@ -56,8 +56,9 @@ def _needs(reference: str, *, dtype: str, placement: WeightPlacement | None) -> 
         f"{facts['class']}, {facts['parameters']:,} parameters, {len(facts['layers'])} layers with {experts}",
     )
     if stored is not None:
-        formats = " and ".join(stored.dtypes)
-        yield Need(OK, "files", f"safetensors, {format_bytes(stored.size)}, numbers in {formats}")
+        disk, formats = format_bytes(stored.size), " and ".join(stored.dtypes)
+        described = f"GGUF, {disk}" if settings.gguf else f"safetensors, {disk}, numbers in {formats}"
+        yield Need(OK, "files", described)
     sizes = weights_by_device(model, device=first_choice, placement=placement)
     devices = {torch.device(device) for device in sizes if device != DISK}
     precision = str(model.dtype).removeprefix("torch.")

@@ -86,6 +86,9 @@ class UnopenedModel:
         replay.check_writes(self._head)
         return torch.full(texts.ids.shape, float("nan"))
 
+    def read_in_chunks(self, length: int) -> None:
+        """Change nothing: texts are read as often."""
+
     def check_replay(self, layers: Sequence[str] | None = None) -> None:
         """Refuse only layers that there are not; see ``routing.Rerouted``."""
         wanted_layers(layers, self.layer_names)
@@ -105,7 +108,7 @@ def open_outline(
     Raises:
         UserError: it cannot be opened.
     """
-    model, tokenizer, _ = load_outline(reference, dtype=dtype, settings=settings)
+    model, tokenizer, _ = load_outline(reference, dtype=dtype, settings=settings, placement=placement)
     if num_experts_of(model.config) is None or top_k_of(model.config) is None:
         return None
     weight_bytes = weights_by_device(model, device=device, placement=placement)

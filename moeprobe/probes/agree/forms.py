@@ -14,7 +14,7 @@ from moeprobe.inputs.texts import TokenBatch
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches
 from moeprobe.probes.engine.checks import routers_of
 from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
 from moeprobe.routing.capabilities import Rerouted, Scored, refusal_to_replay
 
 _SO = "forms of one model have the same; compare different models by moeprobe align."
@@ -63,7 +63,7 @@ def _refusal_to_replay_texts(model: Checkpoint, layers: tuple[str, ...] | None) 
     if not isinstance(model.model, Rerouted):
         return ""
     try:
-        model.model.check_replay(layers)
+        model.model.check_replay(chosen_layers(model.model.layer_names, layers))
     except UserError as error:
         return f"{error}"
     return None

@@ -31,6 +31,7 @@ from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.files import Scratch, display_path, is_file, is_folder, read_json, resolve
+from moeprobe.runtime.placement import make_placement
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.run_files import PARTS, SHARD, SHARDS
 from moeprobe.runtime.spread import ModelGroup, check_device, sharing_models
@@ -39,7 +40,10 @@ R = TypeVar("R")
 # What the first of several processes says instead of "ready".
 _FINISHED = "finished"
 # What belongs to a process, and not to what is asked.
-_OWN = ("device", "parallel", "workers", "retry", "out", "overwrite", "figures", "svg", "command")
+_OWN = (
+    "device", "device_map", "max_memory", "offload", "parallel", "workers", "retry", "out", "overwrite", "figures",
+    "svg", "command",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -395,7 +399,9 @@ def run_together(
     if isinstance(probe, Probe):
         check_folder(probe, options)
     check_batches(options)
-    options = dataclasses.replace(options, device=own_device(options.device))
+    # A map of devices says itself where a model is.
+    if make_placement(options.device, options.device_map, options.max_memory, options.offload) is None:
+        options = dataclasses.replace(options, device=own_device(options.device))
     group = ModelGroup.of(ranks, options.parallel)
     # Only the first process, or group, does work that has no loop over images; the others must not repeat it.
     if (ranks.rank if group is None else group.number) and not probe.splits:

@@ -3,6 +3,7 @@
 The floor is which choices of experts the arithmetic of narrower passes changes by itself.
 """
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +67,7 @@ def load_models(
         for source in sources if residence is None else reversed(sources):
             model = _load(source, options, sees=sees, unopened=unopened)
             if options.chunk_length is not None:
-                _read_in_chunks(model, options.chunk_length)
+                model = _in_chunks(model, options.chunk_length, is_shared=isinstance(source, Checkpoint))
             model = _in_precision(model, options)
             if is_huggingface(source):
                 _warn_if_slow(model)
@@ -156,14 +157,19 @@ def _refuse_picture_options(options: Options) -> None:
             )
 
 
-def _read_in_chunks(checkpoint: Checkpoint, length: int) -> None:
-    """Let a model read longer texts in chunks; raises ``UserError`` where it cannot."""
-    read_in_chunks = getattr(checkpoint.model, "read_in_chunks", None)
-    if read_in_chunks is None:
+def _in_chunks(checkpoint: Checkpoint, length: int, *, is_shared: bool) -> Checkpoint:
+    """Return a checkpoint that reads longer texts in chunks; one that its caller goes on to use stays as it is.
+
+    Raises:
+        UserError: it cannot read in chunks.
+    """
+    model: Any = copy.copy(checkpoint.model) if is_shared else checkpoint.model
+    if not hasattr(model, "read_in_chunks"):
         raise UserError(
             f"{option('chunk_length')} is for texts in language models of hf:; leave it out for {checkpoint.name}."
         )
-    read_in_chunks(length)
+    model.read_in_chunks(length)
+    return dataclasses.replace(checkpoint, model=model)
 
 
 def _in_precision(checkpoint: Checkpoint, options: Options) -> Checkpoint:
