@@ -11,6 +11,7 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from moeprobe.cli.front.environment import (
+    INTERRUPTED,
     USER_ERROR,
     collect_rarely,
     open_missing_streams,
@@ -32,7 +33,10 @@ def main() -> None:
     """
     open_missing_streams()
     with distributed.ending():
-        _run()
+        try:
+            _run()
+        except KeyboardInterrupt:  # before a command has begun
+            sys.exit(INTERRUPTED)
 
 
 def _run() -> None:

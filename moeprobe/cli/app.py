@@ -29,7 +29,7 @@ from moeprobe.cli.commands import (
 )
 from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.cli.commands.standalone_command import standalone_command
-from moeprobe.cli.front.environment import USER_ERROR, say, system_error
+from moeprobe.cli.front.environment import INTERRUPTED, USER_ERROR, say, system_error
 from moeprobe.cli.front.finished import print_finished
 from moeprobe.cli.front.options import EPILOG, Command, CommandGroup, TraceGroup, defer
 from moeprobe.declarations import Panel, registry
@@ -39,8 +39,6 @@ from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import blame, use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
 from moeprobe.runtime.signals import Ending
-
-INTERRUPTED = 130
 
 
 class MainGroup(CommandGroup):

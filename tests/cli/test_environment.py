@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moeprobe.cli import main
 from moeprobe.cli.front import environment as _environment
 from moeprobe.runtime.processes import HUGE_PAGES
 from tests.commands import Trained, sentence, shell
@@ -156,3 +157,14 @@ def test_large_tensors_lie_on_huge_pages_unless_somebody_says_otherwise(
 def test_importing_moeprobe_changes_no_other_import() -> None:
     code = "import sys; before = [*sys.meta_path]; import moeprobe; assert sys.meta_path == before, sys.meta_path"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_ctrl_c_before_a_command_has_begun_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: list[str]) -> list[Path]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeprobe.cli.plugin_options", interrupted)
+    monkeypatch.setattr("moeprobe.cli.prepare", lambda argv: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

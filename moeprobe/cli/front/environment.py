@@ -24,6 +24,8 @@ from moeprobe.runtime.processes import ask_for_huge_pages
 _NEW_OBJECTS = 10_000
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
+# What shells say of a command that Ctrl-C ended.
+INTERRUPTED = 130
 # Where a gate that the user asked for says no.
 FAILED = 3
 _PYTHONS = warnings.formatwarning
