@@ -246,3 +246,26 @@ def test_requests_are_the_unit_of_recorded_routing(tmp_path: Path) -> None:
         plan.sentences[0].startswith("About ") and " requests show a difference of 0.05" in plan.sentences[0]
     )
     assert "design effect" in plan.sentences[-1]
+
+
+def test_units_that_were_sampled_are_counted(tmp_path: Path) -> None:
+    """Hours of two alike requests: half as many samples, so the error is √2 as large as that of requests."""
+    rng = np.random.default_rng(0)
+    experts = np.repeat(rng.integers(0, 4, size=(40, 6, 1)), 2, axis=0)
+    lines = [
+        json.dumps({"id": f"r{at:02d}", "layer": "mlp", "experts": of_request.tolist()})
+        for at, of_request in enumerate(experts)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    api.import_trace(tmp_path / "a.jsonl", tmp_path / "a.parquet", num_experts=4)
+    hours = tmp_path / "hours.csv"
+    hours.write_text("\n".join(["image_id,hour", *(f"r{at:02d},{at // 2}" for at in range(80))]))
+    plans = {}
+    for unit in (None, str(hours)):
+        out = tmp_path / f"run-{bool(unit)}"
+        api.analyze_trace(tmp_path / "a.parquet", unit=unit, out=out, figures=False)
+        plans[unit] = plan_images(out, difference=0.1, metric="load_entropy")
+    of_requests, of_hours = plans.values()
+    (first,), (second,) = (plan.table.to_dict("records") for plan in plans.values())
+    assert (first["images"], second["images"]) == (80, 40)
+    assert second["se"] == pytest.approx(np.sqrt(2) * first["se"], rel=0.02)

@@ -17,7 +17,7 @@ from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import Array, standard_error
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results import finished
-from moeprobe.results.columns import TRAININGS_COLUMNS
+from moeprobe.results.columns import TRAININGS_COLUMNS, UNIT
 from moeprobe.results.finished import Measured
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import read_sidecar
@@ -105,13 +105,14 @@ def _is_share(name: str) -> bool:
 
 def _of_values(measured: Measured) -> Pilot:
     """Return the errors of differences from one checkpoint's values, as if another's were as variable elsewhere."""
-    analyses = analyses_of(measured.request)
+    analyses, units = analyses_of(measured.request), measured.units
     evaluator = Evaluator(
         analyses,
         aligned=measured.is_aligned,
         seed=measured.request.seed,
         influences=True,
         experts=False,
+        unit_of=None if units is None else units.unit_of,
     )
     rows: list[Row] = []
     for stored in measured.sums.pool_draws(lists=trial_lists(analyses)):
@@ -121,7 +122,7 @@ def _of_values(measured: Measured) -> Pilot:
         shared = {
             "checkpoint": values.checkpoint, "reference": "", "dataset": measured.request.data, "layer": cell.layer,
             "view": cell.view, "severity": cell.severity, "tokens": cell.tokens,
-        }  # fmt: skip
+        } | ({} if units is None else {UNIT: units.name})  # fmt: skip
         for name, number in values.numbers.items():
             error = _error(number, values.influences.get(name, number.influence))
             rows.append(
