@@ -167,7 +167,13 @@ def test_four_of_five_pilots_plan_enough(images: int) -> None:
     table = pd.DataFrame({"value": value, "se": errors, "sim_high": value + critical(images) * errors})
     table = table.assign(checkpoint_value=second.mean(axis=1), reference_value=first.mean(axis=1))
     table = table.assign(
-        metric="accuracy", null="", severity=np.nan, images=images, trials=images, dataset="digits"
+        metric="accuracy",
+        null="",
+        severity=np.nan,
+        images=images,
+        trials=images,
+        dataset="digits",
+        interval="t",
     )
     rows = _planned(_select(_of_differences(table, pd.DataFrame()).rows, None), DIFFERENCE, 0.8)
     power = powers(rows["images_needed"].to_numpy(), factor=critical(10**6))
@@ -265,7 +271,15 @@ def test_units_that_were_sampled_are_counted(tmp_path: Path) -> None:
         out = tmp_path / f"run-{bool(unit)}"
         api.analyze_trace(tmp_path / "a.parquet", unit=unit, out=out, figures=False)
         plans[unit] = plan_images(out, difference=0.1, metric="load_entropy")
-    of_requests, of_hours = plans.values()
     (first,), (second,) = (plan.table.to_dict("records") for plan in plans.values())
     assert (first["images"], second["images"]) == (80, 40)
     assert second["se"] == pytest.approx(np.sqrt(2) * first["se"], rel=0.02)
+
+
+def test_the_mean_of_any_corruption_is_not_planned() -> None:
+    """Its error is over corruptions, too, so that no number of images would be enough."""
+    table = read_values(NOISE / "comparison.csv").query("metric == 'accuracy' and se > 0")
+    crossed = table.head(1).assign(view="mean of any", interval="crossed")
+    pilot = _of_differences(pd.concat([table, crossed]), pd.DataFrame())
+    assert len(pilot.rows) == len(table) > 0
+    assert "mean of any" not in set(pilot.rows["view"])

@@ -12,7 +12,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.judging.trainings import TRAININGS, read_claims
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.bootstrap import CROSSED, Replicates
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import Array, standard_error
 from moeprobe.probes.engine.checks import analyses_of
@@ -85,6 +85,8 @@ def read_pilot(runs: Sequence[str | Path], pairs: Sequence[HandPair]) -> Pilot:
 
 
 def _of_differences(table: pd.DataFrame, trainings: pd.DataFrame) -> Pilot:
+    # More images do not mend an error that comes from the spread between corruptions, too.
+    table = table[table["interval"] != CROSSED]
     if table.empty:
         raise UserError("The run holds no difference of two checkpoints, so there is no error to plan with.")
     sampled = table["se"].where(table["se"] > 0)
