@@ -21,6 +21,7 @@ from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from moeprobe.studies.plan import plan_images
+from moeprobe.studies.plan.layout import images_table
 from moeprobe.studies.plan.pilots import _of_differences
 from moeprobe.studies.plan.run import _planned, _select
 from tests.commands import refused, run
@@ -274,6 +275,10 @@ def test_units_that_were_sampled_are_counted(tmp_path: Path) -> None:
     (first,), (second,) = (plan.table.to_dict("records") for plan in plans.values())
     assert (first["images"], second["images"]) == (80, 40)
     assert second["se"] == pytest.approx(np.sqrt(2) * first["se"], rel=0.02)
+    said = " ".join(plans[str(hours)].sentences)
+    assert " hours show a difference of 0.1" in said and "on different hours" in said
+    assert "requests" not in said
+    assert images_table(plans[str(hours)]).caption.startswith("Hours for a difference of 0.1")
 
 
 def test_the_mean_of_any_corruption_is_not_planned() -> None:
