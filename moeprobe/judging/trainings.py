@@ -26,7 +26,7 @@ from moeprobe.results.csv_files import read_values
 from moeprobe.results.own_files import not_as_written
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About
-from moeprobe.results.tables import FLOORS, modality_of_table
+from moeprobe.results.tables import FLOORS
 from moeprobe.results.values import Analyses, CellValues, Evaluator
 
 Pair = tuple[str, str]
@@ -207,14 +207,13 @@ def sentences(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per family with its sentence, and columns as ``differences.sentences`` has."""
     rows_of_families = []
     for key, family in table.groupby(FAMILY, sort=False) if len(table) else ():
-        # No number of images is planned: more trainings may be what it takes.
+        # No number of images (or units) is planned, and so none named: more trainings may be what it takes.
         rows = family.assign(se=np.nan, detectable=np.nan, collapsed="").to_dict("records")
         trainings = int(rows[0]["trainings"])
         reference = f"{rows[0]['reference']} ({trainings} pairs of trainings)"
         sentence = words.sentence(
             [row | {"reference": reference} for row in rows],
             margin=rows[0]["margin"],
-            units=modality_of_table(table).units,
         )
         loss = Excluded.of(rows).loss
         rows_of_families.append(

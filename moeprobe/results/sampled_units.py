@@ -100,13 +100,19 @@ def by_folder(image_ids: Sequence[str]) -> SampledUnits:
     """Return the folder of each image in its name, e.g. ``patient-07`` of ``patient-07/left.png``.
 
     Raises:
-        UserError: the names have no folders, or all the same.
+        UserError: the names have no folders, or all the same, or some have none.
     """
     unit_of = {name: name.rpartition("/")[0] for name in image_ids}
     if len(set(unit_of.values())) < 2:
         raise UserError(
             f"All inputs are in one folder, as {quote(next(iter(image_ids), ''))}, so folders are no units; name a CSV "
             f"with the columns image_id and unit in {option(_UNIT)}."
+        )
+    outside = [name for name, unit in unit_of.items() if not unit]
+    if outside:
+        raise UserError(
+            f"{quote(outside[0])} is in no folder, so it has no unit ({len(outside):,} of {len(unit_of):,} inputs "
+            f"are in none); move it into one, or name a CSV with the columns image_id and unit in {option(_UNIT)}."
         )
     return SampledUnits(FOLDER, unit_of)
 

@@ -142,4 +142,6 @@ def _changed_shares(stored: StoredCell, unit_of: Mapping[str, str] | None) -> Ar
     if unit_of is not None:
         units = Units.of(stored.names(), unit_of)
         matches, number = units.add_up(matches), units.add_up(number)
-    return 1 - matches[number > 0] / number[number > 0]
+    matches, number = matches[number > 0], number[number > 0]
+    # Not one less the share of matches, which rounding lifts above a limit that it equals.
+    return (number - matches) / number

@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
 from moeprobe.probes.engine.units import units_of_dataset, units_of_inputs
+from moeprobe.recordings.format import KEY
 from moeprobe.results.sampled_units import SampledUnits, read_units, units_of_runs
 
+CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "reference" / "digits-baseline-k2-seed0"
 IDS = [f"r{number:02d}" for number in range(60)]
 
 
@@ -91,6 +94,40 @@ def test_prompts_are_units_of_recordings(folder: Path) -> None:
         api.analyze_trace(folder / "even.parquet", unit="hour")
 
 
+def test_routes_refuse_units() -> None:
+    """Key routes and their permutations are of images, whatever a unit is."""
+    with pytest.raises(UserError, match="routes counts and permutes inputs; leave unit out"):
+        api.routes(CHECKPOINT, data="digits", unit="folder", limit=20, figures=False)
+
+
+def test_prompts_of_clusters_whose_first_request_one_trace_lacks(tmp_path: Path) -> None:
+    """The second of two requests of a prompt is in both traces; only one says that they are a cluster."""
+    for name, places in ("a", (1,)), ("b", (0, 1)):
+        lines = [
+            json.dumps(
+                {
+                    "id": f"r{prompt}-{place}",
+                    "layer": "mlp",
+                    "experts": [[prompt % 4], [place], [2]],
+                    "token_ids": [prompt // 2, 1, 2],
+                    "generated": [False, True, True],
+                }
+            )
+            for prompt in range(50)
+            for place in places
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        api.import_trace(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet", num_experts=4)
+    path = tmp_path / "b.parquet"
+    table = pq.read_table(path)
+    about = json.loads(table.schema.metadata[KEY])
+    about["clusters"] = {f"r{prompt}-1": f"r{prompt}-0" for prompt in range(50)}
+    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {KEY: json.dumps(about)}), path)
+    found = api.analyze_trace([tmp_path / "a.parquet", path], unit="prompt", figures=False).table
+    assert set(found[found["metric"] == "top1_match"]["images"]) == {25}
+    assert set(found["unit"]) == {"prompt"}
+
+
 def test_a_study_whose_page_speaks_of_inputs_refuses_units(folder: Path) -> None:
     with pytest.raises(UserError, match="audit counts inputs; leave unit out"):
         api.audit(folder / "even.parquet", unit="prompt")
@@ -120,6 +157,8 @@ def test_folders_and_columns(tmp_path: Path) -> None:
     assert found.unit_of == {"p1/left.png": "p1", "p1/right.png": "p1", "p2/left.png": "p2"}
     with pytest.raises(UserError, match="one folder"):
         units_of_inputs("folder", ["test/0", "test/1"])
+    with pytest.raises(UserError, match=r"'top.png' is in no folder, so it has no unit \(1 of 4 inputs"):
+        units_of_inputs("folder", [*ids, "top.png"])
     with pytest.raises(UserError, match="no column 'patient'"):
         units_of_inputs("patient", ids)
     path = tmp_path / "notes.jsonl"

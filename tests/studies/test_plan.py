@@ -21,6 +21,7 @@ from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from moeprobe.studies.plan import plan_images
+from moeprobe.studies.plan.layout import images_table
 from moeprobe.studies.plan.pilots import _of_differences
 from moeprobe.studies.plan.run import _planned, _select
 from tests.commands import refused, run
@@ -167,7 +168,13 @@ def test_four_of_five_pilots_plan_enough(images: int) -> None:
     table = pd.DataFrame({"value": value, "se": errors, "sim_high": value + critical(images) * errors})
     table = table.assign(checkpoint_value=second.mean(axis=1), reference_value=first.mean(axis=1))
     table = table.assign(
-        metric="accuracy", null="", severity=np.nan, images=images, trials=images, dataset="digits"
+        metric="accuracy",
+        null="",
+        severity=np.nan,
+        images=images,
+        trials=images,
+        dataset="digits",
+        interval="t",
     )
     rows = _planned(_select(_of_differences(table, pd.DataFrame()).rows, None), DIFFERENCE, 0.8)
     power = powers(rows["images_needed"].to_numpy(), factor=critical(10**6))
@@ -246,3 +253,38 @@ def test_requests_are_the_unit_of_recorded_routing(tmp_path: Path) -> None:
         plan.sentences[0].startswith("About ") and " requests show a difference of 0.05" in plan.sentences[0]
     )
     assert "design effect" in plan.sentences[-1]
+
+
+def test_units_that_were_sampled_are_counted(tmp_path: Path) -> None:
+    """Hours of two alike requests: half as many samples, so the error is √2 as large as that of requests."""
+    rng = np.random.default_rng(0)
+    experts = np.repeat(rng.integers(0, 4, size=(40, 6, 1)), 2, axis=0)
+    lines = [
+        json.dumps({"id": f"r{at:02d}", "layer": "mlp", "experts": of_request.tolist()})
+        for at, of_request in enumerate(experts)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    api.import_trace(tmp_path / "a.jsonl", tmp_path / "a.parquet", num_experts=4)
+    hours = tmp_path / "hours.csv"
+    hours.write_text("\n".join(["image_id,hour", *(f"r{at:02d},{at // 2}" for at in range(80))]))
+    plans = {}
+    for unit in (None, str(hours)):
+        out = tmp_path / f"run-{bool(unit)}"
+        api.analyze_trace(tmp_path / "a.parquet", unit=unit, out=out, figures=False)
+        plans[unit] = plan_images(out, difference=0.1, metric="load_entropy")
+    (first,), (second,) = (plan.table.to_dict("records") for plan in plans.values())
+    assert (first["images"], second["images"]) == (80, 40)
+    assert second["se"] == pytest.approx(np.sqrt(2) * first["se"], rel=0.02)
+    said = " ".join(plans[str(hours)].sentences)
+    assert " hours show a difference of 0.1" in said and "on different hours" in said
+    assert "requests" not in said
+    assert images_table(plans[str(hours)]).caption.startswith("Hours for a difference of 0.1")
+
+
+def test_the_mean_of_any_corruption_is_not_planned() -> None:
+    """Its error is over corruptions, too, so that no number of images would be enough."""
+    table = read_values(NOISE / "comparison.csv").query("metric == 'accuracy' and se > 0")
+    crossed = table.head(1).assign(view="mean of any", interval="crossed")
+    pilot = _of_differences(pd.concat([table, crossed]), pd.DataFrame())
+    assert len(pilot.rows) == len(table) > 0
+    assert "mean of any" not in set(pilot.rows["view"])

@@ -47,6 +47,10 @@ def test_quantiles_and_shares_are_those_of_a_count(run: tuple[Path, np.ndarray])
     )
     assert value(result.table, "above", 0.5) == pytest.approx(sum(share > 0.5 for share in shares) / 50)
     assert set(result.table["inputs"]) == {50}
+    # An input at the limit is not above it.
+    assert (shares == 0.3).any()
+    at_limit = api.tails(folder / "run", above=0.3)
+    assert value(at_limit.table, "above", 0.3) == pytest.approx((shares > 0.3).mean())
     assert result.sentences() == [
         "The 99% quantile has no interval here: it takes 368 requests, and there are 50."
     ]

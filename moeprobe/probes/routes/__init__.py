@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moeprobe.declarations import Arg, AuditEntry, Headline, Probe, Property, Rule
+from moeprobe.errors import UserError, option
 from moeprobe.results.files_for_reports import CLASSES
 
 if TYPE_CHECKING:
+    from moeprobe.declarations.options import Options
     from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
 
 
@@ -90,6 +92,11 @@ class Routes(Probe["RoutesResult"]):
             what="a number of images",
         ),
     ] = 2
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where units are to be counted: key routes and their permutations are of inputs."""
+        if options.unit is not None:
+            raise UserError(f"routes counts and permutes inputs; leave {option('unit')} out.")
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed table."""

@@ -28,9 +28,14 @@ def units_of_recordings(
     if unit in (None, REQUEST.name):
         return None
     clusters = clusters_of(traces)
-    samples = list(dict.fromkeys(clusters.get(name, name) for name in ids))
+    # An input of each sample that all traces hold: the first one may lack that which a cluster is called after.
+    held: dict[str, str] = {}
+    for name in ids:
+        held.setdefault(clusters.get(name, name), name)
+    samples = list(held)
     if unit == _PROMPT:
-        return SampledUnits(_PROMPT, _prompts(traces[0], samples))
+        prompts = _prompts(traces[0], list(held.values()))
+        return SampledUnits(_PROMPT, {sample: prompts[name] for sample, name in held.items()})
     if is_file_of_units(unit):
         return units_of_inputs(unit, samples)
     raise UserError(

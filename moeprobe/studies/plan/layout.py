@@ -29,7 +29,7 @@ def images_table(plan: ImagesPlan) -> Table:
         )
     first = rows[0]
     return Table(
-        f"{sentence_case(units.plural)} for a difference of {first['difference']:g} at {first['power']:.0%} power",
+        f"{sentence_case(units.units)} for a difference of {first['difference']:g} at {first['power']:.0%} power",
         [
             "metric",
             *(["compared"] if several else []),
@@ -53,7 +53,7 @@ def trainings_table(plan: ImagesPlan) -> Table:
     first = table.iloc[0]
     sizes = list(dict.fromkeys(-1.0 if size != size else float(size) for size in table["images"]))
     headings = [
-        f"any number of {units.plural}" if size < 0 else f"{size:,.0f} {units.plural}" for size in sizes
+        f"any number of {units.units}" if size < 0 else f"{size:,.0f} {units.units}" for size in sizes
     ]
     lines = [
         [
@@ -68,7 +68,7 @@ def trainings_table(plan: ImagesPlan) -> Table:
         f"Least difference in {name} that is shown at {first['power']:.0%} power{where}",
         ["pairs of trainings", *headings],
         lines,
-        f"Over other trainings and other {units.plural}, by upper limits of the variances of both.",
+        f"Over other trainings and other {units.units}, by upper limits of the variances of both.",
         keys=1,
     )
 

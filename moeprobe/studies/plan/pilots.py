@@ -12,12 +12,12 @@ from moeprobe.errors import UserError, option
 from moeprobe.judging.trainings import TRAININGS, read_claims
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.bootstrap import CROSSED, Replicates
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import Array, standard_error
 from moeprobe.probes.engine.checks import analyses_of
 from moeprobe.results import finished
-from moeprobe.results.columns import TRAININGS_COLUMNS
+from moeprobe.results.columns import TRAININGS_COLUMNS, UNIT
 from moeprobe.results.finished import Measured
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import read_sidecar
@@ -85,6 +85,8 @@ def read_pilot(runs: Sequence[str | Path], pairs: Sequence[HandPair]) -> Pilot:
 
 
 def _of_differences(table: pd.DataFrame, trainings: pd.DataFrame) -> Pilot:
+    # More images do not mend an error that comes from the spread between corruptions, too.
+    table = table[table["interval"] != CROSSED]
     if table.empty:
         raise UserError("The run holds no difference of two checkpoints, so there is no error to plan with.")
     sampled = table["se"].where(table["se"] > 0)
@@ -105,13 +107,14 @@ def _is_share(name: str) -> bool:
 
 def _of_values(measured: Measured) -> Pilot:
     """Return the errors of differences from one checkpoint's values, as if another's were as variable elsewhere."""
-    analyses = analyses_of(measured.request)
+    analyses, units = analyses_of(measured.request), measured.units
     evaluator = Evaluator(
         analyses,
         aligned=measured.is_aligned,
         seed=measured.request.seed,
         influences=True,
         experts=False,
+        unit_of=None if units is None else units.unit_of,
     )
     rows: list[Row] = []
     for stored in measured.sums.pool_draws(lists=trial_lists(analyses)):
@@ -121,7 +124,7 @@ def _of_values(measured: Measured) -> Pilot:
         shared = {
             "checkpoint": values.checkpoint, "reference": "", "dataset": measured.request.data, "layer": cell.layer,
             "view": cell.view, "severity": cell.severity, "tokens": cell.tokens,
-        }  # fmt: skip
+        } | ({} if units is None else {UNIT: units.name})  # fmt: skip
         for name, number in values.numbers.items():
             error = _error(number, values.influences.get(name, number.influence))
             rows.append(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.judging.tables import read_first
 from moeprobe.judging.trainings import FAMILY, estimate_of
 from moeprobe.metrics.registry import find
@@ -27,6 +27,7 @@ from moeprobe.metrics.stats.proportions import CONFIDENCE
 from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.results.columns import PLAN_COLUMNS, PLAN_TRAININGS_COLUMNS
 from moeprobe.results.numbers import number, sentence_case
+from moeprobe.results.tables import modality_of_table
 from moeprobe.runtime.arguments import check_arguments, several
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.files import write_csv
@@ -105,7 +106,7 @@ def plan_images(
     families = worst_cells(read_first(_ordinary(rows), metric))
     if metric is not None:
         families = families[families["metric"] == metric]
-    units = modality_of(rows["tokens"], data=pilot.data)
+    units = modality_of_table(rows, data=pilot.data)
     sentences = _sentences(families, units)
     over_trainings = pd.DataFrame(columns=list(PLAN_TRAININGS_COLUMNS))
     if trainings:
@@ -175,19 +176,19 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     name = find(row["metric"]).full_label(row["null"], units)
     where = f"{location(row)} needs most. " if location(row) else ""
     sentences = [
-        f"About {_rounded(row['images_needed'])} {units.plural} show a difference of {row['difference']:g} in {name}, "
+        f"About {_rounded(row['images_needed'])} {units.units} show a difference of {row['difference']:g} in {name}, "
         f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}Four of five runs like this one plan "
         "enough."
     ]
     if not row["reference"]:
         sentences.append(
-            f"The run has one value of it: two are planned as if measured on different {units.plural}. A paired "
+            f"The run has one value of it: two are planned as if measured on different {units.units}. A paired "
             "difference mostly takes fewer."
         )
     if row["effect"] > 1:
         sentences.append(
-            f"{sentence_case(units.tokens)} of one {units.name} are alike, and the plan counts it: the variance is "
-            f"{row['effect']:.3g} times that of independent {units.tokens} (design effect)."
+            f"{sentence_case(units.tokens)} of one {units.sampled or units.name} are alike, and the plan counts it: "
+            f"the variance is {row['effect']:.3g} times that of independent {units.tokens} (design effect)."
         )
     return sentences
 
@@ -255,9 +256,9 @@ def _training_sentences(
     more_images = images_with_pairs(estimate, pairs, difference, confidence=confidence, power=power)
     more_pairs = pairs_to_detect(estimate, images, difference, confidence=confidence, power=power)
     with_pairs = (
-        f"no number of {units.plural} shows it"
+        f"no number of {units.units} shows it"
         if more_images is None
-        else f"about {_rounded(max(more_images, MIN_IMAGES))} {units.plural} show it"
+        else f"about {_rounded(max(more_images, MIN_IMAGES))} {units.units} show it"
     )
     with_images = (
         "no number of pairs shows it"
@@ -265,7 +266,7 @@ def _training_sentences(
         else f"about {max(more_pairs, FEWEST):,} pairs show it"
     )
     return [
-        f"For other trainings: with the {pairs} pairs of the run {with_pairs}, and with its {images:,} {units.plural} "
+        f"For other trainings: with the {pairs} pairs of the run {with_pairs}, and with its {images:,} {units.units} "
         f"{with_images}. Differences of pairs vary by {number(claim['spread'])} between trainings (standard deviation)."
     ]
 
