@@ -177,6 +177,7 @@ def test_the_bytes_of_an_expert_follow_from_the_configuration(trace: Path, tmp_p
         (["--bandwidth", "fast", "--expert-bytes", "9MB"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "0"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "9MB", "--model-config", "c.json"], "says how large an expert is"),
+        (["--batch", "4", "--unit", "prompt"], "so --batch takes no --unit; leave one of them out"),
     ],
 )
 def test_caches_that_make_no_sense_are_refused(trace: Path, words: list[str], message: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.next_token import NextToken
 from moeprobe.metrics.analyses.reuse_distance import ReuseDistance
 from moeprobe.metrics.base import trial_lists
@@ -45,6 +46,11 @@ class Reuse(SequencesWork[Locality]):
             expert_size(probe.expert_bytes, probe.model_config),
             read_bandwidth(probe.bandwidth),
         )
+        if probe.batch > 1 and options.unit not in (None, REQUEST.name):
+            raise UserError(
+                f"A batch of requests is one sample, so {option('batch')} takes no {option('unit')}; leave one of "
+                "them out."
+            )
         super().__init__(probe, options)
         self._shared_ids: frozenset[str] = frozenset()
 
