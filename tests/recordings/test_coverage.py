@@ -133,6 +133,7 @@ def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     result = run("coverage", trace, "--need", "8", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
+    assert "no confidence intervals. 24 requests; seed 0." in printed
     assert printed.startswith("a: every expert has enough after")
     assert (tmp_path / "run" / "figures" / "coverage.png").exists()
     # What is finished is not computed again, but the subset is written.
