@@ -27,6 +27,7 @@ from moeprobe.recorded.locality.caches import CacheSettings, CacheSums, LayerTok
 from moeprobe.recorded.locality.transfer import expert_size, read_bandwidth
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.results.sampled_units import SampledUnits
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
@@ -52,6 +53,8 @@ class Reuse(SequencesWork[Locality]):
                 "them out."
             )
         super().__init__(probe, options)
+        if probe.batch > 1:
+            self.units = SampledUnits("batch", _batches_of(self.ids, probe.batch))
         self._shared_ids: frozenset[str] = frozenset()
 
     def check(self, files: Sequence[TraceFile]) -> None:
@@ -111,9 +114,7 @@ class _SequenceSums(InputSums):
         *,
         seed: int,
     ) -> None:
-        batches = None
-        if settings.batch > 1:
-            batches = {name: ids[index - index % settings.batch] for index, name in enumerate(ids)}
+        batches = _batches_of(ids, settings.batch) if settings.batch > 1 else None
         super().__init__(
             traces,
             layers,
@@ -173,3 +174,8 @@ class _SequenceSums(InputSums):
                 sums[cell] = sums.get(cell, {}) | columns
             sums_of_traces.append(sums)
         return sums_of_traces
+
+
+def _batches_of(ids: Sequence[str], batch: int) -> dict[str, str]:
+    """Return the batch of each request, which is called by its first one."""
+    return {name: ids[index - index % batch] for index, name in enumerate(ids)}
