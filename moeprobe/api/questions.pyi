@@ -1099,7 +1099,7 @@ def trace_locality(
     Share of a token's experts that the next token of the sequence has too, with chance from other sequences and from
     other tokens of the same sequence. Hit rates of caches that keep some experts of each layer: LRU, LFU, the busiest
     experts of other requests, and the optimum, beside random eviction and an even router; the size at which 90 % hit;
-    bytes and tokens per second. Distinct experts of 1, 2, 4, ... tokens. Prompt and generated tokens also apart.
+    bytes and tokens per second. Prompt and generated tokens also apart.
 
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.

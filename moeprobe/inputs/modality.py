@@ -54,8 +54,12 @@ def plural_of(name: str) -> str:
     >>> from moeprobe.inputs.modality import plural_of
     >>> plural_of("patient"), plural_of("case study")
     ('patients', 'case studies')
+    >>> plural_of("batch")
+    'batches'
     """
-    return f"{name[:-1]}ies" if name.endswith("y") and name[-2:-1] not in "aeiou" else f"{name}s"
+    if name.endswith("y") and name[-2:-1] not in "aeiou":
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith(("ch", "sh", "s", "x")) else f"{name}s"
 
 
 IMAGE = Modality("image", "images", "patch", "patches", "CLS")

@@ -1,14 +1,14 @@
 """Hits of a cache of experts along sequences, under five rules of eviction, for several sizes of the cache at once.
 
-A token looks its K experts up together; then all of them are in the cache. What leaves in their place is never one of
-these K. At the first token the cache holds the experts that are busiest elsewhere. Rules, all with C places:
+A token looks its experts up together, at most K; then all of them are in the cache. What leaves in their place is never
+one of these. At the first token the cache holds the experts that are busiest elsewhere. Rules, all with C places:
 
 * lru: evicts the experts whose last use is longest ago.
 * lfu: evicts the experts that the sequence used least often. Uses of evicted experts are remembered.
 * static: evicts nothing: the C experts that are busiest elsewhere, always.
 * optimal: Bélády's rule, which evicts the experts whose next use is furthest away. No rule has more hits.
-* random: evicts at random, in expectation. A cached expert survives a token with probability (C − K) / (C − hits). Hits
-  are replaced by their mean there (mean field).
+* random: evicts at random, in expectation. A cached expert survives a token with probability (C − k) / (C − hits), with
+  the token's k experts. Hits are replaced by their mean there (mean field).
 
 Where recency or counts are equal, the expert that is busier elsewhere stays.
 
@@ -106,6 +106,8 @@ class _Steps:
         self._active = np.searchsorted(-lengths, -np.arange(self._length), side="left")
         by_step = experts.transpose(1, 2, 0).astype(np.int32)
         by_step[by_step < 0] = num_experts
+        # ``(J, R)`` experts of each token.
+        self._choices = np.count_nonzero(by_step < num_experts, axis=1)
         # ``(J, K, R)`` places in the tables.
         self._expert_index = by_step + (np.arange(self._rows, dtype=np.int32) * (num_experts + 1))
         if heat is None:
@@ -122,7 +124,7 @@ class _Steps:
         counts = _ByCount(self._ranks, self._length, sizes, is_warm=self._is_warm)
         by_heat = np.take_along_axis(first, np.argsort(self._ranks, axis=1), 1) if self._is_warm else None
         optimal = _Optimal(self._rows, self._top_k, sizes, by_heat)
-        at_random = _AtRandom(self._rows, self._length, sizes, self._top_k)
+        at_random = _AtRandom(self._rows, self._length, sizes)
         ranks = self._ranks.ravel()
         for step, active in enumerate(self._active.tolist()):
             expert_index = self._expert_index[step, :, :active]
@@ -133,7 +135,7 @@ class _Steps:
                 "lfu": counts.step(expert_index),
                 "static": warm.sum(0, dtype=np.int16),
                 "optimal": optimal.step(step, following[step, :active]),
-                "random": at_random.step(step, last, warm),
+                "random": at_random.step(step, last, warm, self._choices[step, :active]),
             }
             for policy, step_hits in of_step.items():
                 hits[policy][step, :, :active] = step_hits
@@ -143,16 +145,17 @@ class _Steps:
     def _next_uses(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return when the expert of each choice is used next ``(J, R, K)``, and when each is first used ``(R, E + 1)``.
 
-        ``_NEVER`` where it is not.
+        ``_NEVER`` where it is not, and -1 for a choice that is missing.
         """
         following = np.empty((self._length, self._rows, self._top_k), np.int32)
         uses = np.full((self._rows, self._num_experts + 1), _NEVER, np.int32)
+        uses[:, -1] = -1
         table = uses.ravel()
         for step in range(self._length - 1, -1, -1):
             expert_index = self._expert_index[step, :, : self._active[step]]
             following[step, : self._active[step]] = table[expert_index].T
             table[expert_index] = step
-            uses[:, -1] = _NEVER
+            uses[:, -1] = -1
         return following, uses
 
 
@@ -256,9 +259,16 @@ class _Optimal:
     def step(self, position: int, following: NDArray[np.int32]) -> Integers:
         """Return how many experts of the tokens at a position are found ``(S, r)``, and move on.
 
-        ``following`` ``(r, K)``: the next uses of these experts.
+        ``following`` ``(r, K)``: the next uses of these experts, -1 where a choice is missing.
         """
         hits = np.empty((len(self._uses), len(following)), np.int64)
+        columns = np.arange(self._top_k)
+        missing = np.count_nonzero(following < 0, axis=1)[:, None]
+        of_found = following
+        if missing.any():
+            # Missing choices first for what is new, which fills the last places; and last for what is found.
+            following = np.sort(following, axis=1)
+            of_found = np.take_along_axis(following, np.minimum(columns + missing, self._top_k - 1), 1)
         for index, every in enumerate(self._uses):
             uses = every[: len(following)]
             uses.sort(axis=1)
@@ -267,8 +277,8 @@ class _Optimal:
             is_hit = soonest == position
             hits[index] = is_hit.sum(1, dtype=np.int16)
             # What is found is used again later; what is not takes the place of the latest.
-            np.copyto(soonest, following, where=is_hit)
-            np.copyto(latest, following, where=~is_hit)
+            np.copyto(soonest, of_found, where=is_hit)
+            np.copyto(latest, following, where=columns >= hits[index][:, None] + missing)
         return hits
 
 
@@ -279,19 +289,18 @@ class _AtRandom:
         rows: R.
         longest: J.
         sizes: ``(S,)`` places, each above K.
-        top_k: K.
     """
 
-    def __init__(self, rows: int, longest: int, sizes: Integers, top_k: int) -> None:
+    def __init__(self, rows: int, longest: int, sizes: Integers) -> None:
         # By position, the logarithm of the probability to have survived all tokens before it.
         self._survival = np.zeros((longest + 1, len(sizes), rows))
         self._table = self._survival.ravel()
-        self._sizes, self._top_k = sizes[:, None], top_k
+        self._sizes = sizes[:, None]
 
-    def step(self, position: int, last: Integers, is_warm: NDArray[np.bool_]) -> Array:
+    def step(self, position: int, last: Integers, is_warm: NDArray[np.bool_], choices: Integers) -> Array:
         """Return the expected hits ``(S, r)`` of tokens whose experts were last used at ``(K, r)``, and move on.
 
-        ``is_warm`` ``(K, S, r)``: which are in the cache at first.
+        ``is_warm`` ``(K, S, r)``: which are in the cache at first. ``choices`` ``(r,)``: experts of each token.
         """
         active = last.shape[1]
         now = self._survival[position, :, :active]
@@ -299,6 +308,6 @@ class _AtRandom:
         index = (last + 1)[:, None] * (sizes * rows) + np.arange(sizes)[:, None] * rows + np.arange(active)
         since = np.subtract(now, self._table[index], dtype=np.float32, casting="same_kind")
         hits: Array = (np.exp(since) * ((last >= 0)[:, None] | is_warm)).sum(0)
-        factor = (self._sizes - self._top_k) / (self._sizes - hits)
+        factor = (self._sizes - choices) / (self._sizes - hits)
         self._survival[position + 1, :, :active] = now + np.log(factor)
         return hits

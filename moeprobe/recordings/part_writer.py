@@ -119,11 +119,19 @@ def writing_parts(
         except BaseException as error:
             writer.abandon(error)
             raise
-        if folder.exists():
-            folder.rename(earlier)
-        temporary.rename(folder)
+        try:
+            if folder.exists():
+                folder.rename(earlier)
+            temporary.rename(folder)
+        except BaseException:
+            # Between the two, what was there is at no place that anyone looks at.
+            if earlier.exists() and not folder.exists():
+                earlier.rename(folder)
+            raise
     except OSError as error:
         raise UserError(f"Cannot write {display_path(folder)}: {error.strerror or error}.") from error
     finally:
-        for leftover in (temporary, earlier):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        # Nothing is deleted that has no successor.
+        if folder.exists():
+            shutil.rmtree(earlier, ignore_errors=True)

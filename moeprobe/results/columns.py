@@ -87,10 +87,11 @@ COLUMNS: dict[str, str] = {
     "carriers": "images that carry half of a mean of losses (half of the sum of what each adds to it, without signs); "
     "only beside the flag few_carriers",
 }
-# The column that all tables of a run with ``--unit`` have beside them.
+# The column that all tables of a run with ``--unit``, or of batches, have beside them.
 UNIT = "unit"
 UNIT_COLUMNS: dict[str, str] = {
-    UNIT: "what was sampled, only of runs with `--unit`: intervals are over it, and the column images counts it",
+    UNIT: "what was sampled, only of runs with `--unit` or batches of requests: intervals are over it, and the column "
+    "images counts it",
 }
 # What comparison.csv adds to them.
 COMPARISON_COLUMNS: dict[str, str] = {

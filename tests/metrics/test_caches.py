@@ -47,6 +47,11 @@ def simulated(
     return hits
 
 
+def chosen(experts: np.ndarray) -> Tokens:
+    """The experts of each token, without missing ones."""
+    return [token[token >= 0].tolist() for token in experts]
+
+
 def test_every_rule_finds_what_a_simulator_finds() -> None:
     random = np.random.default_rng(0)
     rows = 3
@@ -61,12 +66,15 @@ def test_every_rule_finds_what_a_simulator_finds() -> None:
             ],
             np.int16,
         )
+        if trial % 3 == 0:
+            # Tokens with fewer experts, or none, and at any place.
+            experts[random.random(experts.shape) < 0.4] = -1
         present = random.random((rows, length)) < 0.9
         heat = np.array([random.permutation(number) for _ in range(rows)]) if trial % 2 else None
         sizes = [top_k + 1, (top_k + 1 + number) // 2, number]
         hits = Lookups(experts, present, heat, number).hits(sizes)
         for row in range(rows):
-            tokens = experts[row, present[row]].tolist()
+            tokens = chosen(experts[row, present[row]])
             if not tokens:
                 continue
             rank = list(range(number)) if heat is None else heat[row].tolist()
@@ -80,18 +88,22 @@ def test_every_rule_finds_what_a_simulator_finds() -> None:
         assert all((hits[rule][~present] == 0).all() for rule in POLICIES)
 
 
-@pytest.mark.parametrize(("number", "top_k", "size"), [(16, 2, 6), (16, 1, 4), (32, 4, 12)])
-def test_random_eviction_is_the_mean_of_simulations(number: int, top_k: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "fewest", "top_k", "size"), [(16, 2, 2, 6), (16, 1, 1, 4), (32, 4, 4, 12), (16, 1, 4, 6)]
+)
+def test_random_eviction_is_the_mean_of_simulations(number: int, fewest: int, top_k: int, size: int) -> None:
     random = np.random.default_rng(1)
     weights = 0.8 * random.dirichlet(np.full(number, 0.5)) + 0.2 / number
-    tokens = [random.choice(number, top_k, replace=False, p=weights).tolist() for _ in range(60)]
+    experts = np.array([random.choice(number, top_k, replace=False, p=weights) for _ in range(60)], np.int16)
+    experts[np.arange(top_k) >= random.integers(fewest, top_k + 1, (60, 1))] = -1
+    tokens, choices = chosen(experts), np.count_nonzero(experts >= 0)
     heat = np.arange(number)
-    lookups = Lookups(np.array([tokens], np.int16), np.ones((1, 60), bool), heat[None], number)
-    expected = float(lookups.hits([size])["random"].sum()) / (60 * top_k)
+    lookups = Lookups(experts[None], np.ones((1, 60), bool), heat[None], number)
+    expected = float(lookups.hits([size])["random"].sum()) / choices
     drawn = [
         sum(simulated(tokens, heat.tolist(), list(range(size)), size, "random", random)) for _ in range(60)
     ]
-    means = np.array(drawn) / (60 * top_k)
+    means = np.array(drawn) / choices
     assert expected == pytest.approx(means.mean(), abs=0.005 + 4 * means.std() / np.sqrt(60))
 
 
@@ -117,6 +129,14 @@ def test_of_a_periodic_router_a_cache_finds_all_or_nothing() -> None:
     hits = Lookups(experts, np.ones((1, 100), bool), None, 8).hits([4, 5])
     assert hits["lru"].sum((0, 1)).tolist() == [0, 95]
     assert hits["optimal"][..., 1].sum() == 95 and 60 < hits["optimal"][..., 0].sum() < 95
+
+
+def test_a_missing_choice_evicts_nothing() -> None:
+    """One expert of two per token, three in turn: they all fit, so each is missed only once."""
+    experts = np.full((1, 60, 2), -1, np.int16)
+    experts[0, :, 0] = np.arange(60) % 3
+    hits = Lookups(experts, np.ones((1, 60), bool), None, 8).hits([3])
+    assert hits["lru"].sum() == hits["optimal"].sum() == 57
 
 
 def test_distances_of_a_periodic_router() -> None:

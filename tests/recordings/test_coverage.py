@@ -133,8 +133,15 @@ def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     result = run("coverage", trace, "--need", "8", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
+    assert "no confidence intervals. 24 requests; seed 0." in printed
     assert printed.startswith("a: every expert has enough after")
     assert (tmp_path / "run" / "figures" / "coverage.png").exists()
+    # What is finished is not computed again, but the subset is written.
+    asked = ("coverage", trace, "--need", "8", "--write", tmp_path / "subset.jsonl")
+    assert run(*asked, "--out", tmp_path / "run").exit_code == 0
+    subset = (tmp_path / "subset.jsonl").read_bytes()
+    assert subset and run(*asked, "--overwrite").exit_code == 0
+    assert (tmp_path / "subset.jsonl").read_bytes() == subset
     (tmp_path / "mine.jsonl").write_text("precious")
     assert "exists; choose another name" in refused("coverage", trace, "--write", tmp_path / "mine.jsonl")
     assert (tmp_path / "mine.jsonl").read_text() == "precious"

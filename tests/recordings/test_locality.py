@@ -135,7 +135,7 @@ def test_caches_of_planted_tokens(trace: Path) -> None:
     assert parts[0]["trials"] + parts[1]["trials"] == parts[2]["trials"]
 
 
-def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path) -> None:
+def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path, tmp_path: Path) -> None:
     results = [api.trace_locality(trace, cache=[10], batch=batch) for batch in (1, 4)]
     assert any("4 that are served at once are one sample" in note for note in results[1].sidecar["notes"])
     alone, together = (result.table for result in results)
@@ -145,6 +145,13 @@ def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path) -> None:
     assert four["value"] < one["value"] - 0.05
     reuse = [cell(table, "next_token_reuse")["value"] for table in (alone, together)]
     assert reuse[0] == pytest.approx(reuse[1])
+    out = tmp_path / "run"
+    result = run("trace", "locality", trace, "--batch", "4", "--out", out)
+    assert (
+        "Over 6 batches" in result.output
+        and "\n6 batches; no intervals: they need at least 20 batches" in result.output
+    )
+    assert "6 requests" not in result.output
 
 
 def test_a_shared_cache_of_part_of_the_requests_says_so(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +184,7 @@ def test_the_bytes_of_an_expert_follow_from_the_configuration(trace: Path, tmp_p
         (["--bandwidth", "fast", "--expert-bytes", "9MB"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "0"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "9MB", "--model-config", "c.json"], "says how large an expert is"),
+        (["--batch", "4", "--unit", "prompt"], "so --batch takes no --unit; leave one of them out"),
     ],
 )
 def test_caches_that_make_no_sense_are_refused(trace: Path, words: list[str], message: str) -> None:

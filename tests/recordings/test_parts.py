@@ -213,6 +213,28 @@ def test_parts_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert "notes.txt is no part of a trace" in message and (out / "notes.txt").exists()
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_parts_stay_where_others_cannot_take_their_place(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = imported(tmp_path / "served", log_lines(seed=0), rows_per_file=8)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    rename, sources = Path.rename, []
+
+    def failing(path: Path, target: Path) -> Path:
+        sources.append(path)
+        if len(sources) == 2:
+            raise error
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", failing)
+        with pytest.raises(UserError if isinstance(error, OSError) else KeyboardInterrupt):
+            imported(out, log_lines(seed=1), rows_per_file=8, overwrite=True)
+    assert sources[0] == out and {path: path.read_bytes() for path in out.iterdir()} == before
+    assert not list(tmp_path.glob(".served*"))
+
+
 def test_the_index_takes_few_bytes_for_a_row(tmp_path: Path) -> None:
     """What grows with rows is an input's name once, and twelve bytes a row; strings of all rows took hundreds."""
     layers, path = [f"l{number}" for number in range(8)], tmp_path / "t.parquet"

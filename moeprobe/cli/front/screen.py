@@ -27,6 +27,7 @@ from moeprobe.runtime.signals import raise_ignored
 if TYPE_CHECKING:
     import pandas as pd
 
+    from moeprobe.declarations import Kind
     from moeprobe.results.folder import Result
     from moeprobe.results.sidecars import Request, Sidecar
 
@@ -155,7 +156,6 @@ def footing(result: "Result") -> str:
     from moeprobe.inputs.open import mirroring_omitted
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
     from moeprobe.results.layouts.along_severity import random_routers
-    from moeprobe.results.numbers import no_intervals
     from moeprobe.results.tables import modality_of_table
 
     request, table = result.sidecar.request, result.table
@@ -164,9 +164,7 @@ def footing(result: "Result") -> str:
     images, modality = max(table["images"]), modality_of_table(table, data=request.data, inputs=sampled)
     parts = [
         sources(images, modality, data=request.data, split=request.split),
-        f"[low, high]: 95 % interval over {modality.units}"
-        if table["ci_low"].notna().any()
-        else no_intervals(modality.units),
+        *_intervals(kind, table, modality),
         f"seed {request.seed}",
     ]
     if same_as_training(result.sidecar):
@@ -196,6 +194,18 @@ def footing(result: "Result") -> str:
     if mirroring_omitted(request.view):
         parts.append("no mirroring: these images have a handedness")
     return "; ".join(parts) + "."
+
+
+def _intervals(kind: "type[Kind] | None", table: "pd.DataFrame", modality: Modality) -> list[str]:
+    """Return what intervals are over, or why there are none; empty where the table says what its ranges hold."""
+    from moeprobe.declarations import Layout
+    from moeprobe.results.numbers import no_intervals
+
+    if kind is not None and kind.layout is Layout.COVERAGE:
+        return []
+    if table["ci_low"].notna().any():
+        return [f"[low, high]: 95 % interval over {modality.units}"]
+    return [no_intervals(modality.units)]
 
 
 def _over_trainings(table: "pd.DataFrame", modality: Modality) -> list[str]:

@@ -4,7 +4,7 @@ Axes: n requests, E experts of a layer, X experts of all layers.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.declarations.options import Options
-from moeprobe.errors import UserError, option
+from moeprobe.errors import FinishedError, UserError, option
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses import expert_coverage as coverage
@@ -94,22 +94,29 @@ class Accumulation(RecordingWork[Coverage]):
             checkpoints={name: {"sha256": digest} for name, digest in hashes.items()},
         )
 
+    def execute(self, progress: Progress) -> Result:
+        """Do the work; of a finished run, the subset is still written if it is asked for."""
+        try:
+            return super().execute(progress)
+        except FinishedError:
+            if self.probe.write is not None:
+                uses = self._all_uses(progress)
+                _write(self.probe.write, uses, self._subsets(uses))
+            raise
+
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the recordings, and put the tables together."""
-        progress.start(self.probe.kind, sum(len(trace.ids) for trace in self.traces))
         info = self.run_info(
             aligned=True, train_seeds=dict.fromkeys(self.names), groups=dict.fromkeys(self.names, "")
         )
-        uses = {
-            name: self._uses(trace, progress) for name, trace in zip(self.names, self.traces, strict=True)
-        }
+        uses = self._all_uses(progress)
+        subsets = self._subsets(uses)
         # Recordings are compared with as many tokens each: with all of the shortest one.
         least = min(int(of_one.tokens.sum()) for of_one in uses.values())
-        tables, stores, subsets = [], [], {}
+        tables, stores = [], []
         for name, of_one in uses.items():
             sums = self._sums(name, of_one)
             table, _ = summarize(sums, analyses=make_analyses(self.probe.analyses), run_info=info)
-            subsets[name] = greedy_subset(of_one.of_all_layers, of_one.tokens, self.probe.need)
             rows = list(self._rows(name, of_one, subsets[name], least, info))
             tables.append(with_rows(table, rows))
             stores.append(sums)
@@ -126,6 +133,20 @@ class Accumulation(RecordingWork[Coverage]):
             skipped_images=[],
             notes=self._notes(uses),
         )
+
+    def _all_uses(self, progress: Progress) -> dict[str, _Uses]:
+        """Read the recordings."""
+        progress.start(self.probe.kind, sum(len(trace.ids) for trace in self.traces))
+        return {
+            name: self._uses(trace, progress) for name, trace in zip(self.names, self.traces, strict=True)
+        }
+
+    def _subsets(self, uses: Mapping[str, _Uses]) -> dict[str, list[int]]:
+        """Return for each recording the requests that are enough."""
+        return {
+            name: greedy_subset(of_one.of_all_layers, of_one.tokens, self.probe.need)
+            for name, of_one in uses.items()
+        }
 
     def _uses(self, trace: TraceFile, progress: Progress) -> _Uses:
         """Return the tokens that each independent request brings to each expert."""

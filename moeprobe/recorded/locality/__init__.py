@@ -20,7 +20,7 @@ class Locality(MatchedTraces["Result"]):
     Share of a token's experts that the next token of the sequence has too, with chance from other sequences and from
     other tokens of the same sequence. Hit rates of caches that keep some experts of each layer: LRU, LFU, the busiest
     experts of other requests, and the optimum, beside random eviction and an even router; the size at which 90 % hit;
-    bytes and tokens per second. Distinct experts of 1, 2, 4, ... tokens. Prompt and generated tokens also apart.
+    bytes and tokens per second. Prompt and generated tokens also apart.
 
     Example: `moeprobe trace locality traces/served.parquet --bandwidth 25GB/s --expert-bytes 9.4MB`
     """
@@ -40,7 +40,6 @@ class Locality(MatchedTraces["Result"]):
         "expert_cache",
         "cache_size",
         "shared_cache",
-        "distinct_experts",
     )
     headlines = (
         Headline(

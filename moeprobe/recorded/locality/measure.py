@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
+from moeprobe.inputs.modality import REQUEST
 from moeprobe.metrics.analyses.next_token import NextToken
 from moeprobe.metrics.analyses.reuse_distance import ReuseDistance
 from moeprobe.metrics.base import trial_lists
@@ -26,6 +27,7 @@ from moeprobe.recorded.locality.caches import CacheSettings, CacheSums, LayerTok
 from moeprobe.recorded.locality.transfer import expert_size, read_bandwidth
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.results.sampled_units import SampledUnits
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
@@ -45,7 +47,14 @@ class Reuse(SequencesWork[Locality]):
             expert_size(probe.expert_bytes, probe.model_config),
             read_bandwidth(probe.bandwidth),
         )
+        if probe.batch > 1 and options.unit not in (None, REQUEST.name):
+            raise UserError(
+                f"A batch of requests is one sample, so {option('batch')} takes no {option('unit')}; leave one of "
+                "them out."
+            )
         super().__init__(probe, options)
+        if probe.batch > 1:
+            self.units = SampledUnits("batch", _batches_of(self.ids, probe.batch))
         self._shared_ids: frozenset[str] = frozenset()
 
     def check(self, files: Sequence[TraceFile]) -> None:
@@ -105,9 +114,7 @@ class _SequenceSums(InputSums):
         *,
         seed: int,
     ) -> None:
-        batches = None
-        if settings.batch > 1:
-            batches = {name: ids[index - index % settings.batch] for index, name in enumerate(ids)}
+        batches = _batches_of(ids, settings.batch) if settings.batch > 1 else None
         super().__init__(
             traces,
             layers,
@@ -167,3 +174,8 @@ class _SequenceSums(InputSums):
                 sums[cell] = sums.get(cell, {}) | columns
             sums_of_traces.append(sums)
         return sums_of_traces
+
+
+def _batches_of(ids: Sequence[str], batch: int) -> dict[str, str]:
+    """Return the batch of each request, which is called by its first one."""
+    return {name: ids[index - index % batch] for index, name in enumerate(ids)}
