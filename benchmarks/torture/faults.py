@@ -217,9 +217,10 @@ class Torture:
     def two_at_once(self) -> Finding:
         """Begin the same command a second time while the first runs: it is refused, and the first is not disturbed."""
         found = Finding("two runs in one folder", self.job.name)
-        lock = self.folder / self.job.out[0] / ".moeprobe.lock"
+        # A training locks the folder of its run, inside of the named one.
+        out = self.folder / self.job.out[0]
         with started(self.job.line, self.folder) as first:
-            while first.poll() is None and not lock.exists():
+            while first.poll() is None and not any(out.rglob(".moeprobe.lock")):
                 time.sleep(0.001)
             first.send(signal.SIGSTOP)
             (self.folder / "other").mkdir(exist_ok=True)
