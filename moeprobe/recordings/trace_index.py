@@ -59,7 +59,7 @@ class TraceIndex:
         first_input = len(self.number_of)
         groups = self._parts.groups[number]
         start = self._parts.starts[groups.start]
-        # Of every row the input, the layer and the tokens, in small numbers.
+        # The input, the layer and the tokens of every row, in small numbers.
         inputs, layers, tokens = list[Any](), list[Any](), list[Any]()
         columns = [name for name in (*_ROW, *checks.OF_LAYER) if name in self._parts.columns]
         for group in groups:

@@ -23,7 +23,7 @@ from moeprobe.results.tables import concatenate, image_table
 from moeprobe.studies.plan import plan_images
 from moeprobe.studies.plan.layout import images_table
 from moeprobe.studies.plan.pilots import _of_differences
-from moeprobe.studies.plan.run import _planned, _select
+from moeprobe.studies.plan.run import _plan_rows, _select
 from tests.commands import refused, run
 from tests.judging.test_differences import ABOUT
 
@@ -176,7 +176,7 @@ def test_four_of_five_pilots_plan_enough(images: int) -> None:
         dataset="digits",
         interval="t",
     )
-    rows = _planned(_select(_of_differences(table, pd.DataFrame()).rows, None), DIFFERENCE, 0.8)
+    rows = _plan_rows(_select(_of_differences(table, pd.DataFrame()).rows, None), DIFFERENCE, 0.8)
     power = powers(rows["images_needed"].to_numpy(), factor=critical(10**6))
     print(f"{images} images: mean power {power.mean():.3f}, reached {np.mean(power >= 0.8):.3f}")
     assert 0.8 <= power.mean() <= 0.9
@@ -207,7 +207,7 @@ def test_pilots_through_the_tables_of_runs() -> None:
         table = compare(
             of_table(concatenate(parts)), analyses=(Output(),), run_info=ABOUT, selected_pairs=[("b", "a")]
         )
-        rows = _planned(_select(_of_differences(table, pd.DataFrame()).rows, "accuracy"), DIFFERENCE, 0.8)
+        rows = _plan_rows(_select(_of_differences(table, pd.DataFrame()).rows, "accuracy"), DIFFERENCE, 0.8)
         found.append(rows["images_needed"].to_numpy())
     # Four independent intervals that hold together.
     power = powers(np.array(found), factor=critical(10**6, confidence=0.95**0.25))

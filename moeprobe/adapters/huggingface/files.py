@@ -194,7 +194,7 @@ def load(
         if state is None:
             weights = {"pretrained_model_name_or_path": source, "use_safetensors": True, **keywords}
         else:
-            # Of no file, which only a class of one family takes.
+            # Weights of no file are taken by the class of a family alone.
             kind, weights = type(outline), {"pretrained_model_name_or_path": None, "state_dict": state}
         weights |= spread_keywords(outline, config)
         if placement is not None:

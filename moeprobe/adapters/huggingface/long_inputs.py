@@ -116,7 +116,7 @@ def trace(
             for name in names:
                 parts[name].append(_on_host(model._routing(name, chunk)))
     prefix = texts.num_prefix_tokens
-    return scores, RoutingTrace({name: _joined(layers, prefix) for name, layers in parts.items()})
+    return scores, RoutingTrace({name: _join_chunks(layers, prefix) for name, layers in parts.items()})
 
 
 @torch.inference_mode()
@@ -163,7 +163,7 @@ def _on_host(layer: LayerRouting) -> LayerRouting:
     return layer.of_each_input(Tensor.cpu)
 
 
-def _joined(parts: Sequence[LayerRouting], num_prefix_tokens: int) -> LayerRouting:
+def _join_chunks(parts: Sequence[LayerRouting], num_prefix_tokens: int) -> LayerRouting:
     """Return the routing of chunks as one of whole texts."""
     names = [
         name

@@ -74,14 +74,14 @@ def unpacked_state(
                 parts[key] = file.get_tensor(name)
                 # At once, so that few words are in memory; files may cut a layer in two.
                 if len(parts) == (len(_KEYS) if method == "gptq" else len(_KEYS) - 1):
-                    state[f"{stem}.weight"] = _unpacked(method, settings, packed.pop(stem)).to(dtype)
+                    state[f"{stem}.weight"] = _unpack(method, settings, packed.pop(stem)).to(dtype)
     if packed:
         stem, parts = next(iter(packed.items()))
         raise UserError(f"{stem} lacks {', '.join(sorted(set(_KEYS) - parts.keys()))}.")
     return state
 
 
-def _unpacked(method: str, settings: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
+def _unpack(method: str, settings: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
     """Return the weights ``(O, I)`` of a layer in float32."""
     if method == "gptq":
         groups = parts["g_idx"].long()

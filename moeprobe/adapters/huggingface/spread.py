@@ -55,7 +55,7 @@ def check_plan(outline: Any, config: Any, group: ModelGroup) -> None:
         raise UserError(
             f"Its weights are quantized, and {option('parallel')} spreads no quantized weights; leave it out."
         )
-    plan = _expanded(outline, outline.ep_plan if group.share == EXPERTS else outline.tp_plan)
+    plan = _expand_plan(outline, outline.ep_plan if group.share == EXPERTS else outline.tp_plan)
     if group.share == EXPERTS and "ep_dispatch_experts" not in plan.values():
         raise UserError(_no_plan(kind, EXPERTS, TENSOR if outline.tp_plan else REPLICAS))
     if not plan:
@@ -66,13 +66,13 @@ def check_plan(outline: Any, config: Any, group: ModelGroup) -> None:
         experts = {parameters[name].shape[0] for name, style in cut.items() if style == "grouped_gemm"}
         odd = next((number for number in sorted(experts) if number % size), None)
         if odd is not None:
-            raise UserError(_uneven(f"{odd} experts", size))
+            raise UserError(_describe_remainder(f"{odd} experts", size))
         return
     text_config = config.get_text_config()
     for name in _HEADS:
         heads = getattr(text_config, name, None)
         if isinstance(heads, int) and heads % size:
-            raise UserError(_uneven(f"{heads} heads ({name})", size))
+            raise UserError(_describe_remainder(f"{heads} heads ({name})", size))
     for name, style in cut.items():
         shape = parameters[name].shape
         # Stacked experts have an axis before; biases have no inputs, and are whole where the output is.
@@ -84,10 +84,10 @@ def check_plan(outline: Any, config: Any, group: ModelGroup) -> None:
             else size
         )
         if length % size:
-            raise UserError(_uneven(f"{length} rows or columns of {name}", size))
+            raise UserError(_describe_remainder(f"{length} rows or columns of {name}", size))
 
 
-def _expanded(outline: Any, plan: dict[str, str] | None) -> dict[str, str]:
+def _expand_plan(outline: Any, plan: dict[str, str] | None) -> dict[str, str]:
     """Return the styles of the parameters and modules that a plan names."""
     return dict(outline._expand_parallel_plan(plan)) if plan else {}
 
@@ -102,7 +102,7 @@ def _no_plan(kind: str, share: str, instead: str) -> str:
 _WORDS = {EXPERTS: "experts", TENSOR: "tensors"}
 
 
-def _uneven(parts: str, size: int) -> str:
+def _describe_remainder(parts: str, size: int) -> str:
     return f"Its {parts} cannot be shared by {size} processes; take a number that divides them."
 
 

@@ -55,7 +55,7 @@ TOP1_MATCH = Metric(
     agreement=True,
 )
 
-# Of texts, whose lengths differ: a match over all tokens is ruled by the long ones.
+# For texts, whose lengths differ: a match over all tokens is ruled by the long ones.
 MATCH_BY_INPUT = Metric(
     "match_by_input",
     about="share of corresponding tokens of a text that choose the same experts, in any order, averaged over texts: "

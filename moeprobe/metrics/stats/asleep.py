@@ -62,7 +62,7 @@ class IndependentAsleep:
         has_tokens = (self.tokens > 0).astype(np.float64)
         shares = divide(self.uses.T @ weights, self.tokens @ weights)
         values = [
-            divide(weight @ (has_tokens * self._missed(share)), weight @ has_tokens)
+            divide(weight @ (has_tokens * self._count_missed(share)), weight @ has_tokens)
             for weight, share in zip(weights.T, shares.T, strict=True)
         ]
         return np.array(values, dtype=np.float64)
@@ -72,7 +72,7 @@ class IndependentAsleep:
         has_tokens = (self.tokens > 0).astype(np.float64)
         number = has_tokens.sum()
         shares = divide(self.uses.sum(0), self.tokens.sum())
-        missed = self._missed(shares)
+        missed = self._count_missed(shares)
         value = divide(has_tokens @ missed, number)
         direct = divide(has_tokens * (missed - value), number)
         slope = np.zeros(len(shares))
@@ -83,7 +83,7 @@ class IndependentAsleep:
         influence: Array = direct + share_influence @ divide(slope, number)
         return influence
 
-    def _missed(self, shares: Array) -> Array:
+    def _count_missed(self, shares: Array) -> Array:
         """Return how many experts each request would miss ``(n,)``, of those that anybody uses."""
         missed = np.zeros(len(self.tokens))
         for length, _ in self._lengths():

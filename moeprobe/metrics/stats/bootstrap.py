@@ -42,7 +42,7 @@ _LAST_BITS = 2.0**-48
 FEW_CARRIERS = "few_carriers"
 # How an interval was computed: of a share, of resamples, or of the images' influences.
 SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
-# Of a mean over images and perturbations, both as samples.
+# The mark of a mean over images and perturbations, both as samples.
 CROSSED = "crossed"
 
 

@@ -231,7 +231,7 @@ def _mean(
         by_view = [
             list(group) for _, group in itertools.groupby(members, key=lambda member: member.cell.view)
         ]
-        crossed = {name: _crossed(number, by_view, name) for name, number in numbers.items()}
+        crossed = {name: _values_of_images(number, by_view, name) for name, number in numbers.items()}
         numbers = {
             name: _inside(name, with_crossed(numbers[name], values))
             for name, values in crossed.items()
@@ -263,7 +263,9 @@ def _mean(
     )
 
 
-def _crossed(number: Replicates, by_view: Sequence[Sequence[CellValues]], name: NumberName) -> Array | None:
+def _values_of_images(
+    number: Replicates, by_view: Sequence[Sequence[CellValues]], name: NumberName
+) -> Array | None:
     """Return what each image adds to a number under each corruption ``(P, n)``, mean over severities.
 
     None where it has no interval, or where no image or corruption differs from the others.

@@ -100,7 +100,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         together = rows[rows["layer"] == _ALL]
         row = (together if len(together) else rows).iloc[0].to_dict()
         rates = table[(table["metric"] == MISSED_RATE.name) & (table["checkpoint"] == checkpoint)]["value"]
-        lines.append(f"{checkpoint}: {_differ(row)}; {_missed(rates.astype(float))}.")
+        lines.append(f"{checkpoint}: {_differ(row)}; {_count_missed(rates.astype(float))}.")
     return lines
 
 
@@ -112,6 +112,6 @@ def _differ(row: Mapping[Any, Any]) -> str:
     return f"the prices of {experts} differ from one another within their layers ({p}, all at once)"
 
 
-def _missed(rates: pd.Series) -> str:
+def _count_missed(rates: pd.Series) -> str:
     discoveries = int((rates <= RATE).sum())
     return f"{discoveries:,} of {len(rates):,} are missed, at a false discovery rate of {RATE:.0%}"

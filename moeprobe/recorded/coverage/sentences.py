@@ -16,7 +16,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
     names = list(dict.fromkeys(table["checkpoint"]))
     return [
         *(_of_recording(table[table["checkpoint"] == name], str(name)) for name in names),
-        *(_compared(table) if len(names) > 1 else []),
+        *(_compare_sets(table) if len(names) > 1 else []),
     ]
 
 
@@ -45,7 +45,7 @@ def _of_recording(table: pd.DataFrame, name: str) -> str:
     )
 
 
-def _compared(table: pd.DataFrame) -> list[str]:
+def _compare_sets(table: pd.DataFrame) -> list[str]:
     """Return what each recording covers with as many tokens as the shortest has, the best one first."""
     curve = table[table["metric"] == coverage.COVERED.name]
     least = min(curve.groupby("checkpoint")["severity"].max())

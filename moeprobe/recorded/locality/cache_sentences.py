@@ -36,7 +36,7 @@ def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
         f"{name}: a cache of {int(size):,} experts per layer finds {interval(rates['lru'])} of the choices with LRU "
         f"(random eviction {number(random['value'])}, even router {number(even['value'])}). LFU finds "
         f"{interval(rates['lfu'])}, the busiest experts of other requests {interval(rates['static'])}, and no rule "
-        f"more than {interval(rates['optimal'])}.{_shared(every, size)}"
+        f"more than {interval(rates['optimal'])}.{_describe_shared(every, size)}"
     ]
     sizes = {
         row["metric"]: row for row in rows.to_dict("records") if CACHE_SIZE.find(row["metric"]) is not None
@@ -48,10 +48,10 @@ def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
             f"{name}: LRU finds {100 * LEVEL:g} % of the choices with {lru_size} experts per layer, the optimum with "
             f"{best}."
         )
-    return [*sentences, *_loaded(every, size, name)]
+    return [*sentences, *_describe_loads(every, size, name)]
 
 
-def _shared(every: Mapping[tuple[str, str, float], _Row], size: float) -> str:
+def _describe_shared(every: Mapping[tuple[str, str, float], _Row], size: float) -> str:
     """Return what one cache for all layers finds; empty where it is not simulated."""
     row = every.get((SHARED_HIT.make("lru").name, "", size))
     if row is None or row["value"] != row["value"]:
@@ -59,7 +59,7 @@ def _shared(every: Mapping[tuple[str, str, float], _Row], size: float) -> str:
     return f" One LRU cache for all layers, with as many places, finds {interval(row)}."
 
 
-def _loaded(every: Mapping[tuple[str, str, float], _Row], size: float, name: str) -> list[str]:
+def _describe_loads(every: Mapping[tuple[str, str, float], _Row], size: float, name: str) -> list[str]:
     """Return what LRU loads per token, and which bandwidth and speed that means."""
     loads = every.get((CACHE_LOADS.make("lru").name, "", size))
     if loads is None:

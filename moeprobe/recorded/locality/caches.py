@@ -165,7 +165,7 @@ class CacheSums:
         for kind, caches in totals.items():
             cell = Cell(router=layer.router, top_k=layer.top_k, tokens=kind)
             yield from caches.of_layer(cell, layer, self._settings)
-        yield from self._shared(tokens, ids, layer)
+        yield from self._hits_of_shared(tokens, ids, layer)
 
     def _hits(
         self, tokens: Mapping[str, LayerTokens], ids: Sequence[str]
@@ -196,7 +196,7 @@ class CacheSums:
             return None
         return heat_of(counts)[[self._folds[name] for name in ids]]
 
-    def _shared(
+    def _hits_of_shared(
         self, tokens: Mapping[str, LayerTokens], ids: Sequence[str], layer: Layer
     ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
         """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""

@@ -102,7 +102,7 @@ def plan_images(
     if folder is not None:
         check_table_folder(folder, _FAMILY, overwrite=overwrite)
     pilot = read_pilot(several(runs), pairs)
-    rows = _planned(_select(pilot.rows, metric), difference, power)
+    rows = _plan_rows(_select(pilot.rows, metric), difference, power)
     families = worst_cells(read_first(_ordinary(rows), metric))
     if metric is not None:
         families = families[families["metric"] == metric]
@@ -143,7 +143,7 @@ def _ordinary(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[is_ordinary] if is_ordinary.any() else rows
 
 
-def _planned(rows: pd.DataFrame, difference: float, power: float) -> pd.DataFrame:
+def _plan_rows(rows: pd.DataFrame, difference: float, power: float) -> pd.DataFrame:
     """Return the rows with the images that each takes; NaN where it has no error."""
     needed = [
         max(
@@ -176,7 +176,7 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     name = find(row["metric"]).full_label(row["null"], units)
     where = f"{location(row)} needs most. " if location(row) else ""
     sentences = [
-        f"About {_rounded(row['images_needed'])} {units.units} show a difference of {row['difference']:g} in {name}, "
+        f"About {_round_up(row['images_needed'])} {units.units} show a difference of {row['difference']:g} in {name}, "
         f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}Four of five runs like this one plan "
         "enough."
     ]
@@ -193,7 +193,7 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     return sentences
 
 
-def _rounded(count: float) -> str:
+def _round_up(count: float) -> str:
     """Return a count with two digits, rounded up: a plan is no more certain than that."""
     unit = 10 ** max(math.floor(math.log10(count)) - 1, 0)
     return f"{math.ceil(count / unit) * unit:,}"
@@ -258,7 +258,7 @@ def _training_sentences(
     with_pairs = (
         f"no number of {units.units} shows it"
         if more_images is None
-        else f"about {_rounded(max(more_images, MIN_IMAGES))} {units.units} show it"
+        else f"about {_round_up(max(more_images, MIN_IMAGES))} {units.units} show it"
     )
     with_images = (
         "no number of pairs shows it"
