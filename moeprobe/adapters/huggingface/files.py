@@ -181,12 +181,16 @@ def load(
     with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
         config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
         kind = class_with_pictures(transformers, config) if pictures else class_of(transformers, config)
-        outline = build_outline(kind, config)
+        outline = None if again else build_outline(kind, config)
         # A model without routers is refused before its weights are read, which may take minutes.
-        if not again:
+        if outline is not None:
             check_routers(outline)
-        if describe_form(config, folder, gguf):
+        form = describe_form(config, folder, gguf)
+        if form:
             _check_whole(placement)
+        # Of a model that is read again, only what spreads or dequantizes it needs the outline.
+        if outline is None and (form or placement is not None or current_group() is not None):
+            outline = build_outline(kind, config)
         prepare_dequantization(config, folder)
         precision = (config.dtype or torch.float32) if dtype == AUTO else getattr(torch, dtype)
         state = state_dict(config, folder, precision) if gguf is None else gguf.state_dict(outline, precision)
