@@ -13,6 +13,8 @@ from PIL import Image
 _Pattern = Callable[[np.random.Generator, int], np.ndarray]
 Colors = tuple[np.ndarray, np.ndarray]  # two of (3,), RGB in 0..1
 
+# By how much one side of a ground is brighter, see ``draw_surface``.
+GROUND_LIGHT = 0.12
 # How far the object's color stays from the ground's (Euclidean, RGB in 0..1).
 _CONTRAST = 0.45
 _CANDIDATES = 32
@@ -38,6 +40,12 @@ def draw_surface(random: np.random.Generator, colors: Colors, resolution: int, *
     texture = first + (second - first) * pattern(random, resolution)[:, :, None]
     along = _axis(random.uniform(0, 2 * np.pi), resolution)
     return texture * (1 + light * along)[:, :, None]
+
+
+def draw_ground(random: np.random.Generator, resolution: int) -> np.ndarray:
+    """Return a ground of its own for an object that was drawn elsewhere ``(resolution, resolution, 3)``, float32."""
+    colors, _ = draw_palette(random)
+    return draw_surface(random, colors, resolution, light=GROUND_LIGHT)
 
 
 def _draw_color(random: np.random.Generator) -> np.ndarray:

@@ -116,14 +116,8 @@ def compare(
     Raises:
         UserError: two checkpoints were probed on different images.
     """
-    # Numbers about single experts are another model's other experts: there is nothing to compare.
-    value = Evaluator(
-        analyses,
-        aligned=run_info.aligned,
-        seed=run_info.seed,
-        influences=True,
-        experts=False,
-        unit_of=run_info.unit_of,
+    value = Evaluator.for_differences(
+        analyses, aligned=run_info.aligned, seed=run_info.seed, unit_of=run_info.unit_of
     )
     # Floors are arithmetic, not routing.
     sites = [site for site in images.sites() if site[0].cell.view not in FLOORS]

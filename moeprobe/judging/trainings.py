@@ -89,13 +89,8 @@ def compare_trainings(
         pairs: as ``groups_of_pairs`` returns them.
         margin: differences inside ± margin count as none, of shares.
     """
-    value = Evaluator(
-        analyses,
-        aligned=run_info.aligned,
-        seed=run_info.seed,
-        influences=True,
-        experts=False,
-        unit_of=run_info.unit_of,
+    value = Evaluator.for_differences(
+        analyses, aligned=run_info.aligned, seed=run_info.seed, unit_of=run_info.unit_of
     )
     rows: list[Row] = []
     for site in images.sites() if pairs else ():

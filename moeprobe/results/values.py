@@ -86,6 +86,16 @@ class Evaluator:
         self._paired_experts = paired if paired_experts is None else paired_experts
         self._bootstraps: dict[Hashable, Bootstrap] = {}
 
+    @classmethod
+    def for_differences(
+        cls, analyses: Analyses, *, aligned: bool, seed: int, unit_of: Mapping[str, str] | None
+    ) -> "Evaluator":
+        """Return what values cells that are subtracted from those of other models.
+
+        Numbers about single experts are left out: expert e of one model is no relative of expert e of another.
+        """
+        return cls(analyses, aligned=aligned, seed=seed, influences=True, experts=False, unit_of=unit_of)
+
     def __call__(self, stored: StoredCell) -> CellValues:
         """Return the numbers of one cell."""
         resampled = stored.num_images <= self._largest

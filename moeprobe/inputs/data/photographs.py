@@ -19,7 +19,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, check_split, require_folder
 from moeprobe.inputs.data.readers.images import open_rgba
-from moeprobe.inputs.surfaces import draw_palette, draw_surface
+from moeprobe.inputs.surfaces import draw_ground
 from moeprobe.runtime.files import is_file, is_folder
 from moeprobe.runtime.seeds import generator
 
@@ -65,11 +65,10 @@ class Photographs(ImageDataset):
         canvas.paste(stamp, (corner[0], corner[1]))
         pixels = np.asarray(canvas, dtype=np.float32) / 255
         coverage = pixels[..., 3:]
-        colors, _ = draw_palette(random)
-        ground = draw_surface(random, colors, side, light=0.12)
+        ground = draw_ground(random, side)
         mixed = ground + (pixels[..., :3] - ground) * coverage
         image = Image.fromarray((mixed * 255).round().clip(0, 255).astype(np.uint8))
-        return Example(image, name, label=_label_of(name), mask=coverage[..., 0] >= 0.5)
+        return Example(image, name, label=self._labels[index], mask=coverage[..., 0] >= 0.5)
 
 
 @cache

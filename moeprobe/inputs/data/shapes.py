@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, check_split
-from moeprobe.inputs.surfaces import draw_palette, draw_surface
+from moeprobe.inputs.surfaces import GROUND_LIGHT, draw_palette, draw_surface
 from moeprobe.runtime.seeds import generator
 
 _RESOLUTIONS = range(16, 1025)
@@ -41,7 +41,7 @@ class Shapes(ImageDataset):
         random = generator(_SEED, "shapes", self.image_ids[index])
         coverage = _draw_coverage(tuple(OUTLINES.values())[label], random, self._resolution)
         ground_colors, object_colors = draw_palette(random)
-        ground = draw_surface(random, ground_colors, self._resolution, light=0.12)
+        ground = draw_surface(random, ground_colors, self._resolution, light=GROUND_LIGHT)
         figure = draw_surface(random, object_colors, self._resolution, light=0.2)
         pixels = ground + (figure - ground) * coverage[:, :, None]
         image = Image.fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8))

@@ -10,7 +10,7 @@ from PIL import Image
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.regions import MASK, foreground
-from moeprobe.inputs.surfaces import draw_palette, draw_surface
+from moeprobe.inputs.surfaces import draw_ground
 from moeprobe.inputs.views.base import Amounts, SeverityView
 
 
@@ -42,8 +42,6 @@ class Ground(SeverityView):
             )
         clean = framing.clean(image)
         is_object = torch.from_numpy(foreground(mask, clean.to_source, framing.size))
-        colors, _ = draw_palette(rng)
-        surface = draw_surface(rng, colors, framing.size, light=0.12).clip(0, 1)
-        ground = torch.from_numpy(surface).permute(2, 0, 1)
+        ground = torch.from_numpy(draw_ground(rng, framing.size).clip(0, 1)).permute(2, 0, 1)
         mixed = [clean.pixels.lerp(ground, severity) for severity in severities]
         return [Sample(torch.where(is_object, clean.pixels, pixels), clean.to_source) for pixels in mixed]

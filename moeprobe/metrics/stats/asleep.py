@@ -12,8 +12,8 @@ from moeprobe.metrics.stats.statistic import Array, divide
 
 
 @dataclass(frozen=True)
-class ObservedAsleep:
-    """The mean over requests of the experts that a request never uses, of those that any request uses.
+class _OfRequests:
+    """What requests use; a request without tokens does not count.
 
     Attributes:
         uses: ``(n, E)`` tokens of a request that use each expert.
@@ -24,15 +24,25 @@ class ObservedAsleep:
     tokens: Array
     linear: ClassVar[bool] = True
 
+    @property
+    def has_tokens(self) -> Array:
+        """Which requests count ``(n,)``, 1 or 0."""
+        return (self.tokens > 0).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ObservedAsleep(_OfRequests):
+    """The mean over requests of the experts that a request never uses, of those that any request uses."""
+
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights; an expert that no request of a resample uses is dead there."""
-        experts_used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        experts_used = self._experts_used()
         alive = (experts_used.T @ weights > 0).sum(0)
-        return alive - divide((has_tokens * experts_used.sum(1)) @ weights, has_tokens @ weights)
+        return alive - divide(experts_used.sum(1) @ weights, self.has_tokens @ weights)
 
     def influence(self) -> Array:
         """Return the derivative by each request's weight; which experts are alive has none."""
-        experts_used, has_tokens = self._experts_used(), (self.tokens > 0).astype(np.float64)
+        experts_used, has_tokens = self._experts_used(), self.has_tokens
         number = has_tokens.sum()
         mean = divide(has_tokens @ experts_used.sum(1), number)
         influence: Array = divide(has_tokens * (mean - experts_used.sum(1)), number)
@@ -43,23 +53,15 @@ class ObservedAsleep:
 
 
 @dataclass(frozen=True)
-class IndependentAsleep:
+class IndependentAsleep(_OfRequests):
     """The mean over requests of Σ_e (1 − p_e)^T: experts that T independent tokens miss, which others use.
 
     p_e is the share of all tokens that use expert e, and T the tokens of the request.
-
-    Attributes:
-        uses: ``(n, E)`` tokens of a request that use each expert.
-        tokens: ``(n,)``.
     """
-
-    uses: Array
-    tokens: Array
-    linear: ClassVar[bool] = True
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
-        has_tokens = (self.tokens > 0).astype(np.float64)
+        has_tokens = self.has_tokens
         shares = divide(self.uses.T @ weights, self.tokens @ weights)
         values = [
             divide(weight @ (has_tokens * self._count_missed(share)), weight @ has_tokens)
@@ -69,7 +71,7 @@ class IndependentAsleep:
 
     def influence(self) -> Array:
         """Return the derivative by each request's weight: through its own number, and through the shares."""
-        has_tokens = (self.tokens > 0).astype(np.float64)
+        has_tokens = self.has_tokens
         number = has_tokens.sum()
         shares = divide(self.uses.sum(0), self.tokens.sum())
         missed = self._count_missed(shares)

@@ -108,12 +108,10 @@ def _is_share(name: str) -> bool:
 def _of_values(measured: Measured) -> Pilot:
     """Return the errors of differences from one checkpoint's values, as if another's were as variable elsewhere."""
     analyses, units = analyses_of(measured.request), measured.units
-    evaluator = Evaluator(
+    evaluator = Evaluator.for_differences(
         analyses,
         aligned=measured.is_aligned,
         seed=measured.request.seed,
-        influences=True,
-        experts=False,
         unit_of=None if units is None else units.unit_of,
     )
     rows: list[Row] = []
