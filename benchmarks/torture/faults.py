@@ -220,7 +220,8 @@ class Torture:
         # A training locks the folder of its run, inside of the named one.
         out = self.folder / self.job.out[0]
         with started(self.job.line, self.folder) as first:
-            while first.poll() is None and not any(out.rglob(".moeprobe.lock")):
+            # The file is there a moment before it is locked; then it says who holds it.
+            while first.poll() is None and not any(one.stat().st_size for one in out.rglob(".moeprobe.lock")):
                 time.sleep(0.001)
             first.send(signal.SIGSTOP)
             (self.folder / "other").mkdir(exist_ok=True)

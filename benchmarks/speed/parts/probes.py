@@ -46,7 +46,7 @@ _SHARES = {
 }
 _PROBES = {kind.name: kind for kind in registry.probes()}
 # Images of the larger model, on which a run takes minutes.
-_FEW = 64
+_FEW = 32
 # Of all, to see that the part runs.
 _QUICK = ("match-ratio", "flips")
 
