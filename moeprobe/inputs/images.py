@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.inputs import geometry
@@ -81,10 +82,18 @@ def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, flo
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One view of one image: pixels ``(3, size, size)`` float32 in [0, 1], and the map from them to the source."""
+    """One view of one image.
+
+    Attributes:
+        pixels: ``(3, size, size)`` float32 in [0, 1].
+        to_source: map from the view to the source.
+        displacement: ``(size, size, 2)`` float32, by how much what each pixel of the first view shows is further to the
+            right and down in this one; not-a-number where it is nowhere. None where both maps tell.
+    """
 
     pixels: torch.Tensor
     to_source: Map
+    displacement: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,6 @@ def open_training_view(name: str, *, dataset: Dataset | None = None, **parameter
         UserError: there is no such view, it does not take these parameters, or it makes no pairs of images.
     """
     view = open_view(name, dataset=dataset, **parameters)
-    if not isinstance(view, PairView) or view.modality is not IMAGE:
+    if not isinstance(view, PairView) or not view.random or view.modality is not IMAGE:
         raise UserError(f"The view {name!r} makes no random views of images to train on.")
     return view

@@ -38,6 +38,11 @@ class UpcycleConfig(ConfigSection):
 
     name: str = Field(description="one of timm's vision transformers")
     file: str | None = Field(None, description="weights, safetensors or torch's; null: from timm's hub")
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="noise on the copies of each MLP, as a share of its weights' standard deviation",
+    )
 
 
 class SwinConfig(ConfigSection):
@@ -247,6 +252,9 @@ class TrainConfig(ConfigSection):
     kl_weight: float = Field(
         0.0, ge=0, description="weight of the divergence from the gates of initialise.checkpoint"
     )
+    feature_weight: float = Field(
+        0.0, ge=0, description="weight of the distance of features from the dense model of model.upcycle"
+    )
     freeze: list[str] = Field(
         [], description='patterns of parameters that stay as they are; ["*", "!*.router.*"]: all but routers'
     )
@@ -295,6 +303,10 @@ class TrainConfig(ConfigSection):
         if self.kl_weight and self.mae:
             raise ValueError(
                 "masked autoencoding hides patches, so gates cannot be compared; set kl_weight to 0"
+            )
+        if self.feature_weight and self.mae:
+            raise ValueError(
+                "masked autoencoding hides patches, so features cannot be compared; set feature_weight to 0"
             )
         return self
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.inputs import geometry, regions
+from moeprobe.inputs import regions
 from moeprobe.inputs.batches import Batch, TextBatch
-from moeprobe.inputs.geometry import Correspondence
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerPair, LayerRouting
 
@@ -94,9 +93,7 @@ def _images(
         return LayerPair(
             reference, view, patches, patches, aligned=True, region=region, pixels=batch.views[view_index]
         )
-    pairs: Correspondence = geometry.correspond(
-        batch.to_source[0], batch.to_source[view_index], grid=view.grid, source_size=batch.source_size
-    )
+    pairs = batch.correspond(view_index, view.grid)
     reference_patch, view_patch = (
         torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
     )

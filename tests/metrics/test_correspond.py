@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 
 from moeprobe.inputs.geometry import Map
+from moeprobe.inputs.images import Sample
 from moeprobe.probes.correspond.pairs import PairedPatches, pair_up
 from tests.inputs.exact_geometry import (
     GRID,
@@ -26,12 +28,11 @@ from tests.inputs.exact_geometry import (
 
 def found(reference: Map, view: Map) -> PairedPatches:
     rng = np.random.default_rng(0)
-    pixels = rng.random((2, 3, SIZE, SIZE), dtype=np.float32)
+    pixels = torch.from_numpy(rng.random((2, 3, SIZE, SIZE), dtype=np.float32))
     return pair_up(
         image_id="x",
         names=("one", "two"),
-        pixels=(pixels[0], pixels[1]),
-        to_source=(reference, view),
+        views=(Sample(pixels[0], reference), Sample(pixels[1], view)),
         source_size=(WIDTH, HEIGHT),
         grid=GRID,
     )

@@ -23,13 +23,15 @@ _HEADS = ("head.", "head_dist.")
 _ROUTER_STD = 0.02
 
 
-def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: str) -> None:
+def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: str, noise: float = 0) -> None:
     """Start a sparse ``model`` from the parameters of a dense one, in place; the head stays fresh.
 
     Args:
         model: made sparse by ``nn.sparse.make_sparse``, freshly initialized.
         dense: by timm's names; a head among them is left out. Position embeddings may be of another grid.
         source: what they are from, for sentences.
+        noise: standard deviation of what is added to the weights of each copy, as a share of the weights' own; biases
+            stay as they are. With 0 all experts begin equal, and only what they are sent tells them apart.
 
     Raises:
         UserError: a parameter has no partner or another shape, or one is lacking.
@@ -48,9 +50,12 @@ def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: st
             if f"{theirs}.weight" not in transferred or (has_bias and f"{theirs}.bias" not in transferred):
                 raise UserError(f"{source} lacks {theirs}, a dense perceptron, to make experts of.")
             weight = transferred.pop(f"{theirs}.weight")
+            copies = weight.T.expand(layer.experts.num_experts, *weight.T.shape)
+            if noise:
+                copies = copies + noise * weight.std() * torch.randn(copies.shape, dtype=weight.dtype)
             # A perceptron without bias is one whose bias is zero.
             bias = transferred.pop(f"{theirs}.bias") if has_bias else weight.new_zeros(len(weight))
-            transferred[f"{ours}.weight"] = weight.T.expand(layer.experts.num_experts, *weight.T.shape)
+            transferred[f"{ours}.weight"] = copies
             transferred[f"{ours}.bias"] = bias.expand(layer.experts.num_experts, *bias.shape)
     transfer(model, transferred, fresh=tuple(fresh), source=source, advice="is it a model of another kind?")
     for layer in moe_layers(model).values():

@@ -1,16 +1,17 @@
-"""Routing that is decided or taught from outside the router during training.
+"""What is decided or taught from outside during training.
 
 By class: every token of an image goes to the expert of its label's group, with all the weight. By a teacher: the gates
-are drawn near to the gates of the checkpoint that a stage starts from.
+are drawn near to the gates of the checkpoint that a stage starts from. By the dense model that was upcycled: the
+features of every token are drawn near to its.
 
 Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", sections 3.2 and 4.4. Its distillation
 has the task's loss alone; the divergence from the teacher's gates is an option of ours.
 
-Axes: B rows of a batch, T tokens, E experts.
+Axes: B rows of a batch, T tokens, D width, E experts.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.config import TrainConfig
+from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import Choices, capture, moe_layers, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.timm import VisionTransformer
+from moeprobe.models.training.start import upcycle_from
 from moeprobe.runtime.files import display_path
 
 
@@ -125,3 +128,50 @@ def gate_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     smallest = torch.finfo(student.dtype).tiny
     logs = teacher.clamp_min(smallest).log() - student.clamp_min(smallest).log()
     return (teacher * logs).sum(-1).mean()
+
+
+class DenseTeacher:
+    """The dense model that was upcycled: what its last norm says of every token of the same images.
+
+    Args:
+        config: of the training; its ``feature_weight`` is above 0.
+        model: that learns.
+
+    Raises:
+        UserError: the training does not start from a dense model, or its weights cannot be read.
+    """
+
+    def __init__(self, config: TrainConfig, model: VisionTransformer) -> None:
+        if config.model.upcycle is None:
+            raise UserError(
+                "feature_weight is about the features of the dense model that model.upcycle names; name one, or leave "
+                "it out."
+            )
+        dense = config.model.model_copy(update={"layers": [], "num_classes": model.num_classes})
+        # What it would draw for parameters that are then replaced must not change what the training draws.
+        with torch.random.fork_rng(devices=[]):
+            teacher = build_model(dense)
+        upcycle_from(teacher, dense)
+        self._model = teacher.to(next(model.parameters()).device).eval().requires_grad_(False)
+
+    def distance(self, images: Tensor, features: Tensor) -> Tensor:
+        """Return 1 minus the cosine between both models' tokens, mean over tokens.
+
+        Args:
+            images: ``(B, 3, H, W)``, normalized.
+            features: ``(B, T, D)`` of the model that learns, see ``last_features``.
+        """
+        with torch.no_grad():
+            theirs: Tensor = self._model.forward_features(images)
+        return 1 - torch.nn.functional.cosine_similarity(features.float(), theirs.float(), dim=-1).mean()
+
+
+@contextmanager
+def last_features(model: VisionTransformer) -> Iterator[list[Tensor]]:
+    """Collect what leaves the last norm of each pass inside the context, ``(B, T, D)``."""
+    features: list[Tensor] = []
+    handle = model.norm.register_forward_hook(lambda _norm, _inputs, tokens: features.append(tokens))
+    try:
+        yield features
+    finally:
+        handle.remove()

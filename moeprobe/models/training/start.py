@@ -212,7 +212,7 @@ def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any
     """
     assert config.upcycle is not None
     dense, origin = _from_file(config.upcycle) if config.upcycle.file else _from_hub(config.upcycle, config)
-    upcycle(model, dense, source=origin["source"])
+    upcycle(model, dense, source=origin["source"], noise=config.upcycle.noise)
     return {"name": config.upcycle.name, **origin}
 
 

@@ -24,7 +24,7 @@ from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn import mae
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.timm import VisionTransformer
-from moeprobe.models.training.guided import ByClass, Teacher
+from moeprobe.models.training.guided import ByClass, DenseTeacher, Teacher, last_features
 from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import BatchViews, Objective, Term
 from moeprobe.models.training.optimize import supervised_loss, total_loss
@@ -156,6 +156,7 @@ class Classification(Task):
         super().__init__(config, model, objective)
         self._by_class = ByClass(model, config.route_by_class)
         self._teacher = Teacher(config, model) if config.kl_weight else None
+        self._dense = DenseTeacher(config, model) if config.feature_weight else None
 
     def rows(
         self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
@@ -185,9 +186,16 @@ class Classification(Task):
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
             self._by_class(self.model, labels),
             capture(self.model) as decisions,
+            last_features(self.model) as features,
         ):
             logits = self.model(images)
-            divergence = self._teacher.divergence(images, decisions) if self._teacher else None
+            taught = {}
+            if self._teacher is not None:
+                divergence = self._teacher.divergence(images, decisions)
+                taught["gate_divergence"] = Term(divergence, self.config.kl_weight)
+            if self._dense is not None:
+                distance = self._dense.distance(images, features[0])
+                taught["feature_distance"] = Term(distance, self.config.feature_weight)
         scores = logits
         if self.config.data.labeled is not None:
             scores, labels, targets = (values[labels >= 0] for values in (logits, labels, targets))
@@ -197,7 +205,6 @@ class Classification(Task):
             else 0.0 * logits.float().sum()
         )
         hits = (scores.argmax(1) == labels).float()
-        taught = {} if divergence is None else {"gate_divergence": Term(divergence, self.config.kl_weight)}
         values = self._values(main, decisions, views, taught)
         first = {name: values.pop(name) for name in ("loss", "main_loss")}
         return first | {"accuracy": hits.mean() if len(labels) else hits.sum()} | values

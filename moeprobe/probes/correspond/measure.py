@@ -220,8 +220,7 @@ def _pairs(spec: RunSpec, model_input: _Input, index: int) -> PairedPatches:
     return pair_up(
         image_id=example.image_id,
         names=("first view", "second view") if spec.is_pair else ("clean image", "perturbed image"),
-        pixels=(reference.pixels.numpy(), view.pixels.numpy()),
-        to_source=(reference.to_source, view.to_source),
+        views=(reference, view),
         source_size=example.image.size,
         grid=model_input.grid,
         experts=experts,

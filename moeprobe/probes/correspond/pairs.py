@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.inputs import geometry
+from moeprobe.inputs.images import Sample
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class PairedPatches:
         partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
         experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
         experts_of: which layer of which model they are of.
-        points: ``(P, 2)`` position of the center of each patch of view 1 in view 2: x and y in pixels, perhaps outside.
+        points: ``(P, 2)`` position of the center of each patch of view 1 in view 2: x and y in pixels, perhaps outside;
+            not-a-number where that is not known.
     """
 
     image_id: str
@@ -54,28 +56,35 @@ def pair_up(
     *,
     image_id: str,
     names: tuple[str, str],
-    pixels: tuple[NDArray[np.float32], NDArray[np.float32]],
-    to_source: tuple[geometry.Map, geometry.Map],
+    views: tuple[Sample, Sample],
     source_size: tuple[int, int],
     grid: geometry.PatchGrid,
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     experts_of: str = "",
 ) -> PairedPatches:
-    """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
+    """Return the pairs of a reference and a view; the one that covers less of the source first.
 
     ``experts`` belong to their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
     """
-    reference, view = (side[None] for side in to_source)
-    pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))
-    order = (1, 0) if pairs.view_first[0] else (0, 1)
-    first, second = (to_source[side] for side in order)
+    if views[1].displacement is not None:
+        pairs = geometry.correspond_displaced(views[1].displacement[None], grid=grid)
+        order = (0, 1)
+        column, row = grid.centers()[:, :2].astype(int).T
+        points = grid.centers()[:, :2] + views[1].displacement[row, column]
+    else:
+        maps = [view.to_source[None] for view in views]
+        pairs = geometry.correspond(*maps, grid=grid, source_size=np.array([source_size], dtype=float))
+        order = (1, 0) if pairs.view_first[0] else (0, 1)
+        first, second = (views[side].to_source for side in order)
+        points = geometry.apply(geometry.inverse(second) @ first, grid.centers())
+    pixels = [views[side].pixels.numpy().transpose(1, 2, 0) for side in order]
     return PairedPatches(
         image_id=image_id,
         names=(names[order[0]], names[order[1]]),
-        pixels=(pixels[order[0]].transpose(1, 2, 0), pixels[order[1]].transpose(1, 2, 0)),
+        pixels=(pixels[0], pixels[1]),
         grid=grid,
         partner=(pairs.reference if pairs.view_first[0] else pairs.view)[0],
-        points=geometry.apply(geometry.inverse(second) @ first, grid.centers()),
+        points=points,
         experts=None if experts is None else (experts[order[0]], experts[order[1]]),
         experts_of=experts_of,
     )

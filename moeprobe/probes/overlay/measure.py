@@ -18,7 +18,6 @@ from PIL import Image
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
-from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, Loading, TextBatch, batches, stack_texts
 from moeprobe.inputs.data.base import TextExample
 from moeprobe.inputs.modality import TEXT
@@ -91,9 +90,7 @@ def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[I
     for number, severity, layer, routing in _routings(spec, checkpoint, batch):
         grid = routing[0].grid
         assert grid is not None
-        pairs: geometry.Correspondence = geometry.correspond(
-            batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
-        )
+        pairs = batch.correspond(number, grid)
         for position, image_id in enumerate(batch.image_ids):
             pixels = batch.views[0][position].numpy(), batch.views[number][position].numpy()
             yield overlay(

@@ -110,8 +110,7 @@ def _steps(spec: RunSpec, model: Checkpoint, example: Example) -> Steps | None:
     pairs = pair_up(
         image_id=example.image_id,
         names=("first view", "second view"),
-        pixels=(reference.pixels.numpy(), view.pixels.numpy()),
-        to_source=(reference.to_source, view.to_source),
+        views=(reference, view),
         source_size=example.image.size,
         grid=layer.grid,
     )

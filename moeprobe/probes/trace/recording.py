@@ -217,8 +217,7 @@ def _rows(
 
 def _pairs(batch: Batch, view: RecordedView, layer: LayerRouting) -> geometry.Correspondence:
     assert layer.grid is not None
-    maps = (batch.to_source[0], batch.to_source[view.number])
-    return geometry.correspond(*maps, grid=layer.grid, source_size=batch.source_size)
+    return batch.correspond(view.number, layer.grid)
 
 
 def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:

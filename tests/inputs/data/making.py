@@ -285,6 +285,19 @@ def stamps(folder: Path) -> Path:
     return root
 
 
+def pairs(folder: Path) -> Path:
+    """Four pairs of 24 x 16 pixels; the second picture is the first one, moved by two pixels to the left."""
+    root = folder / "pairs"
+    for number in range(4):
+        scene = np.random.default_rng(number).integers(0, 256, (16, 26, 3), dtype=np.uint8)
+        pair = root / f"pair{number}"
+        pair.mkdir(parents=True)
+        Image.fromarray(scene[:, :24]).save(pair / "first.png")
+        Image.fromarray(scene[:, 2:]).save(pair / "second.png")
+        np.save(pair / "disparity.npy", np.full((16, 24), 2.0, dtype=np.float32))
+    return root
+
+
 MAKERS: dict[str, Callable[[Path], str | None]] = {
     "checkerboard": lambda folder: "4x3",
     "cifar10": lambda folder: str(cifar10_python(folder)),
@@ -303,6 +316,7 @@ MAKERS: dict[str, Callable[[Path], str | None]] = {
     "imagenet_p": lambda folder: str(frames(folder, clips=("n01440764/v1", "n02012849/v2"))),
     "kmnist": lambda folder: str(mnist(folder)),
     "mnist": lambda folder: str(mnist(folder, packed=False)),
+    "picture_pairs": lambda folder: str(pairs(folder)),
     "photographs": lambda folder: str(stamps(folder)),
     "shapes": lambda folder: "32",
     "webdataset": lambda folder: str(webdataset(folder)),

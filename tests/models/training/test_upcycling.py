@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models import config
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig
@@ -19,9 +21,13 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.upcycle import upcycle
 from moeprobe.models.training import start
+from moeprobe.models.training.objectives.base import BatchViews
+from moeprobe.models.training.reporting import Report
 from moeprobe.models.training.start import check_dense, upcycle_from
+from moeprobe.models.training.tasks import Classification
+from moeprobe.runtime.distributed import Alone
 from tests.commands import refused, run
-from tests.models.training.tiny import finish, trainer
+from tests.models.training.tiny import finish, results, tiny_config, trainer
 
 # Small forms of timm's: ours beside timm's own arguments.
 SIZES: dict[str, Any] = {"width": 24, "depth": 2, "num_heads": 2, "patch_size": 8, "image_size": 16}
@@ -284,3 +290,79 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         upcycle_from(model, deit)
     with pytest.raises(UserError, match="timm has no pretrained weights for 'vit_tiny_patch16_384x'"):
         upcycle_from(model, sparse_config("vit_tiny_patch16_384x"))
+
+
+def _teaching(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """A training of two of three experts, equal to the dense model at its start, that is to stay near it."""
+    weights = tmp_path / "dense.safetensors"
+    save_file(dense_model().state_dict(), weights)
+    model = SIZES | {
+        "upcycle": {"name": NAME, "file": str(weights)}, "top_k": 2, "num_experts": 3, "layers": [1],
+        "router": {"name": "softmax_token_choice", "renormalise": True}, "capacity_factor": "none",
+    }  # fmt: skip
+    return {"model": model, "feature_weight": 2.0, "steps": 4} | changes
+
+
+def test_features_stay_near_those_of_the_dense_model(tmp_path: Path) -> None:
+    """0 where nothing has been learned; else by a loop over tokens, and as a part of the loss."""
+    one = trainer(tmp_path / "run", **_teaching(tmp_path))
+    assert isinstance(one.task, Classification)
+    images = torch.rand(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(16, dtype=torch.long)
+    views = BatchViews([np.stack([np.eye(3)] * 8)] * 2, np.full((8, 2), 16.0), PatchGrid(2, 2, 8), 1)
+    rows = one.task.rows(images, labels, num_views=2, step=0, ranks=Alone())
+    one.model.eval()
+    with torch.no_grad():
+        assert abs(float(one.task.measure(rows, views)["feature_distance"])) < 1e-6
+        one.model.blocks[1].mlp.experts.fc2.bias.normal_(std=3.0)
+        values = one.task.measure(rows, views)
+    teacher: Any = dense_model()
+    dense = teacher.forward_features(images).detach().double()
+    own = one.model.forward_features(images).detach().double()
+    cosines = [
+        float(a @ b / (a.norm() * b.norm()))
+        for a, b in zip(own.flatten(0, 1), dense.flatten(0, 1), strict=True)
+    ]
+    expected = 1 - sum(cosines) / len(cosines)
+    assert expected > 0.01
+    assert float(values["feature_distance"]) == pytest.approx(expected, rel=1e-4)
+    weighted = float(values["loss"] - values["main_loss"]) - 2 * expected
+    without = trainer(tmp_path / "without", **_teaching(tmp_path, feature_weight=0.0))
+    without.model.load_state_dict(one.model.state_dict())
+    without.model.eval()
+    with torch.no_grad():
+        plain = without.task.measure(rows, views)
+    assert weighted == pytest.approx(float(plain["loss"] - plain["main_loss"]), abs=1e-4)
+    assert "feature_distance" not in plain
+
+
+def test_a_taught_training_ends_with_the_same_bytes_when_resumed(tmp_path: Path) -> None:
+    settings = _teaching(tmp_path, evaluate_every=2)
+    finish(tmp_path / "whole", **settings)
+    stopped = trainer(tmp_path / "halves", **settings)
+
+    def interrupt(report: Report) -> None:
+        if report.step >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(interrupt)
+    finish(tmp_path / "halves", **settings)
+    assert results(tmp_path / "whole") == results(tmp_path / "halves")
+
+
+def test_there_is_no_dense_model_to_stay_near(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"feature_weight is about .* model\.upcycle"):
+        trainer(tmp_path / "run", feature_weight=1.0)
+    with pytest.raises(UserError, match="set feature_weight to 0"):
+        tiny_config(feature_weight=1.0, mae={"width": 8, "num_heads": 1})
+
+
+def test_noise_tells_copies_apart() -> None:
+    """Its standard deviation is a share of the weights' own, and no two experts have the same."""
+    dense, model = dense_model().state_dict(), build_model(sparse_config(num_experts=16))
+    upcycle(model, dense, source="here", noise=0.1)
+    copies, weight = model.state_dict()["blocks.1.mlp.experts.fc1.weight"], dense["blocks.1.mlp.fc1.weight"]
+    noise = copies - weight.T
+    assert float(noise.std() / weight.std()) == pytest.approx(0.1, rel=0.02)
+    assert len({float(one.sum()) for one in noise}) == 16

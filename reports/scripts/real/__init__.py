@@ -1,0 +1,1 @@
+"""A pretrained transformer made sparse, trained and measured on real photographs: ``make real``."""

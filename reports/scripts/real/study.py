@@ -1,0 +1,129 @@
+"""Measure the routing of the trained models on photographs, stereo and video; write what the page says to reports/real.
+
+python -m reports.scripts.real.study build/real
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moeprobe import api
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.open import open_images
+from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.config import load as load_config
+from moeprobe.models.nn.build import build_model
+from moeprobe.models.training.start import upcycle_from
+from moeprobe.models.training.tasks import Normalise
+from moeprobe.runtime.files import write_csv
+from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
+
+OUT = Path("reports/real")
+# Probes of photographs by name, with what is asked.
+SWEEPS: dict[str, Any] = {
+    "noise": {"view": "gaussian_noise", "severities": (0.05, 0.1, 0.2)},
+    "ground": {"view": "ground", "severities": (0.5, 1.0)},
+    "blur": {"view": "gaussian_blur", "severities": None},
+}
+_COLUMNS = [
+    "run", "checkpoint", "train_seed", "layer", "view", "severity", "tokens", "metric", "null", "value", "ci_low",
+    "ci_high", "images", "trials",
+]  # fmt: skip
+_DIGITS = 7
+
+
+def paths(root: Path) -> list[Path]:
+    """Return the checkpoints, pair after pair."""
+    return [checkpoint(root, model, seed) for seed in SEEDS for model in MODELS]
+
+
+def measure(root: Path) -> None:
+    """Run the probes and comparisons, and write the tables."""
+    torch.set_num_threads(2)
+    models, data, runs = paths(root), data_of(root), root / "runs"
+    options: Any = {"split": "test", "figures": False}
+    results = {"crops": api.match_ratio(models, data=data, out=runs / "crops", **options)}
+    for name, asked in SWEEPS.items():
+        results[name] = api.sweep(models, data=data, out=runs / name, **asked, **options)
+    results["pairs"] = api.match_ratio(
+        models, data=f"picture_pairs:{root / 'pairs'}", view="second_picture", out=runs / "pairs", **options
+    )
+    results["frames"] = api.frames(
+        models, data=f"frames:{root / 'clips'}", out=runs / "frames", figures=False
+    )
+    results["eval"] = api.evaluate(models, data=data, out=runs / "eval", **options)
+    tables = [result.table.assign(run=name) for name, result in results.items()]
+    write_csv(OUT / "table.csv", pd.concat(tables, ignore_index=True)[_COLUMNS].round(_DIGITS))
+    compared = [
+        api.compare([runs / name], out=runs / f"{name}-compared").trainings.assign(run=name)
+        for name in ("crops", *SWEEPS, "eval")
+    ]
+    write_csv(OUT / "trainings.csv", pd.concat(compared, ignore_index=True).round(_DIGITS))
+    write_csv(OUT / "features.csv", features(root).round(_DIGITS))
+
+
+def features(root: Path) -> pd.DataFrame:
+    """Return how near the class tokens of all models are to the dense model's, and what nearest neighbors say."""
+    dataset = open_images(data_of(root), split="all")
+    test = set(open_images(data_of(root), split="test").image_ids)
+    held_out = np.array([name in test for name in dataset.image_ids])
+    config = load_config("photographs-baseline").model
+    framing = Framing(int(config.image_size or 0))
+    pixels = torch.stack(
+        [framing.clean(dataset.example(number).image).pixels for number in range(len(dataset))]
+    )
+    labels = dataset.labels()
+    dense = tokens_of(start_of(root, config, layers=[]), pixels, config)
+    rows = [{"checkpoint": "dense", "cosine": 1.0} | neighbors(dense[:, 0], labels, held_out)]
+    start = tokens_of(start_of(root, config), pixels, config)
+    difference = float((start - dense).abs().max() / dense.abs().max())
+    rows.append({"checkpoint": "start", "cosine": 1.0, "difference": difference})
+    for path in paths(root):
+        model, _ = load(str(path))
+        own = tokens_of(model, pixels, config)
+        cosine = torch.nn.functional.cosine_similarity(own, dense, dim=-1).mean(1).numpy()
+        rows.append(
+            {"checkpoint": path.name, "cosine": float(cosine[held_out].mean())}
+            | neighbors(own[:, 0], labels, held_out)
+        )
+    return pd.DataFrame(rows).assign(images=int(held_out.sum()))
+
+
+def start_of(root: Path, config: ModelConfig, **changes: object) -> nn.Module:
+    """Return the model of a configuration as it is before its training; without ``layers`` the dense one."""
+    assert config.upcycle is not None
+    upcycle = config.upcycle.model_copy(update={"file": str(root / "vit_s14.safetensors")})
+    config = config.model_copy(update={"num_classes": 7, "upcycle": upcycle} | changes)
+    model = build_model(config)
+    upcycle_from(model, config)
+    return model
+
+
+def tokens_of(model: nn.Module, pixels: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Return the tokens ``(images, T, D)`` after the last norm."""
+    normalise = Normalise(config)
+    model.eval()
+    with torch.inference_mode():
+        parts = [model.forward_features(normalise(part)) for part in pixels.split(16)]  # type: ignore[operator]
+    return torch.cat(parts)
+
+
+def neighbors(
+    features: torch.Tensor, labels: NDArray[np.int64], held_out: NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return the share of held-out images whose nearest other image, by cosine, is of their class."""
+    unit = nn.functional.normalize(features, dim=-1)
+    cosine = (unit @ unit.T).fill_diagonal_(-2)
+    hits = labels[cosine.argmax(1).numpy()] == labels
+    return {"nearest_neighbor": float(hits[held_out].mean()), "all": float(hits.mean())}
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]))
