@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.catalog import describe_unknown
+from moeprobe.runtime.catalog import describe_unknown, did_you_mean
+from moeprobe.runtime.characters import quote
 from moeprobe.runtime.schema import shorten
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml, read_yaml
@@ -22,6 +23,8 @@ _SHORTHANDS = {
 }
 
 
+# Of more names a sentence says only where they stand.
+_MOST_NAMED = 20
 # The sub-folders whose files are no configurations: sweeps of them (``grid``), and some in a row (``pipeline``).
 SWEEPS, PIPELINES = "sweeps", "pipelines"
 
@@ -68,6 +71,9 @@ def find(source: str, available: Iterable[str], *, what: str, folder: str = "") 
     for root in folders():
         if source in available and (root / folder / f"{source}.yaml").is_file():
             return root / folder / f"{source}.yaml"
+    if len(available) > _MOST_NAMED:
+        hint = did_you_mean(source, available)
+        raise UserError(f"There is no {what} {quote(source)}.{hint} moeprobe list configs names all.")
     raise UserError(describe_unknown(what, source, available))
 
 

@@ -134,7 +134,7 @@ def test_files_that_are_no_configuration(text: str | bytes, sentence: str, tmp_p
         ("optimiser.name=sgd", "Did you mean 'optimizer'?"),
         ("initialise.chekpoint=x", "Did you mean 'initialise.checkpoint'?"),
         ("model.a.b=1", "no configuration key 'model.a'"),
-        ("model.upcycle.foo=1", "no configuration key 'model.upcycle.foo'. Known here: file, name."),
+        ("model.upcycle.foo=1", "no configuration key 'model.upcycle.foo'. Known here: file, name, noise."),
         ("model.swin.windoes=[1]", "Did you mean 'model.swin.windows'?"),
         ("model.router.foo=3", "model.router has no name, only foo: add model.router.name=NAME"),
         ("steps=true", "steps: input should be a valid integer; got True."),
