@@ -23,7 +23,7 @@ _SHORTHANDS = {
 }
 
 
-# Of more names a sentence says only where they stand.
+# A sentence lists no more names than this.
 _MOST_NAMED = 20
 # The sub-folders whose files are no configurations: sweeps of them (``grid``), and some in a row (``pipeline``).
 SWEEPS, PIPELINES = "sweeps", "pipelines"
