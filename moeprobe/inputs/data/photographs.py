@@ -1,8 +1,9 @@
 """Photographs of animals, fruit, flowers, vegetables and instruments, each cut out by hand: real masks.
 
-They are stamps of the drawing program Tux Paint (GPL-2), which Debian ships as ``tuxpaint-stamps-default``. ``photographs.txt``
-lists the photographs among the 796 pictures, in seven folders. Drawings have fewer than 1,000 colors and fewer than half
-as many as pixels. Two that pass are drawings, and a lobster is no fish.
+They are stamps of the drawing program Tux Paint (GPL-2), which Debian ships as ``tuxpaint-stamps-default``. Seven of
+its folders hold photographs and drawings; ``photographs.txt`` lists the photographs. A picture counts as a drawing if
+it has fewer than 1,000 colors, and fewer than half as many colors as pixels. Two more drawings were left out by hand,
+and a lobster among the fish.
 
 A photograph has no ground of its own. It lies on a texture as ``shapes`` has, drawn from its name, in a square that is
 a seventh larger than it.
