@@ -31,6 +31,7 @@ from reports.scripts import (
     thesis_tables,
 )
 from reports.scripts.contrasts import lines as contrast_lines
+from reports.scripts.real import tables as real_tables
 from reports.scripts.regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
 from reports.scripts.seeds import read
 
@@ -268,6 +269,10 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
     "costs of routers": router_costs.lines,
+    "quality of real models": real_tables.quality,
+    "κ on photographs": real_tables.claims,
+    "pictures that were taken as pairs": real_tables.pairs,
+    "flips along a video": real_tables.flips,
     "flips by margin": more_tables.margins,
     "AUC of margins": more_tables.areas,
     "critical noise": more_tables.critical,

@@ -17,6 +17,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.data.base import Example, ImageDataset
+from moeprobe.inputs.data.picture_pairs import PicturePairs
 from moeprobe.inputs.data.readers.images import Masked
 from moeprobe.inputs.data.shapes import Shapes
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
@@ -31,6 +32,7 @@ from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
 from moeprobe.runtime.files import write_csv
 from tests.adapters.modalities import IMAGE_VIEWS
+from tests.inputs.data.making import pairs
 from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe
 
@@ -351,13 +353,17 @@ def test_the_chosen_images_are_nested_seeded_and_named() -> None:
 
 
 @pytest.mark.parametrize("name", IMAGE_VIEWS)
-def test_every_view_can_be_probed(name: str) -> None:
+def test_every_view_can_be_probed(name: str, tmp_path: Path) -> None:
     view = VIEWS.get(name)()
     steps = getattr(view, "severities", None)
     for severities in [()] if steps is None else [steps[:2]]:
         asked = probe(name, view, severities=severities, indices=range(4))
-        # Digits have no masks.
-        data = Shapes(split="test", location="32") if name == "ground" else asked.dataset
+        # Digits have no masks, and are no pairs.
+        data = asked.dataset
+        if name == "ground":
+            data = Shapes(split="test", location="32")
+        elif name == "second_picture":
+            data = PicturePairs(split="test", location=str(pairs(tmp_path)))
         images, _ = run(dataclasses.replace(asked, dataset=data), checkpoint())
         assert images.num_rows and {cell.view for _, cell, _, _ in cells(images)} == {name}
 

@@ -17,6 +17,7 @@ class SecondPicture(PairView):
     """Both pictures of a pair that was taken, and where the pixels of one are in the other. For ``picture_pairs``."""
 
     random: ClassVar[bool] = False
+    needs: ClassVar[str] = PARTNER
 
     def pair(
         self, image: Image.Image, *, framing: Framing, rng: np.random.Generator

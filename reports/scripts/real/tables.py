@@ -1,0 +1,109 @@
+"""What the page on real photographs says, in Markdown, from ``reports/real``."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from reports.scripts.more_tables import span
+from reports.scripts.real.train import MODELS
+
+# Of how many held-out photographs a table is; and what its rows are called.
+_CLAIMS = {
+    ("crops", "random_crop", None, "patch"): "two random crops",
+    ("noise", "gaussian_noise", 0.05, "patch"): "noise, σ 0.05",
+    ("noise", "gaussian_noise", 0.1, "patch"): "noise, σ 0.1",
+    ("noise", "gaussian_noise", 0.2, "patch"): "noise, σ 0.2",
+    ("blur", "gaussian_blur", 2.0, "patch"): "blur, σ 2",
+    ("ground", "ground", 1.0, "foreground"): "another ground: patches of the object",
+    ("ground", "ground", 1.0, "background"): "another ground: patches of the ground",
+}
+_KAPPA, _SET_MATCH = "top2_set_match_kappa", "top2_set_match"
+
+
+def quality(folder: Path) -> list[str]:
+    """Return how near the models are to the dense one: a line for it, and one for the three seeds of each model."""
+    features = pd.read_csv(folder / "features.csv")
+    table = pd.read_csv(folder / "table.csv", keep_default_na=False, na_values={"value": [""]})
+    accuracy = table[(table["run"] == "eval") & (table["metric"] == "accuracy")]
+    lines = [
+        "| | cosine with the dense model's tokens | nearest other photograph of the class | accuracy of the head |",
+        "|---|---|---|---|",
+    ]
+    dense = features[features["checkpoint"] == "dense"].iloc[0]
+    lines.append(f"| dense ViT-S/14, as published | 1 | {dense['nearest_neighbor']:.3f} | – |")
+    for model, label in MODELS.items():
+        rows = features[features["checkpoint"].str.startswith(f"photographs-{model}-")]
+        hits = accuracy[accuracy["checkpoint"].str.startswith(f"photographs-{model}-")]
+        cells = (
+            span(column.astype(float)) for column in (rows["cosine"], rows["nearest_neighbor"], hits["value"])
+        )
+        lines.append(f"| {label}, two sparse blocks | {' | '.join(cells)} |")
+    return lines
+
+
+def claims(folder: Path) -> list[str]:
+    """Return κ of both models and its difference over trainings and photographs: a line per perturbation and layer."""
+    trainings = _read(folder / "trainings.csv")
+    table = _read(folder / "table.csv")
+    lines = [
+        f"| | MoE layer | κ, {' | κ, '.join(MODELS.values())} | difference [simultaneous 95 %] | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (run, view, severity, tokens), label in _CLAIMS.items():
+        rows = _cell(trainings, run, view, severity, tokens, _KAPPA)
+        for row in rows.to_dict("records"):
+            values = _cell(table, run, view, severity, tokens, _KAPPA)
+            values = values[values["layer"] == row["layer"]]
+            cells = [
+                span(values.loc[values["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
+                for model in MODELS
+            ]
+            interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
+            lines.append(
+                f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {row['judgement']} |"
+            )
+    return lines
+
+
+def pairs(folder: Path) -> list[str]:
+    """Return how often patches keep their set in two pictures that were taken, beside two random crops."""
+    table = _read(folder / "table.csv")
+    lines = [f"| | MoE layer | {' | '.join(MODELS.values())} |", "|---|---|---|---|"]
+    for run, label in {"pairs": "three pairs that were taken", "crops": "two random crops"}.items():
+        rows = table[(table["run"] == run) & (table["tokens"] == "patch") & (table["null"] == "")]
+        rows = rows[rows["metric"] == _SET_MATCH]
+        for layer, of_layer in rows.groupby("layer", sort=False):
+            cells = [
+                span(of_layer.loc[of_layer["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
+                for model in MODELS
+            ]
+            lines.append(f"| {label} | `{layer}` | {' | '.join(cells)} |")
+    return lines
+
+
+def flips(folder: Path) -> list[str]:
+    """Return how often a patch's set flips along the real video: a line per comparison and layer."""
+    table = _read(folder / "table.csv")
+    rows = table[(table["run"] == "frames") & (table["metric"] == _SET_MATCH) & (table["null"] == "")]
+    rows = rows[rows["tokens"] == "patch"]
+    lines = [f"| flips against | MoE layer | {' | '.join(MODELS.values())} |", "|---|---|---|---|"]
+    for (view, layer), of_view in rows.groupby(["view", "layer"], sort=False):
+        cells = [
+            span(1 - of_view.loc[of_view["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
+            for model in MODELS
+        ]
+        lines.append(f"| {view} | `{layer}` | {' | '.join(cells)} |")
+    return lines
+
+
+def _read(path: Path) -> pd.DataFrame:
+    words = dict.fromkeys(("layer", "view", "tokens", "null"), str)
+    return pd.read_csv(path, dtype=words).fillna(dict.fromkeys(words, ""))
+
+
+def _cell(
+    table: pd.DataFrame, run: str, view: str, severity: float | None, tokens: str, metric: str
+) -> pd.DataFrame:
+    rows = table[(table["run"] == run) & (table["view"] == view) & (table["tokens"] == tokens)]
+    rows = rows[(rows["metric"] == metric) & (rows["null"] == "pooled")]
+    return rows if severity is None else rows[rows["severity"] == severity]

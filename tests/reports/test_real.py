@@ -1,0 +1,101 @@
+"""What is taken out of packages for the page on real photographs, on made-up ones."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from reports.scripts.real import material, tables, weights
+from reports.scripts.real.study import neighbors
+
+
+def node(kind: str, inputs: list[str], output: str) -> Any:
+    return SimpleNamespace(op_type=kind, input=inputs, output=[output])
+
+
+def test_a_weight_belongs_to_the_bias_that_is_added_to_its_product() -> None:
+    """Whatever the order of the nodes, and of the two sides of a sum."""
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(size=(3, 4)), rng.normal(size=(4, 2))
+    constants = {
+        "onnx::MatMul_7": one, "onnx::MatMul_8": two, "backbone.fc1.bias": np.zeros(4),
+        "backbone.fc2.bias": np.zeros(2), "decoder.fc1.bias": np.zeros(4),
+    }  # fmt: skip
+    nodes = [
+        node("MatMul", ["x", "onnx::MatMul_7"], "first"),
+        node("MatMul", ["y", "onnx::MatMul_8"], "second"),
+        node("MatMul", ["x", "y"], "attention"),
+        node("Add", ["second", "backbone.fc2.bias"], "a"),
+        node("Add", ["backbone.fc1.bias", "first"], "b"),
+        node("Add", ["attention", "backbone.fc1.bias"], "c"),
+    ]
+    named = weights._with_weights(SimpleNamespace(node=nodes), constants)
+    np.testing.assert_array_equal(named["fc1.weight"], one.T)
+    np.testing.assert_array_equal(named["fc2.weight"], two.T)
+    assert set(named) == {"fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias"}
+
+
+def test_only_what_a_value_is_computed_from_is_run() -> None:
+    nodes = [node("A", ["x"], "a"), node("B", ["a"], "b"), node("C", ["b"], "c"), node("D", ["a"], "d")]
+    assert weights._needed(SimpleNamespace(node=nodes), {"b"}) == {"x", "a", "b"}
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: object) -> None:
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr(material, "_run", no_network)
+    for package in material.PACKAGES:
+        with pytest.raises(AssertionError, match="fetched"):
+            material.fetch(package, tmp_path)
+        sign = tmp_path / package.name / package.sign
+        sign.parent.mkdir(parents=True)
+        sign.touch()
+        assert material.fetch(package, tmp_path) == tmp_path / package.name
+
+
+def test_pairs_keep_what_the_packages_give(tmp_path: Path) -> None:
+    opencv = tmp_path / "opencv-doc" / material._PICTURES
+    skimage = tmp_path / "scikit-image" / "skimage" / "data"
+    for folder in (opencv, skimage):
+        folder.mkdir(parents=True)
+    for name in ("aloeL.jpg", "aloeR.jpg", "graf1.png", "graf3.png"):
+        Image.new("RGB", (6, 4)).save(opencv / name)
+    for side in ("left", "right"):
+        Image.new("RGB", (6, 4)).save(skimage / f"motorcycle_{side}.png")
+    steps = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    Image.fromarray(steps).save(opencv / "aloeGT.png")
+    np.savez(skimage / "motorcycle_disp.npz", np.full((4, 6), 2.5, dtype=np.float32))
+    (opencv / "H1to3p.xml").write_text("<s><H13><data>1 0 2\n0 1 0\n0 0 1 </data></H13></s>")
+    material.make_pairs(tmp_path)
+    from moeprobe.inputs.data.picture_pairs import PicturePairs
+    from moeprobe.inputs.picture_partners import PARTNER
+
+    data = PicturePairs(split="test", location=str(tmp_path / "pairs"))
+    flows = {
+        name: data.example(number).image.info[PARTNER].flow for number, name in enumerate(data.image_ids)
+    }
+    assert set(flows) == {"stereo-aloe", "stereo-motorcycle", "viewpoint-graffiti"}
+    assert np.isnan(flows["stereo-aloe"][0, 0]).all() and flows["stereo-aloe"][3, 5, 0] == -23
+    assert (flows["stereo-motorcycle"][..., 0] == -2.5).all()
+    assert (flows["viewpoint-graffiti"] == (2, 0)).all()
+
+
+def test_the_nearest_neighbor_is_never_the_image_itself() -> None:
+    features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.6]])
+    shares = neighbors(features, np.array([0, 0, 1, 0]), np.array([True, True, True, False]))
+    assert shares == {"nearest_neighbor": pytest.approx(2 / 3), "all": 0.5}
+
+
+def test_every_claim_of_the_page_has_its_rows() -> None:
+    """A cell that the tables lack would leave a line out without a word."""
+    folder = Path(__file__).parents[2] / "reports" / "real"
+    trainings = tables._read(folder / "trainings.csv")
+    for run, view, severity, tokens in tables._CLAIMS:
+        assert len(tables._cell(trainings, run, view, severity, tokens, tables._KAPPA)) == 2, (run, view)
+    assert {"noise", "ground", "crops", "eval"} <= set(pd.unique(trainings["run"]))
