@@ -125,7 +125,8 @@ def _views(subject: Subject, settings: Settings) -> Race:
     cpu = settings.clock == "cpu"
     contestants = []
     for name in VIEWS.names():
-        if VIEWS.get(name).modality is IMAGE:
+        # The files of the subject carry neither masks nor a second picture.
+        if VIEWS.get(name).modality is IMAGE and not VIEWS.get(name).needs:
             spec = _spec(name, subject)
             made = subject.sizes.images * _num_views(spec)
             share = 1 / (made * (_WORKERS if cpu else 1))

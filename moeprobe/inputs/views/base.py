@@ -57,11 +57,13 @@ class View:
         modality: what it perturbs.
         aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
         random: two draws of the same image differ.
+        needs: what an image must carry in its ``info`` for it; empty: its pixels are enough.
     """
 
     modality: ClassVar[Modality] = IMAGE
     aligned: ClassVar[bool] = False
     random: ClassVar[bool] = True
+    needs: ClassVar[str] = ""
 
 
 class SeverityView(View, ABC, Generic[Source, Frame, Made]):

@@ -23,6 +23,7 @@ class Ground(SeverityView):
     """
 
     aligned: ClassVar[bool] = True
+    needs: ClassVar[str] = MASK
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.25, 0.5, 0.75, 1.0)
     unit: ClassVar[str] = "share of the new ground"
     amounts: ClassVar[Amounts] = Amounts(0, 1, "A share of the ground")
