@@ -16,11 +16,11 @@ from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
 _UNITS = {"s": ("ms", 1e3)}
-# What misses of a part are due to.
+# Why a part misses targets.
 _NOTES = {
-    "probes": "Images are JPEG files of 500 x 375 pixels. The digits models take 32 x 32 pixels, so for them decoding, resizing "
-    "and the figure take longer than the passes. With 32 images of the larger model the figure and the intervals weigh "
-    "much too; their cost does not grow with the images."
+    "probes": "Images are JPEG files of 500 x 375 pixels. The digits models take 32 x 32 pixels, so for them decoding, "
+    "resizing and the figure take longer than the passes. With 32 images of the larger model the figure and the "
+    "intervals weigh much too; their cost does not grow with the images."
 }
 ON_GPU = " on a GPU"
 # The table of a run, and what its sidecar says.
