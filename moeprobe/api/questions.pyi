@@ -963,8 +963,7 @@ def s_matrix(
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
     of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows
-    how one pair of patches enters S: two views, the gates of the patch in both, their product. All checkpoints are in
-    memory at once.
+    how one pair of patches enters S: two views, the gates of the patch in both, their product.
 
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.

@@ -123,6 +123,8 @@ def verdicts(
         | ({"checkpoint": models[-1]} if numbers.declared.of_pair else {})
         | _advice(numbers.declared, SCALES[numbers.declared.scale], rows, classes)
         for name, rows in numbers.simultaneous_rows.groupby("checkpoint", sort=False)
+        # What the first model does against itself is no verdict on it.
+        if not (numbers.declared.of_pair and name in models[:-1])
     ]
 
 

@@ -63,6 +63,8 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         # The same routing again: what is lost here is arithmetic, and no property of the input.
         "repeated": Scale("κ", (0.8, 0.98), ("yes", "near ties only", "no"), unchanged="no change seen"),
         "quantized": Scale("κ", (0.95, 0.98), ("changes routing", "small changes", "safe")),
+        # The bands of quantized parts, without a good end: two trainings route otherwise, and both may be good.
+        "forms": Scale("κ", (0.95, 0.98), ("no", "nearly", "yes"), best="", unchanged="no change seen"),
         # The match that chance alone reaches: 1 where one choice takes all tokens.
         "collapse": Scale("chance", (0.8, 0.98), ("no", "nearly", "collapsed"), best="lowest"),
         "dead": Scale("experts", (0.5,), ("none", "some"), best="lowest"),

@@ -1,6 +1,7 @@
 """Pairs of checkpoints given by hand, ``REFERENCE=CHECKPOINT``, in the place of pairs found by seed and group.
 
 A side is a checkpoint, a finished run of one checkpoint, or the name of a checkpoint in a run that is given beside.
+Where a folder has such a name too, the run's checkpoint is meant; ``./NAME`` is the folder.
 """
 
 from collections import Counter
@@ -42,8 +43,11 @@ def read_pairs(arguments: Sequence[str]) -> tuple[list[str], list[HandPair]]:
             raise UserError(f"{argument} lacks a side; give a pair as REFERENCE=CHECKPOINT.")
         pairs.append(pair)
     _check_once(pairs)
-    # A name is looked up in the runs that are given beside.
-    sides = [side for pair in pairs for side in pair if _can_be_opened(side) or not sources]
+    # A name is looked up in the runs that are given beside, first: checkpoints often lie beside the run of them.
+    names = _names_in_runs(sources) if pairs else set()
+    sides = [
+        side for pair in pairs for side in pair if not sources or (side not in names and _can_be_opened(side))
+    ]
     return [*sources, *(side for side in sides if side not in sources)], pairs
 
 
@@ -72,6 +76,16 @@ def _can_be_opened(side: str) -> bool:
     from moeprobe.results.finished import is_run  # not before it is needed: it brings pandas
 
     return is_run(Path(path))
+
+
+def _names_in_runs(sources: Sequence[str]) -> set[str]:
+    """Return the names of the checkpoints in those sources that are finished runs."""
+    # Not before they are needed: they bring pandas.
+    from moeprobe.results.finished import is_finished
+    from moeprobe.results.sidecars import read_sidecar
+
+    runs = [Path(source) for source in sources if is_finished(Path(source))]
+    return {name for run in runs for name in read_sidecar(run).checkpoints}
 
 
 def _check_once(pairs: Sequence[HandPair]) -> None:

@@ -25,7 +25,7 @@ from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.capabilities import Weighed
-from tests.adapters import families, tiny_gguf, tiny_texts
+from tests.adapters import families, k_quants, tiny_gguf, tiny_texts
 from tests.commands import run
 
 # llama.cpp's names, and those of transformers.
@@ -111,6 +111,45 @@ def test_routing_is_that_of_a_loop_over_blocks(
     assert_same(read, routing(f"hf:{plain}"))
     # What was rounded off is far more than what is allowed above.
     assert (read[0] - routing(f"hf:{folder}")[0]).abs().max() > 1e-3 * read[0].abs().max()
+
+
+def test_k_quants_are_what_loops_over_their_bits_say(tmp_path: Path) -> None:
+    """A file mixes them, as llama.cpp's Q4_K_M does: five matrices of one layer, each in another kind."""
+    folder = tiny_texts.olmoe(
+        tmp_path / "olmoe", hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_experts=2
+    )
+    kinds = {
+        "attn_k": "Q2_K",
+        "attn_q": "Q3_K",
+        "ffn_gate_exps": "Q4_K",
+        "ffn_up_exps": "Q5_K",
+        "ffn_down_exps": "Q6_K",
+    }
+    tensors = tiny_gguf.tensors_of(folder, "olmoe")
+    names = {part: next(name for name in tensors if f".{part}.weight" in name) for part in kinds}
+    raw = {
+        name: k_quants.made_up(tensors[name].shape, kinds[part], seed=seed)
+        for seed, (part, name) in enumerate(names.items())
+    }
+    tiny_gguf.write(folder / "small.gguf", folder, "olmoe", kinds, raw=raw)
+    opened = load_model(f"hf:{folder},gguf=small.gguf")
+    assert isinstance(opened.model, HuggingfaceAdapter)
+    state = opened.model.model.state_dict()
+    experts = "model.layers.0.mlp.experts"
+    gate, up = state[f"{experts}.gate_up_proj"].split(256, dim=1)
+    parameters = {
+        "attn_k": state["model.layers.0.self_attn.k_proj.weight"],
+        "attn_q": state["model.layers.0.self_attn.q_proj.weight"],
+        "ffn_gate_exps": gate,
+        "ffn_up_exps": up,
+        "ffn_down_exps": state[f"{experts}.down_proj"],
+    }
+    for part, name in names.items():
+        # Every fifth row, since a loop over all bits takes seconds.
+        expected = k_quants.dequantized(raw[name][..., ::5, :], kinds[part])
+        np.testing.assert_allclose(parameters[part][..., ::5, :].numpy(), expected, rtol=1e-6, atol=1e-7)
+        assert len(np.unique(expected)) > 1000
+    assert opened.provenance["form"]["number_formats"]["experts"] == "Q4_K, Q5_K, Q6_K"
 
 
 @pytest.mark.parametrize("architecture", list(TYPES))

@@ -15,9 +15,11 @@ from moeprobe import api
 from moeprobe.adapters import residence
 from moeprobe.adapters.huggingface import files
 from moeprobe.adapters.residence import Residence, free_weights, take_weights
+from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.probes.engine import loop
-from tests.adapters import tiny_texts
+from moeprobe.studies.paper.run import PROBES
+from tests.adapters import tiny_pictures, tiny_texts
 
 ASKED: dict[str, Any] = {"view": "embedding_noise", "severities": (0.0, 0.5), "figures": False}
 
@@ -39,35 +41,76 @@ def sweep(folders: list[Path], **more: Any) -> Any:
     return api.sweep([f"hf:{folder}" for folder in folders], data=data, **(ASKED | more))
 
 
-@pytest.mark.slow
-@pytest.mark.promise
-def test_one_model_is_in_memory_and_the_numbers_are_the_same(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many models that were read before are in memory, each time that one is read."""
     loaded: list[weakref.ref[torch.Tensor]] = []
-    most: list[int] = []
+    counts: list[int] = []
     original = files.load
 
     def load(*args: Any, **kwargs: Any) -> Any:
         gc.collect()
-        # Whatever was loaded before is gone when the next is read.
-        most.append(sum(weight() is not None for weight in loaded))
-        model, tokenizer = original(*args, **kwargs)
+        counts.append(sum(weight() is not None for weight in loaded))
+        model_files = original(*args, **kwargs)
         # The largest parameter stands for all.
-        loaded.append(weakref.ref(max(model.parameters(), key=lambda parameter: parameter.numel())))
-        return model, tokenizer
+        loaded.append(
+            weakref.ref(max(model_files.model.parameters(), key=lambda parameter: parameter.numel()))
+        )
+        return model_files
 
     monkeypatch.setattr("moeprobe.adapters.huggingface.opening.load", load)
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+def test_one_model_is_in_memory_and_the_numbers_are_the_same(folders: list[Path], alive: list[int]) -> None:
     alternating = sweep(folders).table
-    assert len(most) > len(folders) and set(most) == {0}
+    # Whatever was loaded before is gone when the next is read.
+    assert len(alive) > len(folders) and set(alive) == {0}
     together = api.sweep(
         [api.load_model(f"hf:{folder}") for folder in folders],
         data=f"text:{folders[0].parent / 'lines.txt'}",
         **ASKED,
     ).table
     # Models that the caller holds stay in memory: the second was read while the first was there.
-    assert most[-1] == 1
+    assert alive[-1] == 1
     assert alternating.equals(together)
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+def test_an_audit_has_one_model_in_memory(folders: list[Path], alive: list[int], tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(tiny_texts.texts(20)), encoding="utf-8")
+    asked: dict[str, Any] = {
+        "data": f"text:{tmp_path / 'lines.txt'}", "probes": ("agree", "confidence", "precision"), "figures": False,
+    }  # fmt: skip
+    alternating = api.audit([f"hf:{folder}" for folder in folders], **asked).verdicts
+    assert {"forms", "load", "precision"} <= set(alternating["property"])
+    # Opened once each, then in turn: while a probe is timed, and while it runs.
+    assert set(alive) == {0} and len(alive) > 2 * len(folders)
+    together = api.audit([api.load_model(f"hf:{folder}") for folder in folders], **asked).verdicts
+    assert alive[-1] == 1
+    # Commands name a loaded model otherwise.
+    assert alternating.drop(columns="command").equals(together.drop(columns="command"))
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+def test_the_tables_of_a_pair_are_made_with_one_model_in_memory(
+    alive: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take models that read pictures, each beside a prompt."""
+    monkeypatch.setattr("moeprobe.studies.paper.run.PROBES", {"confidence": PROBES["confidence"]})
+    data = f"folder:{tiny_pictures.photographs(tmp_path / 'photos', 4)}"
+    folders = [tiny_pictures.save(tmp_path / name) for name in ("one", "two")]
+    alternating = api.paper([f"hf:{folder}" for folder in folders], data=data)
+    assert set(alive) == {0} and len(alive) == len(folders) + 1
+    assert "No picture of corresponding patches" in alternating.markdown
+    prompt = Options().prompt
+    together = [api.load_model(f"hf:{folder}", prompt=prompt) for folder in folders]
+    assert alive[-1] == 1
+    assert alternating.table.equals(api.paper(together, data=data).table)
 
 
 @pytest.fixture
@@ -103,6 +146,7 @@ RUNS = {
     "margins": ("margins", TEXTS | {"view": "embedding_noise", "sigmas": (0.1,), "draws": 2}),
     "confidence": ("confidence", TEXTS),
     "align": ("align", TEXTS | {"permutations": 40}),
+    "s-matrix": ("s_matrix", TEXTS | {"view": "token_dropout"}),
 }
 
 

@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 import warnings
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from moeprobe import api
-from moeprobe.adapters.huggingface import needs
+from moeprobe.adapters.huggingface import files, needs
 from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
 from moeprobe.errors import RunWarning, UserError
@@ -142,6 +144,22 @@ def test_doctor_says_what_opening_takes(
     printed = run("doctor", f"hf:{tmp_path / 'nothing'}", "--json")
     assert printed.exit_code == 2
     assert [need["level"] for need in json.loads(printed.stdout)] == ["wrong"]
+
+
+def test_configuration_and_headers_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, calls = f"hf:{folder / 'olmoe'}", Counter[str]()
+
+    def counted(name: str, original: Any, *args: Any) -> Any:
+        calls[name] += 1
+        return original(*args)
+
+    for name in ("_read_config", "describe_outline", "describe_form"):
+        monkeypatch.setattr(files, name, partial(counted, name, getattr(files, name)))
+    api.load_model(source)
+    assert calls == {"_read_config": 1, "describe_form": 1}
+    calls.clear()
+    assert run("doctor", source).exit_code == 0
+    assert set(calls.values()) == {1} and len(calls) == 3
 
 
 @pytest.mark.parametrize("emulated", [True, False])

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def write(
     kinds: dict[str, str] | str = "F32",
     *,
     tensors: dict[str, NDArray[Any]] | None = None,
+    raw: Mapping[str, NDArray[np.uint8]] | None = None,
     tokens: bool = False,
     **metadata: Any,
 ) -> Path:
@@ -98,6 +100,7 @@ def write(
         architecture: llama.cpp's name of it.
         kinds: of ggml, in which matrices are written: one, or by parts of their names. Routers and vectors are float32.
         tensors: to write instead of the model's own.
+        raw: bytes of tensors that are written as they are, in the kind of each.
         tokens: whether the tokenizer is written too.
         metadata: values that differ from the model's, or that are added.
     """
@@ -125,7 +128,8 @@ def write(
             writer.add_tensor(name, value)
         else:
             type_of = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(name, quantize(value, type_of), raw_dtype=type_of)
+            blocks = quantize(value, type_of) if name not in (raw or {}) else (raw or {})[name]
+            writer.add_tensor(name, blocks, raw_dtype=type_of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -204,25 +204,25 @@ def test_the_command(tmp_path: Path) -> None:
     assert "takes recomputed or replayed" in refused("agree", source, f"{source},top_k=1", "--gates", "own")
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verb"),
-    [
-        (0.981, 0.99, "routes like"),
-        (0.96, 0.97, "routes nearly like"),
-        (0.5, 0.9, "does not route like"),
-        (0.97, 0.99, "routes like or nearly like"),
-        (0.94, 0.99, "may or may not route like"),
-        (float("nan"), float("nan"), "against"),
-    ],
-)
-def test_the_finding_goes_by_the_interval(low: float, high: float, verb: str) -> None:
+def test_the_finding_goes_by_the_interval_of_all_layers() -> None:
     result = agree(*two(swap_experts("blocks.3", 2, 5)))
-    table = result.table.copy()
-    worst = (
-        (table["metric"] == "top2_set_match_kappa")
-        & (table["layer"] == "blocks.3")
-        & (table["null"] == "pooled")
-    )
-    table.loc[worst, ["ci_low", "ci_high"]] = low, high
-    [finding, *_] = sentences(table, result.comparison, result.sidecar)
-    assert finding.startswith(f"other {verb} one: ")
+    for value, half_width, alone, verb in (
+        (0.986, 0.003, "routes like", "routes like"),
+        (0.966, 0.003, "routes nearly like", "routes nearly like"),
+        (0.7, 0.2, "does not route like", "does not route like"),
+        (0.98, 0.01, "routes like or nearly like", "routes like or nearly like"),
+        (0.965, 0.025, "may or may not route like", "may or may not route like"),
+        # The layer's own interval excludes the next band, and that for both layers does not.
+        (0.9832, 0.003, "routes like", "routes like or nearly like"),
+        (0.9454, 0.0044, "does not route like", "routes nearly like or unlike"),
+        (0.9, float("nan"), "against", "against"),
+    ):
+        table = result.table.copy()
+        of_kappa = (table["metric"] == "top2_set_match_kappa") & (table["null"] == "pooled")
+        worst = of_kappa & (table["layer"] == "blocks.3")
+        ends = ["value", "ci_low", "ci_high"]
+        table.loc[of_kappa & ~worst, ends] = 0.995, 0.994, 0.996
+        table.loc[worst, ends] = value, value - half_width, value + half_width
+        for rows, word in ((table, verb), (table[~of_kappa | worst], alone)):
+            [finding, *_] = sentences(rows, result.comparison, result.sidecar)
+            assert finding.startswith(f"other {word} one: ")

@@ -107,9 +107,8 @@ def test_what_is_no_routing_is_the_rest(tmp_path: Path) -> None:
     assert value["mismatch_k3"] == pytest.approx((np.exp(moved) - 1 - moved).mean(), abs=1e-6)
 
 
-def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
-    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
-    once = measured(folder)
+def with_two_choices(folder: Path) -> Path:
+    """Give each response a second choice, which is as the first, and import the responses anew."""
     lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
     for line in lines:
         line["choices"] = [line["choices"][0], line["choices"][0] | {"index": 1}]
@@ -119,7 +118,12 @@ def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
         folder / "responses.jsonl", folder / "served.parquet", model_config=folder / "model" / "config.json",
         overwrite=True,
     )  # fmt: skip
-    twice = measured(folder)
+    return folder
+
+
+def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
+    once, twice = measured(folder), measured(with_two_choices(folder))
     assert (twice["trials"] == 2 * once["trials"]).all() and (twice["images"] == REQUESTS).all()
     columns = ["value", "ci_low", "ci_high"]
     np.testing.assert_allclose(twice[columns], once[columns], atol=1e-6)

@@ -88,8 +88,13 @@ def test_numbers_and_sums_are_those_of_one_file(form: str, traces: Path, tmp_pat
 
 def test_every_command_takes_a_folder(traces: Path) -> None:
     folder, second = traces / "first-parts", traces / "second-parts"
-    for command in (["locality", folder], ["balance", folder, "--ranks", 2], ["drift", folder, second]):
-        result = run("trace", *command, "--json")
+    for command in (
+        ["trace", "locality", folder],
+        ["trace", "balance", folder, "--ranks", 2],
+        ["trace", "drift", folder, second],
+        ["coverage", folder, "--need", 1],
+    ):
+        result = run(*command, "--json")
         assert result.exit_code == 0, result.output
     assert api.check_trace(folder).inputs == NUM_REQUESTS
     assert (

@@ -95,6 +95,37 @@ def test_between_two_copies_of_a_model_there_is_no_difference() -> None:
     assert all(word == IDENTICAL or word.startswith(NO_DIFFERENCE) for word in differences["judgement"])
 
 
+def test_two_forms_are_judged_as_agree_judges_them(tmp_path: Path) -> None:
+    """The other form has two experts exchanged in its first router, so that it routes otherwise."""
+    forms = [dataclasses.replace(api.load_model(MODEL), name=name) for name in ("first", "second")]
+    weights = dict(forms[1].model.model.named_parameters())  # type: ignore[attr-defined]
+    router = weights["blocks.1.mlp.router.gate.weight"]
+    router.data[[2, 5]] = router.data[[5, 2]]
+    # Of both layers, so that the interval is one of two.
+    out = tmp_path / "audit"
+    asked: dict[str, Any] = {"limit": 24, "data": "digits", "figures": False}
+    result = api.audit(forms, probes=("agree",), out=out, **asked)
+    agreed = api.agree(forms, **asked)
+    assert verdict(result, "forms") == "no" and list(result.verdicts["checkpoint"]) == ["second"]
+    page = " ".join((out / "audit.md").read_text(encoding="utf-8").replace("\\", "").split())
+    said = agreed.leading(agreed)
+    # The same sentences, and so the same interval.
+    assert said[0].startswith("second does not route like first") and all(text in page for text in said)
+    assert value_text(result.verdicts.iloc[0].to_dict()).removeprefix("κ ") in said[0]
+    assert "second — routes like the first model: no (κ " in page
+    # A form that is the same changes nothing.
+    same = api.audit([forms[0], dataclasses.replace(forms[0], name="same")], probes=("agree",), **asked)
+    assert verdict(same, "forms") == "no change seen"
+
+
+@pytest.mark.parametrize("other", [(), (ROOT / "checkpoints" / "reference" / "digits-prc-k1-seed0",)])
+def test_models_that_are_no_two_forms_have_no_such_verdict(other: tuple[Path, ...]) -> None:
+    plan = api.plan_audit([MODEL, *other], probes=("confidence", "agree"), **FEW)
+    assert [step.name for step in plan.steps] == ["confidence"]
+    reason = "forms of one model have the same" if other else "Name at least two forms"
+    assert reason in plan.left_out["agree"]
+
+
 @pytest.mark.slow
 @pytest.mark.promise
 def test_prices_margins_corruptions_and_experts_are_judged(tmp_path: Path) -> None:

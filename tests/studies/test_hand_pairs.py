@@ -102,6 +102,22 @@ def test_names_in_a_run_make_pairs_in_any_order(runs: dict[str, Path]) -> None:
     assert set(found.trainings["checkpoint"]) == {prc} and set(found.trainings["trainings"]) == {3}
 
 
+def test_a_checkpoint_of_the_run_beside_goes_before_a_folder(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints mostly lie where their run is made, under the names that it has for them."""
+    one, other = (f"{group}-seed0" for group in GROUPS)
+    for name in (one, other):
+        (tmp_path / name).symlink_to(REFERENCE / name)
+    monkeypatch.chdir(tmp_path)
+    both = str(runs["all"])
+    assert read_pairs([both, f"{one}={other}"]) == ([both], [(one, other)])
+    # The folder is written as a path; without a run that has the name, it needs no more than its name.
+    assert read_pairs([both, f"./{one}={other}"])[0] == [both, f"./{one}"]
+    assert read_pairs([str(runs[f"{GROUPS[0]}1"]), f"{one}={other}"])[0][1:] == [one, other]
+    assert read_pairs([f"{one}={other}"])[0] == [one, other]
+
+
 def test_a_run_of_several_is_no_side(runs: dict[str, Path]) -> None:
     one = runs[f"{GROUPS[0]}0"]
     assert "holds 6 checkpoints; give the run as it is and the pairs by name" in refused(

@@ -52,7 +52,7 @@ def digesting(reference: str, gguf: str = "") -> Iterator[Callable[[Any], str]]:
 @random_state_kept()
 def reload(
     reference: str,
-    load: Callable[[], tuple[Any, Any]],
+    load: Callable[[], Any],
     *,
     move: Callable[[Any], Any],
     sha256: str,
@@ -62,7 +62,7 @@ def reload(
 
     Args:
         reference: its folder, or its name on the hub.
-        load: returns the model and its tokenizer.
+        load: returns what ``files.load`` does.
         move: moves it to where it is to run.
         sha256: the hash that it had.
         gguf: as for ``digesting``.
@@ -71,7 +71,7 @@ def reload(
         UserError: it has changed, or cannot be loaded any more.
     """
     with digesting(reference, gguf) as digest:
-        model, _ = load()
+        model = load().model
         if digest(model.config) != sha256:
             raise UserError(f"hf:{reference} has changed since the run began; start the run again.")
     network: nn.Module = move(model.eval().requires_grad_(False))

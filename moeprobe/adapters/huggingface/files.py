@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -152,6 +152,36 @@ class NoTokenizer:
         )
 
 
+class LoadedFiles(NamedTuple):
+    """What the files of a model hold.
+
+    Attributes:
+        model: with its weights.
+        tokenizer: of the model; None where it was not looked for.
+        form: in which the files hold the weights; empty of plain safetensors.
+    """
+
+    model: Any
+    tokenizer: FastTokenizer | NoTokenizer | None
+    form: dict[str, Any]
+
+
+class OutlinedFiles(NamedTuple):
+    """What configuration and headers of a model say.
+
+    Attributes:
+        model: without memory, in the precision of its weights.
+        tokenizer: of the model.
+        stored: what the files hold; None = not known, as of names on the hub.
+        facts: sizes of the model, see ``outline.describe_outline``.
+    """
+
+    model: Any
+    tokenizer: FastTokenizer | NoTokenizer
+    stored: Stored | None
+    facts: dict[str, Any]
+
+
 def load(
     reference: str,
     *,
@@ -161,7 +191,7 @@ def load(
     again: bool = False,
     placement: WeightPlacement | None = None,
     offload: Path | None = None,
-) -> tuple[Any, FastTokenizer | NoTokenizer | None]:
+) -> LoadedFiles:
     """Return a model in a precision (auto = as it was saved), and its tokenizer; quantized weights are dequantized.
 
     Args:
@@ -219,7 +249,7 @@ def load(
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
-    return model, tokenizer
+    return LoadedFiles(model, tokenizer, form)
 
 
 def _check_whole(placement: WeightPlacement | None) -> None:
@@ -256,8 +286,8 @@ def _load_tokenizer(
 
 def load_outline(
     reference: str, *, dtype: str, settings: Settings, placement: WeightPlacement | None
-) -> tuple[Any, FastTokenizer | NoTokenizer, Stored | None]:
-    """Return a model without memory, in the precision of its weights, its tokenizer, and what the files hold.
+) -> OutlinedFiles:
+    """Return a model without memory, its tokenizer, and what configuration and headers say of it.
 
     Raises:
         UserError: as of ``load``, as far as configuration and headers tell it.
@@ -266,12 +296,13 @@ def load_outline(
         config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)
         model = build_outline(class_of(transformers, config), config)
         # What follows refuses what cannot be opened; of a copy, since the configuration of a load is changed.
-        describe_outline(model, stored)
+        facts = describe_outline(model, stored)
         if describe_form(config, folder, gguf):
             _check_whole(placement)
         prepare_dequantization(copy.deepcopy(config), folder)
         tokenizer = _load_tokenizer(reference, transformers, source, folder, keywords, gguf)
-        return model.to(weight_dtype(config, stored, settings.precision(dtype))), tokenizer, stored
+        model = model.to(weight_dtype(config, stored, settings.precision(dtype)))
+    return OutlinedFiles(model, tokenizer, stored, facts)
 
 
 def name_of(reference: str, settings: Settings, dtype: str) -> str:
@@ -299,17 +330,6 @@ def describe_files(reference: str, settings: Settings) -> dict[str, Any]:
         model = build_outline(class_of(transformers, config), config)
         sha256 = remembered_digest(reference, config, settings.gguf)
         return {"sha256": sha256} | describe_outline(model, stored) | describe_form(config, folder, gguf)
-
-
-def form_of(reference: str, settings: Settings) -> dict[str, Any]:
-    """Return in what form the files of a model hold its weights, from their headers; empty of plain safetensors.
-
-    Raises:
-        UserError: as ``describe_files``.
-    """
-    with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
-        config, _, gguf = _read_config(transformers, source, folder, keywords, settings)
-        return describe_form(config, folder, gguf)
 
 
 def _read_config(

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from moeprobe.adapters.huggingface.files import load_outline
-from moeprobe.adapters.huggingface.outline import describe_outline
 from moeprobe.adapters.huggingface.settings import num_experts_of, split_settings, top_k_of
 from moeprobe.adapters.huggingface.unopened import weights_by_device
 from moeprobe.errors import UserError
@@ -47,8 +46,8 @@ def needs_of(reference: str, *, dtype: str, placement: WeightPlacement | None) -
 
 def _needs(reference: str, *, dtype: str, placement: WeightPlacement | None) -> Iterator[Need]:
     name, settings = split_settings(reference)
-    model, _, stored = load_outline(name, dtype=dtype, settings=settings, placement=placement)
-    facts, first_choice = describe_outline(model, stored), choose_device("auto")
+    model, _, stored, facts = load_outline(name, dtype=dtype, settings=settings, placement=placement)
+    first_choice = choose_device("auto")
     experts = f"{num_experts_of(model.config)} experts, {top_k_of(model.config)} for each token"
     yield Need(
         OK,

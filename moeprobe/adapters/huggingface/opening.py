@@ -8,7 +8,7 @@ import torch
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.huggingface import placing
 from moeprobe.adapters.huggingface.digests import digesting, reload
-from moeprobe.adapters.huggingface.files import form_of, load, load_processor, name_of
+from moeprobe.adapters.huggingface.files import load, load_processor, name_of
 from moeprobe.adapters.huggingface.gguf_files import locate
 from moeprobe.adapters.huggingface.picture_model import PictureModel
 from moeprobe.adapters.huggingface.settings import split_settings
@@ -46,10 +46,9 @@ def open_model(
         placement=placement,
         offload=None if offload is None else offload.path,
     )
-    form = form_of(reference, settings)
     make_room()
     with digesting(reference, settings.gguf) as digest:
-        model, tokenizer = load_files()
+        model, tokenizer, form = load_files()
         assert tokenizer is not None
         try:
             texts = adapter(move(model), trained_capacity=trained_capacity)

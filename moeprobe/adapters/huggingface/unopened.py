@@ -108,7 +108,7 @@ def open_outline(
     Raises:
         UserError: it cannot be opened.
     """
-    model, tokenizer, _ = load_outline(reference, dtype=dtype, settings=settings, placement=placement)
+    model, tokenizer, *_ = load_outline(reference, dtype=dtype, settings=settings, placement=placement)
     if num_experts_of(model.config) is None or top_k_of(model.config) is None:
         return None
     weight_bytes = weights_by_device(model, device=device, placement=placement)

@@ -20,7 +20,6 @@ from moeprobe.runtime.extras import install_command
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-_SCHEME = "hf:"
 # Extras of those who work on moeprobe itself.
 _FOR_DEVELOPERS = ("dev", "docs")
 
@@ -138,12 +137,15 @@ def examine_model(source: str, options: "Options") -> list[CheckResult]:
         UserError: it is no model of ``hf:``.
     """
     from moeprobe.adapters.huggingface.needs import needs_of
+    from moeprobe.adapters.open import is_huggingface
+    from moeprobe.adapters.schemes import adapter_of
     from moeprobe.runtime.placement import make_placement
 
-    if not source.startswith(_SCHEME):
-        raise UserError(f"doctor looks at models of {_SCHEME}; for {source} use moeprobe inspect.")
+    if not is_huggingface(source):
+        raise UserError(f"doctor looks at models of hf:; for {source} use moeprobe inspect.")
+    _, reference = adapter_of(source)
     needs = needs_of(
-        source.removeprefix(_SCHEME),
+        reference,
         dtype=options.dtype,
         placement=make_placement(options.device, options.device_map, options.max_memory, options.offload),
     )

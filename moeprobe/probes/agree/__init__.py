@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.declarations import Arg, Layout, Panel, Probe
+from moeprobe.declarations import Agreement, Arg, AuditEntry, Headline, Layout, Panel, Probe, Property
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import check_two
 
@@ -54,6 +54,21 @@ class Agree(Probe["Result"]):
     splits = False
     resumes = False
     at_least = True
+    audit = AuditEntry(
+        order=4,
+        properties=(
+            Property(
+                "forms",
+                "Routes like the first model",
+                (Agreement(), Headline("choice_differs", noun="share of tokens that differ")),
+                "forms",
+                compared=False,
+                of_pair=True,
+            ),
+        ),
+        most_images=200,
+        figures=("agree",),
+    )
 
     gates: Annotated[
         str,

@@ -7,6 +7,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.judging.scales import SCALES
+from moeprobe.judging.selection import Extreme, widen_intervals
 from moeprobe.judging.words import is_side, word_of, word_of_interval
 from moeprobe.metrics.analyses import changed_margins, form_loss, touched
 from moeprobe.metrics.analyses.first_layer import FIRST_LAYER_SHARE
@@ -16,8 +17,8 @@ from moeprobe.metrics.stats.statistic import PartOf
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import deciding_match
 
-# How two forms route, by the best and the worst band of quantized weights that κ may lie in.
-_BANDS = SCALES["quantized"]
+# How two forms route, by the best and the worst band that κ may lie in.
+_BANDS = SCALES["forms"]
 _GOOD, _FAIR, _POOR = 2, 1, 0
 _VERBS = {
     (_GOOD, _GOOD): "routes like",
@@ -87,9 +88,9 @@ class _Form:
             )
         verb = "against"
         if worst is not None:
-            parts.append(f"κ is {interval(worst)} in {worst['layer']}, the worst layer")
-            if worst["ci_low"] == worst["ci_low"]:
-                bands = _BANDS.bands(worst["ci_low"], worst["ci_high"])
+            parts.append(f"κ is {interval(worst.row)} in {worst.row['layer']}{self._describe_worst(worst)}")
+            if worst.is_judged:
+                bands = _BANDS.bands(worst.row["ci_low"], worst.row["ci_high"])
                 verb = _VERBS[bands[0], bands[-1]]
         return f"{self._name} {verb} {self._first}: {'; '.join(parts)}."
 
@@ -105,10 +106,12 @@ class _Form:
         if inputs is None or not inputs["value"] or shares["value"].isna().all():
             return ""
         count = round(inputs["trials"] * (1 - inputs["value"]))
-        layer = shares.loc[shares["value"].idxmax()]
+        largest = Extreme.of(shares, lowest=False)
+        layer = largest.row
         text = (
             f"{self._name}: in {count:,} of {self._modality.format_count(int(inputs['trials']))} nothing changes. "
-            f"Most {self._modality.tokens} that change differ first in {layer['layer']}: {interval(layer)} of them."
+            f"Most {self._modality.tokens} that change differ first in {layer['layer']}{largest.inserted()}: "
+            f"{interval(layer)} of them."
         )
         growth = self._rows.get(DIFFER_GROWTH.name)
         if growth is None or growth["ci_low"] != growth["ci_low"]:
@@ -157,11 +160,20 @@ class _Form:
             return text
         return f"{text} Routing accounts for {interval(routing)} of it, a share of {interval(share)}."
 
-    def _worst(self) -> Row | None:
-        """Return the row of the lowest κ of what processes tokens; None where no layer has one."""
+    def _worst(self) -> Extreme | None:
+        """Return the lowest κ of what processes tokens, its interval one of all layers; None where no layer has one."""
         rows = self._layers[(self._layers["metric"] == self._kappa) & (self._layers["null"] == "pooled")]
         rows = rows[rows["value"].notna()]
-        return None if rows.empty else rows.loc[rows["value"].idxmin()].to_dict()
+        # The worst of several layers is the lowest by chance, too, so that its own interval would make no word.
+        return None if rows.empty else Extreme.of(widen_intervals(rows), lowest=True, hold_together=True)
+
+    @staticmethod
+    def _describe_worst(worst: Extreme) -> str:
+        """Return that a layer is the worst, and of how many its interval is; empty for a single layer."""
+        if worst.following is None:
+            return ""
+        notes = f" (interval: all layers at once; {worst.clause()})" if worst.is_judged else ""
+        return f", the worst layer{notes}"
 
     def _beside_itself(self, noise: Row, metric: str) -> str:
         """Return what the first form does against itself, and the word for the difference."""

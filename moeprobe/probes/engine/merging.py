@@ -156,6 +156,8 @@ def measure_shard(
         example = f"reports/{probe.kind}-{shard.number}-of-{shard.of}"
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. {option('out', example)}.")
     sources = () if models is None else check_some(models)
+    if any(isinstance(getattr(probe, name), Checkpoint) for name in probe.models):
+        raise UserError("A shard says where its model is; name the model by its path or as hf:MODEL.")
     work = _prepare(probe, models, data=data, options=options)
     work.set_shard(shard)
     from moeprobe.results.folder import output_folder
@@ -304,7 +306,8 @@ def merge(
 
 def _check_no_code(shards: Shards[Any]) -> None:
     """Raise ``UserError`` where shards name code for their models: a folder may come from somebody else."""
-    for source in shards.checkpoints or ():
+    models = [getattr(shards.probe, name) for name in shards.probe.models]
+    for source in (*(shards.checkpoints or ()), *map(str, models)):
         if source.startswith("py:"):
             raise UserError(
                 f"The shards in {display_path(shards.paths[0])} are of {quote(source)}, Python code that would be "

@@ -3,6 +3,7 @@
 What a killed run continues from is kept by ``loop`` (part files) and ``results.folder`` (whether it may continue).
 """
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -374,6 +375,14 @@ def run(
         del work
         gc.collect()
         work = prepare(probe, sources, data=data, options=options)
+
+
+def learn(probes: Iterable[Probe[Any]], model: Checkpoint, options: Options) -> None:
+    """Make the passes that the checks of several probes need, while a model is in memory; see ``Probe.learn``."""
+    for probe in probes:
+        # A probe that does not apply says so when it is prepared.
+        with contextlib.suppress(UserError):
+            probe.learn(model, options)
 
 
 def run_once(start: Callable[[Options], R], models: Sequence[Checkpoint], options: Options) -> R | None:

@@ -18,8 +18,7 @@ class SMatrix(Probe["Result"]):
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
     of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows
-    how one pair of patches enters S: two views, the gates of the patch in both, their product. All checkpoints are in
-    memory at once.
+    how one pair of patches enters S: two views, the gates of the patch in both, their product.
 
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """
@@ -38,10 +37,6 @@ class SMatrix(Probe["Result"]):
             "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
         ),
     ] = "random_crop"
-
-    def needs_all_models(self) -> bool:
-        """Whether an example is looked for on which all models differ: it is."""
-        return True
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what S is, with the view."""

@@ -33,7 +33,7 @@ from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, with_rows
-from moeprobe.runtime.files import atomic_file, is_there, sha256
+from moeprobe.runtime.files import atomic_file, is_there
 from moeprobe.runtime.progress import Progress
 
 # Choices of one layer that are read at a time.
@@ -85,7 +85,7 @@ class Accumulation(RecordingWork[Coverage]):
                         f"In {name} of {trace.path} tokens do not choose some of several experts, so every expert "
                         f"gets its tokens anyway; leave the layer out with {option('layers')}."
                     )
-        hashes = {name: sha256(trace.path) for name, trace in zip(self.names, self.traces, strict=True)}
+        hashes = {name: trace.parts.sha256() for name, trace in zip(self.names, self.traces, strict=True)}
         self.request = self.make_request(
             RECORDED,
             data=self.traces[0].about["data"] or REQUEST.data,

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from moeprobe.errors import option
 from moeprobe.probes.engine.shard import Shard
-from moeprobe.results.own_files import STRICT, validate
+from moeprobe.results.own_files import STRICT, not_as_written, validate
 from moeprobe.results.stored import SumsStore, concat, of_file, write
-from moeprobe.runtime.files import read_json, write_json
+from moeprobe.runtime.files import atomic_file, check_regular, read_json, write_json
 
 
 class ShardFacts(BaseModel):
@@ -66,6 +70,32 @@ class Division:
         write_json(self.parts / name / _FACTS, facts.model_dump())
         return concat(of_file(_path(self.parts, name, number)) for number in numbers)
 
+    def write_arrays(self, arrays: Mapping[str, NDArray[np.integer[Any]]]) -> None:
+        """Write what the shard has counted, by name."""
+        assert self.parts is not None
+        with atomic_file(self.parts / _ARRAYS) as temporary:
+            save_file(dict(arrays), temporary)
+
+    def add_arrays(self, arrays: Mapping[str, NDArray[np.integer[Any]]]) -> None:
+        """Add what all shards have counted to arrays of zeros, by name.
+
+        Raises:
+            UserError: the file of a shard is missing or damaged.
+        """
+        for folder in self.measured:
+            path = folder / _ARRAYS
+            check_regular(path)
+            mend = f"measure the shard again with {option('overwrite')}"
+            try:
+                counts = load_file(path)
+            except SafetensorError as error:
+                raise not_as_written(path, f"{error}", mend=mend) from None
+            shapes = {name: (array.shape, array.dtype) for name, array in counts.items()}
+            if shapes != {name: (array.shape, array.dtype) for name, array in arrays.items()}:
+                raise not_as_written(path, "it counts other layers or experts", mend=mend)
+            for name, array in arrays.items():
+                np.add(array, counts[name], out=array)
+
     def facts(self, name: str) -> list[ShardFacts]:
         """Return what each shard says of its sums.
 
@@ -89,7 +119,7 @@ class Division:
             )
 
 
-_FACTS = "facts.json"
+_FACTS, _ARRAYS = "facts.json", "counts.safetensors"
 
 
 def _path(folder: Path, name: str, number: int) -> Path:

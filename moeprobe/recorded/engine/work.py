@@ -62,7 +62,68 @@ class RecordingWork(TableWork[Result], Generic[Q]):
         return leading_sentences(result, self.probe.layout)
 
 
-class TracesWork(RecordingWork[M], ShardedWork[Result]):
+class DividedWork(RecordingWork[Q], ShardedWork[Result]):
+    """A question to recordings whose inputs can be divided among processes.
+
+    A kind of question says how many inputs there are (``num_inputs``), and takes the sums of some (``measure``).
+
+    Attributes:
+        division: which inputs are measured here.
+    """
+
+    def __init__(self, probe: Q, options: Options) -> None:
+        super().__init__(probe, options)
+        self.division = Division()
+        self._shard_notes: dict[str, Any] = {}
+
+    @property
+    @abstractmethod
+    def num_inputs(self) -> int:
+        """Inputs of the run."""
+
+    @abstractmethod
+    def measure(self, progress: Progress) -> object:
+        """Return what the inputs of ``division`` have; a shard leaves it in its folder, from where it is merged."""
+
+    @property
+    def device(self) -> str:
+        """Where it is computed."""
+        return "cpu"
+
+    def set_shard(self, shard: Shard) -> None:
+        """Measure no more than a shard of the inputs."""
+        self.division = Division(shard)
+
+    def measure_parts(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the sums of the inputs of the shard; returns the sidecar of the shard."""
+        started = time.perf_counter()
+        self.division.parts = parts
+        watcher.start(self.probe.kind, self.num_inputs)
+        self.measure(watcher)
+        seconds, inputs = time.perf_counter() - started, self.division.inputs
+        return {
+            "images": inputs,
+            "images_of_run": self.num_inputs,
+            "skipped_images": [],
+            "images_per_second": dict.fromkeys(self.request["checkpoints"], inputs / seconds),
+            "wall_seconds": seconds,
+            "device": self.device,
+        }
+
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Put the sums of shards together, in place of measuring the inputs."""
+        self.division = Division(measured=tuple(shards))
+        self._shard_notes = {"shards": [shard_note(sidecar) for sidecar in shards.values()]}
+
+    def make_result(
+        self, table: DataFrame, comparison: DataFrame | None, sums: SumsStore, **facts: Any
+    ) -> Result:
+        """Return the result, whose sidecar says which shards it was put together from."""
+        facts = {"device": self.device} | facts | self._shard_notes
+        return super().make_result(table, comparison, sums, **facts)
+
+
+class TracesWork(DividedWork[M]):
     """A question to traces of the same inputs, the first of which is the reference.
 
     A kind of question says how traces are named (``name_traces``), which it refuses (``check``), and which sums it
@@ -74,7 +135,6 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
         layers: which all traces have.
         ids: inputs that all traces have.
         matching: sentences on inputs that were matched by their tokens.
-        division: which inputs are measured here.
     """
 
     # Whether layers may have other numbers of experts in the traces.
@@ -82,8 +142,6 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
 
     def __init__(self, probe: M, options: Options) -> None:
         super().__init__(probe, options)
-        self.division = Division()
-        self._shard_notes: dict[str, Any] = {}
         files = [TraceFile(Path(path)) for path in probe.traces]  # type: ignore[attr-defined]
         matched, self.matching = match_traces(files, probe.match)
         self.traces = self.name_traces(matched)
@@ -112,30 +170,10 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
     def measure(self, progress: Progress) -> tuple[SumsStore, list[str] | None]:
         """Return the sums per input, and phrases on the tokens that were left out; None = all of them are used."""
 
-    def set_shard(self, shard: Shard) -> None:
-        """Measure no more than a shard of the inputs."""
-        self.division = Division(shard)
-
-    def measure_parts(self, parts: Path, watcher: Progress) -> dict[str, Any]:
-        """Write the sums of the inputs of the shard; returns the sidecar of the shard."""
-        started = time.perf_counter()
-        self.division.parts = parts
-        watcher.start(self.probe.kind, len(self.ids))
-        self.measure(watcher)
-        seconds, inputs = time.perf_counter() - started, self.division.inputs
-        return {
-            "images": inputs,
-            "images_of_run": len(self.ids),
-            "skipped_images": [],
-            "images_per_second": dict.fromkeys(self.request["checkpoints"], inputs / seconds),
-            "wall_seconds": seconds,
-            "device": "cpu",
-        }
-
-    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Put the sums of shards together, in place of reading the rows of the traces."""
-        self.division = Division(measured=tuple(shards))
-        self._shard_notes = {"shards": [shard_note(sidecar) for sidecar in shards.values()]}
+    @property
+    def num_inputs(self) -> int:
+        """Inputs that all traces have."""
+        return len(self.ids)
 
     def notes(self) -> list[str]:
         """Return sentences on numbers that are missing or partial."""
@@ -143,7 +181,7 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the traces, and put the tables together."""
-        progress.start(self.probe.kind, len(self.ids))
+        progress.start(self.probe.kind, self.num_inputs)
         sums, left_out = self.measure(progress)
         training = {trace_view.name: trace_view.trace.about["checkpoint"] for trace_view in self.traces}
         info = self.run_info(
@@ -159,6 +197,5 @@ class TracesWork(RecordingWork[M], ShardedWork[Result]):
             notes=[*self.notes(), *self.matching],
             **({} if left_out is None else {"ignored": left_out}),
             **self.names,
-            **self._shard_notes,
             **facts_of(self.traces),
         )

@@ -41,6 +41,7 @@ class Mismatch(MatchedTraces["Result"]):
     joinable = False
     recordings = ("routing",)
     models = ("model",)
+    splits = True
     unit = "requests"
     common = ("layers", "limit", "batch_size", "device", "dtype", *WRITING)
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 8}

@@ -23,7 +23,8 @@ from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.run_spec import check_layers, chosen_layers
 from moeprobe.probes.trace.sequence_batches import SequenceBatches
 from moeprobe.probes.trace.sequences import check_vocabulary
-from moeprobe.recorded.engine.work import RecordingWork
+from moeprobe.recorded.engine.division import share_of
+from moeprobe.recorded.engine.work import DividedWork
 from moeprobe.recorded.mismatch import Mismatch
 from moeprobe.recordings.check_trace import is_by_chance
 from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
@@ -33,7 +34,7 @@ from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
-from moeprobe.results.stored import SumsStore, of_table
+from moeprobe.results.stored import SumsStore, concat, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.capabilities import Rerouted
@@ -42,12 +43,12 @@ from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress
 
-_DATA, _VIEW = REQUEST.data, "generated"
+_DATA, _VIEW, _SUMS = REQUEST.data, "generated", "sums"
 # Requests by which it is checked that the server has the model.
 _CHECKED = 16
 
 
-class Scoring(RecordingWork[Mismatch]):
+class Scoring(DividedWork[Mismatch]):
     """Two passes over each sequence: with the model's routing, and with the server's."""
 
     def __init__(self, probe: Mismatch, options: Options) -> None:
@@ -84,7 +85,8 @@ class Scoring(RecordingWork[Mismatch]):
         """Score all sequences, and put the tables together."""
         checkpoint = self.checkpoint
         is_served = self._is_served()
-        sums = self._sums(progress)
+        progress.start(self.probe.kind, self.num_inputs)
+        sums = self.measure(progress)
         info = self.run_info(
             aligned=True,
             train_seeds={checkpoint.name: checkpoint.train_seed},
@@ -99,12 +101,44 @@ class Scoring(RecordingWork[Mismatch]):
             colors=colors([checkpoint.name]),
             skipped_images=[],
             notes=self.served.notes(),
-            device=str(choose_device(self.options.device)),
         )
 
-    def _sums(self, progress: Progress) -> SumsStore:
-        accumulator, request_names = Accumulator(), self.served.names
-        progress.start(self.probe.kind, len(request_names))
+    @property
+    def num_inputs(self) -> int:
+        """Requests that are scored."""
+        return len(self.served.names)
+
+    @property
+    def device(self) -> str:
+        """Where the model is."""
+        return str(choose_device(self.options.device))
+
+    def measure(self, progress: Progress) -> SumsStore:
+        """Return the sums per request, of those that are measured here or were in other processes."""
+        if self.division.measured:
+            return concat(self.division.read(_SUMS, 1))
+        names = self.served.names
+        if self.division.shard is None:
+            return self._sums(names, progress)
+        first, last = share_of(self._batch_starts(), len(names), self.division.shard)
+        self.division.inputs = last - first
+        stores = iter([(0, self._sums(names[first:last], progress))] if first < last else [])
+        return self.division.write(_SUMS, stores, {})
+
+    def _batch_starts(self) -> list[int]:
+        """Return where batches begin before which all requests of each cluster are, or none of it."""
+        names, clusters = self.served.names, clusters_of([self.served.trace])
+        last = {clusters.get(name, name): index for index, name in enumerate(names)}
+        # The last request of all clusters that have begun.
+        ends = np.maximum.accumulate([last[clusters.get(name, name)] for name in names])
+        return [
+            start
+            for start in range(0, len(names), self.options.batch_size)
+            if not start or ends[start - 1] < start
+        ]
+
+    def _sums(self, request_names: Sequence[str], progress: Progress) -> SumsStore:
+        accumulator = Accumulator()
         for start in range(0, len(request_names), self.options.batch_size):
             names = request_names[start : start + self.options.batch_size]
             for kind, scores in self._scores(names):

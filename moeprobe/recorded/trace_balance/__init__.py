@@ -37,6 +37,7 @@ class TraceBalance(RecordingProbe["Result"]):
     layout = Layout.LOAD_OVER_TIME
     joinable = False
     recordings = ("trace",)
+    splits = True
     unit = "requests"
 
     trace: Annotated[

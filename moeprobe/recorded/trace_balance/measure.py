@@ -25,8 +25,9 @@ from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.recorded.engine.division import share_of
 from moeprobe.recorded.engine.kinds import kinds_in, masks_of, restrict
-from moeprobe.recorded.engine.work import RecordingWork
+from moeprobe.recorded.engine.work import DividedWork
 from moeprobe.recorded.trace_balance import TraceBalance
 from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
 from moeprobe.recordings.pairs import clusters_of, common_layers
@@ -45,7 +46,7 @@ from moeprobe.runtime.progress import Progress
 # What the tables call the rows on hot experts, and those on the second half of the requests.
 _VIEW, SECOND_HALF = "windows", ", second half"
 # Requests that are read at a time, and places for gates of one layer of them (16 MiB); the smaller of the two limits.
-_REQUESTS_AT_ONCE, _GATES = 256, 2**22
+REQUESTS_AT_ONCE, _GATES = 256, 2**22
 # Counts of experts that are in memory at a time.
 _COUNTS = 2**24
 # By layer: how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``.
@@ -78,7 +79,7 @@ class _Requests:
         return len(self.names) == 1
 
 
-class LoadOverTime(RecordingWork[TraceBalance]):
+class LoadOverTime(DividedWork[TraceBalance]):
     """A trace whose load is looked at by window and rank."""
 
     def __init__(self, probe: TraceBalance, options: Options) -> None:
@@ -136,10 +137,15 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         window = np.arange(len(samples)) * windows // len(samples)
         return _Requests(samples, window, {name: index // size for index, name in enumerate(names)})
 
+    @property
+    def num_inputs(self) -> int:
+        """Requests of the trace."""
+        return len(self.trace.ids)
+
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
-        progress.start(self.probe.kind, len(self.trace.ids))
-        counts_by_kind = self._choices(progress)
+        progress.start(self.probe.kind, self.num_inputs)
+        counts_by_kind = self.measure(progress)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
         sums = self._sums(counts_by_kind)
         analyses = make_analyses(self.probe.analyses)
@@ -172,36 +178,60 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             "are one sample"
         ]
 
-    def _choices(self, progress: Progress) -> dict[str, tuple[_Choices, _Uses]]:
+    def measure(self, progress: Progress) -> dict[str, tuple[_Choices, _Uses]]:
         """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
 
         The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
         several inputs uses more experts than one of them. First of all tokens, then of each kind where some are of
-        pictures.
+        pictures. Counts of processes add up, so a sample may be divided among them.
         """
-        trace, row_of = self.trace, self.requests.row_of
-        kinds = kinds_in([trace])
+        kinds = kinds_in([self.trace])
         counts_by_kind = {tokens: self._no_choices() for tokens in (REQUEST.token, *kinds)}
-        # The widest layer decides how many requests fit into memory.
+        arrays: dict[str, NDArray[np.integer[Any]]] = {}
+        for tokens, (choices, uses) in counts_by_kind.items():
+            for layer in self.layers:
+                arrays[f"choices of {tokens} in {layer}"] = choices[layer]
+                arrays[f"uses of {tokens} in {layer}"] = uses[layer]
+        if self.division.measured:
+            self.division.add_arrays(arrays)
+            return counts_by_kind
+        size = self._block_size
+        first, last = 0, self.num_inputs
+        if self.division.shard is not None:
+            first, last = share_of(range(0, last, size), last, self.division.shard)
+            self.division.inputs = last - first
+        for start in range(first, last, size):
+            block = self.trace.ids[start : min(start + size, last)]
+            self._count(block, counts_by_kind, kinds)
+            progress.advance(len(block))
+        if self.division.shard is not None:
+            self.division.write_arrays(arrays)
+        return counts_by_kind
+
+    @property
+    def _block_size(self) -> int:
+        """Requests that are read at once: the widest layer decides how many fit into memory."""
+        trace = self.trace
         widest = max(
             max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
             for layer in self.layers
         )
-        size = max(min(_REQUESTS_AT_ONCE, _GATES // widest), 1)
-        for start in range(0, len(trace.ids), size):
-            block = trace.ids[start : start + size]
-            rows = [row_of[self.clusters.get(name, name)] for name in block]
-            for layer in self.layers:
-                for tokens, of_block in _choices_of(trace, layer, block, kinds).items():
-                    counts, uses = counts_by_kind[tokens]
-                    # ``add.at``, since several inputs of a block may belong to one sample.
-                    np.add.at(counts[layer], rows, of_block)
-                    for column, numbers in zip(
-                        uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
-                    ):
-                        np.add.at(column, rows, numbers)
-            progress.advance(len(block))
-        return counts_by_kind
+        return max(min(REQUESTS_AT_ONCE, _GATES // widest), 1)
+
+    def _count(
+        self, block: Sequence[str], counts_by_kind: Mapping[str, tuple[_Choices, _Uses]], kinds: Sequence[str]
+    ) -> None:
+        """Add the choices of some requests."""
+        rows = [self.requests.row_of[self.clusters.get(name, name)] for name in block]
+        for layer in self.layers:
+            for tokens, of_block in _choices_of(self.trace, layer, block, kinds).items():
+                counts, uses = counts_by_kind[tokens]
+                # ``add.at``, since several inputs of a block may belong to one sample.
+                np.add.at(counts[layer], rows, of_block)
+                for column, numbers in zip(
+                    uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
+                ):
+                    np.add.at(column, rows, numbers)
 
     def _no_choices(self) -> tuple[_Choices, _Uses]:
         """Return zeros in the places of all counts."""

@@ -1,6 +1,7 @@
 """What an audit runs, and on how many images, so that it fits into the minutes that there are."""
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, PositiveInt
 
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.declarations import AuditEntry, Probe, registry
 from moeprobe.declarations.kinds import audit_entry
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.probes.engine import run as engine
+from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.engine.origins import modality_of_data
 from moeprobe.probes.engine.run import ProbeWork
 from moeprobe.probes.engine.run_spec import chosen_layers
 from moeprobe.results.own_files import STRICT, validate
@@ -116,6 +119,25 @@ def joining(names: Sequence[str] | None) -> list[tuple[type[Probe[Any]], AuditEn
     return sorted(selected, key=lambda item: (item[1].order, item[0].name))
 
 
+def open_models(
+    sources: Sequence[Model], *, data: str | None, probes: Sequence[str] | None, options: Options
+) -> list[Checkpoint]:
+    """Return the models of an audit; of several large ones, one is in memory at a time.
+
+    Raises:
+        UserError: one cannot be opened, or there is no such probe.
+    """
+    entries = joining(probes)
+
+    def learn(model: Checkpoint) -> None:
+        by_kind = {kind: _fields(entry, model.framing.modality) for kind, entry in entries}
+        engine.learn(
+            [kind(**fields) for kind, fields in by_kind.items() if fields is not None], model, options
+        )
+
+    return load_models(sources, options, modality=modality_of_data(data), one_at_a_time=True, learn=learn)
+
+
 def make_plan(
     models: Sequence[Checkpoint],
     *,
@@ -166,6 +188,11 @@ def make_plan(
     return AuditPlan(steps, left_out, available, minutes)
 
 
+def _fields(entry: AuditEntry, modality: Modality) -> Mapping[str, Any] | None:
+    """Return the parameters of a probe for models that read images, or texts; None where it does not join."""
+    return entry.images if modality is IMAGE else entry.texts
+
+
 def _total(timed: Sequence[_Timed], images: int) -> float:
     return sum(item.seconds(images) for item in timed)
 
@@ -192,7 +219,7 @@ def _prepare(
 ) -> tuple[Probe[Any], ProbeWork[Any]]:
     """Return a probe and its work on a few images; raises ``UserError`` where it does not apply."""
     modality = models[0].framing.modality
-    fields = entry.images if modality is IMAGE else entry.texts
+    fields = _fields(entry, modality)
     # An entry without fields for a modality has no use for it.
     if fields is None:
         raise UserError(f"{kind.name} does not apply to models that read {modality.plural}.")
@@ -215,7 +242,10 @@ def _time(
     options: Options,
 ) -> _Timed:
     """Return the costs of a probe, measured on a few images."""
+    begun = time.perf_counter()
     plan = work.plan()
+    # What comes before the first batch: large models that take turns in memory are read again.
+    before = time.perf_counter() - begun - plan.seconds * plan.timed_images / plan.images
     layers = max(len(chosen_layers(model.model.layer_names, options.layers)) for model in models)
     pieces = (entry.statistics or plan.passes) * max(layers, 1) * len(models)
     return _Timed(
@@ -223,7 +253,7 @@ def _time(
         entry,
         plan.passes,
         plan.images,
-        _SECONDS * pieces,
+        _SECONDS * pieces + before,
         plan.seconds / plan.images + _SECONDS_OF_IMAGE * pieces,
         plan.seconds / plan.images / plan.passes,
     )

@@ -27,7 +27,7 @@ from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
 from moeprobe.results.own_files import STRICT, RunName, reading, run_inside, validate
 from moeprobe.results.showing import one_line
-from moeprobe.results.sidecars import Sidecar, names_in, read_sidecar, rename_table
+from moeprobe.results.sidecars import Sidecar, names_in, read_sidecar, rename_sidecar, rename_table
 from moeprobe.runtime.arguments import check_arguments
 from moeprobe.runtime.files import read_bytes
 from moeprobe.runtime.run_files import FINISHED
@@ -66,11 +66,15 @@ class AuditContent:
     @property
     def models(self) -> list[str]:
         """Names of the models, the reference first."""
-        return list(dict.fromkeys(self.verdicts.loc[self.verdicts["reference"] == "", "checkpoint"]))
+        # All of them: a verdict may be about the second alone.
+        return list(self.sidecar["checkpoints"])
 
     def with_names(self) -> "AuditContent":
         """Return it with models as ``--names`` calls them, to be shown."""
-        return dataclasses.replace(self, verdicts=rename_table(self.verdicts, names_in(self.sidecar)))
+        names = names_in(self.sidecar)
+        return dataclasses.replace(
+            self, verdicts=rename_table(self.verdicts, names), sidecar=rename_sidecar(self.sidecar, names)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +264,11 @@ def _conclusions(result: AuditContent) -> dict[str, list[str]]:
     names = names_in(result.sidecar)
     return {
         name: conclusions_of(
-            RunTables(sidecar=run.sidecar, table=rename_table(run.table, names), comparison=None)
+            RunTables(
+                sidecar=rename_sidecar(run.sidecar, names),
+                table=rename_table(run.table, names),
+                comparison=None if run.comparison is None else rename_table(run.comparison, names),
+            )
         )
         for name, run in result.runs.items()
     }

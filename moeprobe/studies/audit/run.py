@@ -17,8 +17,8 @@ from moeprobe.inputs.modality import IMAGE, Modality, modality_of
 from moeprobe.inputs.open import content_of
 from moeprobe.judging.properties import COLUMNS, Row, judge_run
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.models import are_hashed, load_models
-from moeprobe.probes.engine.origins import choose_data, describe_origins, modality_of_data
+from moeprobe.probes.engine.models import are_hashed
+from moeprobe.probes.engine.origins import choose_data, describe_origins
 from moeprobe.probes.engine.run import Work
 from moeprobe.probes.engine.run_spec import study_request
 from moeprobe.probes.engine.units import refuse_units
@@ -33,7 +33,15 @@ from moeprobe.results.sidecars import Sidecar, choose_names, make_sidecar
 from moeprobe.runtime.arguments import check_positive, several
 from moeprobe.runtime.files import write_csv, write_text
 from moeprobe.runtime.progress import Progress, progress_of
-from moeprobe.studies.audit.plan import AuditPlan, AuditStep, joining, make_plan, read_plan, write_plan
+from moeprobe.studies.audit.plan import (
+    AuditPlan,
+    AuditStep,
+    joining,
+    make_plan,
+    open_models,
+    read_plan,
+    write_plan,
+)
 from moeprobe.studies.audit.recorded import (
     RECORDED,
     audit_recordings,
@@ -123,7 +131,7 @@ def plan_audit(
     sources = _check_sources(models, minutes)
     if is_recorded(sources):
         raise UserError(f"Recorded routing needs no forward passes; leave {option('dry_run')} out.")
-    loaded = load_models(sources, options, modality=modality_of_data(data))
+    loaded = open_models(sources, data=data, probes=probes, options=options)
     return _plan_of(loaded, data=choose_data(data, loaded), minutes=minutes, options=options, probes=probes)
 
 
@@ -156,7 +164,7 @@ class _ModelsAudit(_AuditWork):
         probes: Sequence[str] | None,
         options: Options,
     ) -> None:
-        self.models = load_models(sources, options, modality=modality_of_data(data))
+        self.models = open_models(sources, data=data, probes=probes, options=options)
         self.data = choose_data(data, self.models)
         self.words = " ".join(
             str(source.name if isinstance(source, Checkpoint) else source) for source in sources

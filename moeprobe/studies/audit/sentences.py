@@ -197,7 +197,11 @@ def summary(lines: list[PropertyLine], models: list[str]) -> str:
     if len(models) == 2:
         # Only properties without a difference are listed here; the others are told by how the two models differ.
         attention = _properties_of_grade([line for line in lines if line.difference is None], "poor")
-        parts = [f"Needs attention: {attention}." if attention else "", _of_pair(lines, models)]
+        parts = [
+            f"Needs attention: {attention}." if attention else "",
+            _of_second(lines, models),
+            _of_pair(lines, models),
+        ]
         return " ".join(part for part in parts if part)
     attention = _properties_of_grade(lines, "poor") or _properties_of_grade(lines, "fair")
     good = [
@@ -221,6 +225,16 @@ def _properties_of_grade(lines: list[PropertyLine], grade: str) -> str:
         if row["grade"] == grade
     ]
     return "; ".join(dict.fromkeys(texts))
+
+
+def _of_second(lines: list[PropertyLine], models: list[str]) -> str:
+    """Return the verdicts that only the second model has: how it relates to the first; empty where there are none."""
+    texts = [
+        f"{line.title.lower()}: {verdict_text(line.values[0])}"
+        for line in lines
+        if [row["checkpoint"] for row in line.values] == models[1:]
+    ]
+    return f"{models[1]} — {'; '.join(texts)}." if texts else ""
 
 
 def _of_pair(lines: list[PropertyLine], models: list[str]) -> str:

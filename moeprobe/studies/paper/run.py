@@ -13,6 +13,7 @@ from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Keywords, Options, combine, with_options
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond import Correspond
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
@@ -77,6 +78,11 @@ class Job:
         return dataclasses.replace(probe, attribute=True) if attributes else probe  # type: ignore[call-arg]
 
     @property
+    def opens_by_name(self) -> bool:
+        """Whether the compared model of the first pair reads images when it is opened by its name alone."""
+        return "pictures" not in self.pairs[0][1].provenance
+
+    @property
     def notes(self) -> list[str]:
         """What is left out, in sentences."""
         notes = []
@@ -84,6 +90,8 @@ class Job:
             notes.append(f"No accuracy: {self.data} has no labels of the models' classes.")
         if not self.replayable:
             notes.append("No jumps and no attribution: a model cannot replay a routing.")
+        if not self.opens_by_name:
+            notes.append("No picture of corresponding patches: a model reads images beside a prompt.")
         return notes
 
 
@@ -99,7 +107,13 @@ def make_job(models: Sequence[Model], *, data: str | None, options: Options) -> 
         raise UserError(
             f"{option('names')} takes two different names, for the two of a pair; got {', '.join(names)}."
         )
-    loaded = load_models(models, options)
+    loaded = load_models(
+        models,
+        options,
+        modality=IMAGE,
+        one_at_a_time=True,
+        learn=lambda model: engine.learn([probe for probe, _ in PROBES.values()], model, options),
+    )
     check_images(loaded, "the paper's tables and figures cannot be made")
     for model in loaded:
         for layer in routing_of_blank_input(model, options.layers):
@@ -320,7 +334,7 @@ def draw_figures(job: Job, folder: Path, *, jump_images: int, model: Model, prog
         "animation": draw(Overlay(count=2, animate=True)),
         "compare": lambda options: _compare_sweeps(folder / "noise-sweep", options, progress),
     }
-    if source:
+    if source and job.opens_by_name:
         drawings["correspond"] = lambda options: Correspond(model=source, data=data, count=2).ask(
             dataclasses.replace(options, names=None), progress
         )
