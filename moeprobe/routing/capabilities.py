@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from moeprobe.routing.parts import Weight
     from moeprobe.routing.record import LayerRouting, RoutingTrace
+    from moeprobe.routing.router_rows import RouterRows
 
 
 @runtime_checkable
@@ -235,6 +236,14 @@ class HasRouterModules(Traceable, Protocol):
 
     def router_modules(self) -> list[nn.Module]:
         """Return the modules that compute the scores of experts; they stay in float32 in any precision."""
+
+
+@runtime_checkable
+class HasRouterRows(Traceable, Protocol):
+    """A model that says which weights its routers score experts by."""
+
+    def router_rows(self) -> dict[str, RouterRows | None]:
+        """Return the rows of each layer's router; None where a router has not one for each expert."""
 
 
 @runtime_checkable
