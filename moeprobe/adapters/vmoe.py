@@ -142,14 +142,16 @@ class Vmoe:
             self._forward(images)
         return {name: Trunk(*trunks[name]) for name in selected_layers}
 
-    def resume(self, layer: str, hidden: Tensor, routing: RoutingTrace) -> tuple[Tensor, Tensor]:
+    def resume(
+        self, layer: str, hidden: Tensor, routing: RoutingTrace, *, gates: str = "recomputed"
+    ) -> tuple[Tensor, Tensor]:
         """Run the rest of the model; see ``routing.Resumable``."""
         outputs: list[Tensor] = []
         handle = self._layers[layer].register_forward_hook(lambda *call: outputs.append(call[-1]))
         try:
             with (
                 torch.inference_mode(),
-                replaying(self.model, self._choices(routing, len(hidden), "recomputed")),
+                replaying(self.model, self._choices(routing, len(hidden), gates)),
             ):
                 return self._scores_from(layer, hidden), outputs[0]
         finally:

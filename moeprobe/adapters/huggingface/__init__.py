@@ -221,11 +221,17 @@ class HuggingfaceAdapter(Adapter):
         return hidden
 
     def resumed_log_probabilities(
-        self, layer: str, hidden: Tensor, texts: TokenBatch, routing: RoutingTrace
+        self,
+        layer: str,
+        hidden: Tensor,
+        texts: TokenBatch,
+        routing: RoutingTrace,
+        *,
+        gates: str = "recomputed",
     ) -> Tensor:
         """Return how probable tokens are in passes taken up at a layer; see ``routing.ResumableText``."""
         with replay.resuming(self._body, self._layers[layer], hidden):
-            return self.replayed_log_probabilities(texts, routing)
+            return self.replayed_log_probabilities(texts, routing, gates=gates)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
