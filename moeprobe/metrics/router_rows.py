@@ -180,11 +180,11 @@ def untrained_bands(
     rng = generator(seed, "untrained router rows")
     number, width = shape
     directions = np.eye(number, width) if number < width else None
-    drawn = [measure_rows(start.draw(shape, rng), directions).plain() for _ in range(DRAWS)]
+    untrained = [measure_rows(start.draw(shape, rng), directions).plain() for _ in range(DRAWS)]
     ends = ((1 - BAND) / 2, (1 + BAND) / 2)
     bands = {}
-    for name in drawn[0]:
-        values = [row[name] for row in drawn]
+    for name in untrained[0]:
+        values = [row[name] for row in untrained]
         if None not in values:
             low, high = np.quantile(np.array(values, float), ends)
             bands[name] = float(low), float(high)

@@ -10,14 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeprobe import api
-from moeprobe.adapters import router_rows
-from moeprobe.adapters.router_rows import (
-    RowNames,
-    inspect_routers,
-    name_rows,
-    read_router_rows,
-    spread_slices,
-)
+from moeprobe.adapters import inspect_routers as inspection
+from moeprobe.adapters.inspect_routers import inspect_routers, read_router_rows
+from moeprobe.adapters.router_rows import RowNames, name_rows, spread_slices
 from tests.adapters import zoo
 from tests.commands import refused, run
 
@@ -159,7 +154,7 @@ def test_biases_of_a_module_with_hooks_are_printed(monkeypatch: pytest.MonkeyPat
     net.get_submodule("blocks.1.mlp.gate").bias.data[2] = -1e4
     rows = hooks.router_rows()
     assert all(row is not None and row.bias is not None and row.top_k == 2 for row in rows.values())
-    monkeypatch.setattr(router_rows, "read_router_rows", lambda source: (source, rows))
+    monkeypatch.setattr(inspection, "read_router_rows", lambda source: (source, rows))
     first = next(iter(rows))
     described = inspect_routers(["biased"])["checkpoints"][0]["layers"]
     assert described[0]["unreachable"] == (2,) and described[1]["unreachable"] == ()

@@ -126,7 +126,7 @@ class _Files:
         """Return the name in the files: the same, or one of the same block whose last two parts are the same."""
         if name in self._files:
             return name
-        names = [other for other in self._files if _identity(other) == _identity(name)]
+        names = [candidate for candidate in self._files if _identity(candidate) == _identity(name)]
         return names[0] if len(names) == 1 else None
 
 

@@ -54,7 +54,7 @@ def inspect(
 
     check_checkpoints(checkpoints)
     if routers:
-        from moeprobe.adapters.router_rows import inspect_routers
+        from moeprobe.adapters.inspect_routers import inspect_routers
         from moeprobe.cli.front.router_table import show_routers
 
         if check:

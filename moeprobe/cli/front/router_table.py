@@ -29,19 +29,19 @@ def show_routers(inspection: Mapping[str, Any]) -> list[Table | str]:
         ]
         for layer in layers
     }
-    known = [row for rows in by_layer.values() for _, row in rows if row["rows"] is not None]
+    rows_with_weights = [row for rows in by_layer.values() for _, row in rows if row["rows"] is not None]
     columns = {
         heading: names
         for heading, names in _COLUMNS.items()
-        if any(row[names[0]] is not None for row in known)
+        if any(row[names[0]] is not None for row in rows_with_weights)
     }
-    has_bias = any(row["bias_low"] is not None for row in known)
+    has_bias = any(row["bias_low"] is not None for row in rows_with_weights)
     table = Table(title="Routers by their weights", title_justify="left")
     for heading in ("layer", "checkpoint", "rows × width"):
         table.add_column(heading)
     for heading in (*columns, *(["bias"] if has_bias else [])):
         table.add_column(heading, justify="right")
-    shown: list[Any] = []
+    printed_bands: list[Any] = []
     for layer, rows in by_layer.items():
         for checkpoint, row in rows:
             if row["rows"] is None:
@@ -49,8 +49,8 @@ def show_routers(inspection: Mapping[str, Any]) -> list[Table | str]:
             size = f"{row['rows']:,} × {row['width']:,}"
             # Layers of one shape and start have the same untrained routers.
             untrained = row["untrained"]
-            if untrained not in shown:
-                shown.append(untrained)
+            if untrained not in printed_bands:
+                printed_bands.append(untrained)
                 bands = [_band(row, names) for names in columns.values()]
                 table.add_row("", "untrained", size, *bands, *([""] if has_bias else []), style="dim")
             cells = [_cell(row, names) for names in columns.values()]
@@ -64,10 +64,10 @@ def show_routers(inspection: Mapping[str, Any]) -> list[Table | str]:
         legend += (
             " In embedding: share along the leading directions of the embedding, as many as there are rows."
         )
-    if any(not row["start_is_known"] for row in known):
+    if any(not row["start_is_known"] for row in rows_with_weights):
         legend += " How this model's routers start is not known: as a linear layer of torch, which sets lengths alone."
     sentences = [sentence for layer, rows in by_layer.items() for sentence in _sentences(layer, rows)]
-    return [*([table, legend] if known else []), *sentences]
+    return [*([table, legend] if rows_with_weights else []), *sentences]
 
 
 def _cell(row: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -115,7 +115,7 @@ def _sentences(layer: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Ite
 
 
 def _experts(numbers: Sequence[int]) -> str:
-    return f"{'expert' if len(numbers) == 1 else 'experts'} {_list([str(number) for number in numbers], 'in all')}"
+    return f"expert{'s' * (len(numbers) > 1)} {_list([str(number) for number in numbers], 'in all')}"
 
 
 def _list(names: Sequence[str], noun: str) -> str:

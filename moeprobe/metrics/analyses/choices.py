@@ -174,16 +174,16 @@ class ChoicesAnalysis(ModelAnalysis[TriedChoices]):
         import torch
 
         # Without a label there is no loss.
-        known = subject.among(subject.rise.isfinite().all(1))
-        weight, rise = known.weight.double(), known.rise.double()
+        with_losses = subject.among(subject.rise.isfinite().all(1))
+        weight, rise = with_losses.weight.double(), with_losses.rise.double()
         loss = torch.cat([torch.zeros_like(rise[:, :1]), rise], 1)
         best = loss.amin(1, keepdim=True)
-        correlation = _rank_correlation(known.gates.double(), -loss)
-        moved = (rise.abs() > ROUNDING).any(1)
+        correlation = _rank_correlation(with_losses.gates.double(), -loss)
+        is_moved = (rise.abs() > ROUNDING).any(1)
         tokens = {
-            _OF_ALL: torch.ones_like(moved),
-            _OF_MOVED: moved,
-            _OF_RANKED: correlation.isfinite() & moved,
+            _OF_ALL: torch.ones_like(is_moved),
+            _OF_MOVED: is_moved,
+            _OF_RANKED: correlation.isfinite() & is_moved,
         }
         excess = loss - best
         values = {
@@ -193,13 +193,13 @@ class ChoicesAnalysis(ModelAnalysis[TriedChoices]):
             LEAD.name: rise.mean(1),
             REGRET.name: excess[:, 0],
             REGRET_RANDOM.name: excess.mean(1),
-            STAKES.name: moved,
+            STAKES.name: is_moved,
             CORRELATION.name: correlation.nan_to_num(0),
         }
 
         def by_input(of_tokens: Tensor) -> Tensor:
             total = torch.zeros(subject.inputs, dtype=torch.float64, device=weight.device)
-            return total.index_add(0, known.source, of_tokens.double())
+            return total.index_add(0, with_losses.source, of_tokens.double())
 
         columns = {name: by_input(mask).long() for name, mask in tokens.items()}
         columns |= {f"{name}_weight": by_input(weight * mask) for name, mask in tokens.items()}
@@ -215,28 +215,30 @@ class ChoicesAnalysis(ModelAnalysis[TriedChoices]):
             if metric is GAIN:
                 estimators.append(metric.raw(_gain(columns, weights[_OF_ALL]), columns[_OF_ALL]))
                 continue
-            counted = _SUMS[metric.name]
-            if not columns[counted].any() and counted != _OF_ALL:
+            tokens_column = _SUMS[metric.name]
+            if not columns[tokens_column].any() and tokens_column != _OF_ALL:
                 continue
             mean = metric.share_of if metric.unit == "share" else metric.mean_of
-            estimators.append(mean(columns[metric.name], columns[counted], weight=weights[counted]))
-        if columns[_OF_MOVED].any():
-            of_moved = weights[_OF_MOVED]
-            share = Share(columns[RANK.name].astype(np.float64), of_moved)
-            estimators += RANK.chance_and_kappa(
-                _NULL, Ratio(of_moved / 2, of_moved), share, columns[_OF_MOVED]
+            estimators.append(
+                mean(columns[metric.name], columns[tokens_column], weight=weights[tokens_column])
             )
-        of_all = weights[_OF_ALL]
+        if columns[_OF_MOVED].any():
+            moved_weights = weights[_OF_MOVED]
+            share = Share(columns[RANK.name].astype(np.float64), moved_weights)
+            estimators += RANK.chance_and_kappa(
+                _NULL, Ratio(moved_weights / 2, moved_weights), share, columns[_OF_MOVED]
+            )
+        all_weights = weights[_OF_ALL]
         right, random = (
-            Share(columns[name].astype(np.float64), of_all) for name in (RIGHT.name, _RIGHT_RANDOM)
+            Share(columns[name].astype(np.float64), all_weights) for name in (RIGHT.name, _RIGHT_RANDOM)
         )
         return [*estimators, *RIGHT.chance_and_kappa(_NULL, random, right, columns[_OF_ALL])]
 
 
 def _gain(columns: Columns, weight: np.ndarray) -> _GainShare:
     """Return the share of a random option's regret that the choice avoids."""
-    random, own = (columns[metric.name].astype(np.float64) for metric in (REGRET_RANDOM, REGRET))
-    return _GainShare(random - own, random, weight, ROUNDING)
+    random, regret = (columns[metric.name].astype(np.float64) for metric in (REGRET_RANDOM, REGRET))
+    return _GainShare(random - regret, random, weight, ROUNDING)
 
 
 def _rank_correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -244,9 +246,9 @@ def _rank_correlation(first: Tensor, second: Tensor) -> Tensor:
     ranks = []
     for values in (first, second):
         # Equal values share the mean of their ranks.
-        below = (values[:, None] < values[..., None]).sum(-1)
-        equal = (values[:, None] == values[..., None]).sum(-1)
-        rank = below + (equal - 1) / 2
+        num_below = (values[:, None] < values[..., None]).sum(-1)
+        num_equal = (values[:, None] == values[..., None]).sum(-1)
+        rank = num_below + (num_equal - 1) / 2
         ranks.append(rank - rank.mean(1, keepdim=True))
     product = (ranks[0] * ranks[1]).sum(1)
     # 0 / 0 where ranks are all equal.

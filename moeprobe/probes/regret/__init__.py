@@ -71,5 +71,5 @@ class Regret(Probe["Result"]):
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""
-        weighed = "as the router does" if self.weights == ROUTER else "equally"
-        return f"The router's choice beside up to {self.tried} others of a token, weighed {weighed}"
+        manner = "as the router does" if self.weights == ROUTER else "equally"
+        return f"The router's choice beside up to {self.tried} others of a token, weighed {manner}"

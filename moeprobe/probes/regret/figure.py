@@ -36,11 +36,17 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     for axis, (metric, label, chance) in zip(axes[0], _PANELS, strict=True):
         for (name, tokens), shift in zip(lines, panels.shifts(len(lines)), strict=True):
             of_line = table[(table["checkpoint"] == name) & (table["tokens"] == tokens)]
-            named = name if len(kinds) == 1 else f"{name}, {tokens}"
+            label_of_line = name if len(kinds) == 1 else f"{name}, {tokens}"
             style = _STYLES[tokens not in ORDINARY]
             color = colors[name]
             panels.draw_over_layers(
-                axis, rows_of(of_line, metric), layers, color=color, label=named, shift=shift, style=style
+                axis,
+                rows_of(of_line, metric),
+                layers,
+                color=color,
+                label=label_of_line,
+                shift=shift,
+                style=style,
             )
             _draw_chance(axis, of_line, chance, layers, color=color, shift=shift)
         panels.label_layers(axis, layers)

@@ -28,8 +28,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
 def _of_tokens(table: pd.DataFrame, name: str) -> Iterator[str]:
     kappas = rows_of(table, RANK, KAPPA)
     if kappas.empty:
-        moved = table[table["metric"] == RIGHT.name]
-        if len(moved):
+        rights = table[table["metric"] == RIGHT.name]
+        if len(rights):
             yield f"{name}: no tried choice of experts moves the loss, so none is right or wrong."
         return
     yield (
@@ -59,8 +59,8 @@ def _words(kappas: pd.DataFrame) -> str:
     }
     total = len(together)
     layers = "layer" if total == 1 else "layers"
-    said = [f"{words} in {count} of {total} {layers}" for words, count in counts.items() if count]
-    if not said:
+    parts = [f"{words} in {count} of {total} {layers}" for words, count in counts.items() if count]
+    if not parts:
         return "in no layer is it separated from a random one"
     at_once = ", with intervals that hold for all layers at once" if total > 1 else ""
-    return f"it is {' and '.join(said)}{at_once}"
+    return f"it is {' and '.join(parts)}{at_once}"

@@ -43,8 +43,8 @@ class OtherChoices:
     @property
     def sets(self) -> Tensor:
         """The experts of each option ``(N, O, K)``, the router's choice first."""
-        own = self.layer.selected[self.source, self.token].long()
-        options = own[:, None].repeat(1, 1 + self.position.shape[1], 1)
+        router_choice = self.layer.selected[self.source, self.token].long()
+        options = router_choice[:, None].repeat(1, 1 + self.position.shape[1], 1)
         options[:, 1:].scatter_(2, self.position[..., None], self.newcomer[..., None])
         return options
 
@@ -109,13 +109,13 @@ def draw_choices(
     ]
     exchange = torch.from_numpy(np.concatenate(draws).argsort(1)[:, :tried]).to(device)
     # The experts that a token did not choose, in their order.
-    others = layer.selected_mask[source, token].long().sort(dim=1, stable=True).indices[:, :num_others]
+    remaining = layer.selected_mask[source, token].long().sort(dim=1, stable=True).indices[:, :num_others]
     return OtherChoices(
         layer=layer,
         weight=weight,
         source=source,
         token=token,
         position=exchange // num_others,
-        newcomer=others.gather(1, exchange % num_others),
+        newcomer=remaining.gather(1, exchange % num_others),
         has_equal_weights=has_equal_weights,
     )

@@ -47,7 +47,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class ExpertRows:
+class ScoringRows:
     """What a router scores experts by: ``weight`` ``(R, D)``, how it starts, and ``bias`` ``(R,)`` or None.
 
     R is the number of experts, or of the slots of all experts.
@@ -103,7 +103,7 @@ class Router(nn.Module, ABC):
         """Logits of a token: E, or E·C where tokens are weighed against slots."""
         return self.num_experts
 
-    def expert_rows(self) -> ExpertRows | None:
+    def expert_rows(self) -> ScoringRows | None:
         """Return the rows that experts are scored by; None where there is not one for each."""
         return None
 

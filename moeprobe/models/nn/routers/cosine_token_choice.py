@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule
-from moeprobe.models.nn.routers.base import Decision, ExpertRows
+from moeprobe.models.nn.routers.base import Decision, ScoringRows
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,
     Limits,
@@ -69,9 +69,9 @@ class CosineTokenChoice(LimitedRouter):
         self.batch_priority = batch_priority
         self.renormalise = renormalise
 
-    def expert_rows(self) -> ExpertRows:
+    def expert_rows(self) -> ScoringRows:
         """Return the directions in the narrow space."""
-        return ExpertRows(self.directions.T, Start("normal", _DIRECTIONS_STD))
+        return ScoringRows(self.directions.T, Start("normal", _DIRECTIONS_STD))
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

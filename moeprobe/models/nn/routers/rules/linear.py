@@ -22,7 +22,7 @@ from moeprobe.models.nn.plans import (
     plan_expert_choice,
     plan_token_choice,
 )
-from moeprobe.models.nn.routers.base import Decision, ExpertRows, Router
+from moeprobe.models.nn.routers.base import Decision, Router, ScoringRows
 from moeprobe.routing.router_rows import Start
 
 
@@ -95,9 +95,9 @@ class LinearRouter(LimitedRouter, ABC):
         self.gate = nn.Linear(width, num_experts, bias=False)
         lecun_normal(self.gate)
 
-    def expert_rows(self) -> ExpertRows:
+    def expert_rows(self) -> ScoringRows:
         """Return the rows of W."""
-        return ExpertRows(self.gate.weight, Start.lecun(self.gate.in_features))
+        return ScoringRows(self.gate.weight, Start.lecun(self.gate.in_features))
 
     def _logits(self, tokens: Tensor, noise: Tensor | None) -> Logits:
         """Return the logits of tokens ``(G, S, D)`` in float32 (float64 tokens: in float64). Call without autocast."""
