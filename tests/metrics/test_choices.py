@@ -120,21 +120,34 @@ def truth() -> dict[tuple[str, str], float]:
     return values(drawn(np.random.default_rng(12345), 100_000))
 
 
-@pytest.mark.slow
 @pytest.mark.resamples
-@pytest.mark.parametrize(("inputs", "runs"), [(40, 400), (200, 400), (1000, 200)])
+@pytest.mark.parametrize(
+    ("inputs", "runs"),
+    [
+        (40, 400),
+        pytest.param(200, 1000, marks=pytest.mark.slow),
+        pytest.param(1000, 400, marks=pytest.mark.slow),
+    ],
+)
 def test_intervals_cover(inputs: int, runs: int, truth: dict[tuple[str, str], float]) -> None:
+    """Where there is an interval: means of losses that few inputs carry have none."""
     rng = np.random.default_rng(inputs)
-    bootstrap, covered = Bootstrap(inputs, seed=0), dict.fromkeys(truth, 0)
-    del covered["choice_rank_chance", "option"]  # always 0.5
+    bootstrap = Bootstrap(inputs, seed=0)
+    covered, judged = (dict.fromkeys(truth, 0) for _ in range(2))
     for _ in range(runs):
-        found = {key: one for key, one in estimators(drawn(rng, inputs)).items() if key in covered}
-        intervals = bootstrap.replicate(
+        found = estimators(drawn(rng, inputs))
+        every = bootstrap.replicate(
             [(one.statistic, one.used_trials) for one in found.values()], paired=False
         )
-        for key, replicates in zip(found, intervals, strict=True):
+        for key, replicates in zip(found, every, strict=True):
             interval = replicates.interval()
             covered[key] += interval.low <= truth[key] <= interval.high
-    print(inputs, {key: round(count / runs, 3) for key, count in covered.items()})
+            judged[key] += np.isfinite(interval.low)
+    print(
+        inputs, {key: (round(count / max(judged[key], 1), 3), judged[key]) for key, count in covered.items()}
+    )
     for key, count in covered.items():
-        assert count / runs >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / runs), key
+        error = np.sqrt(0.93 * 0.07 / max(judged[key], 1))
+        assert count / max(judged[key], 1) >= 0.93 - 3 * error or judged[key] < 20, key
+    assert judged["choice_rank_kappa", "option"] == judged["choice_correlation", ""] == runs
+    assert inputs == 40 or min(judged.values()) > 0.95 * runs
