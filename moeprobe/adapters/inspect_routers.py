@@ -57,7 +57,7 @@ def inspect_routers(sources: Sequence[str]) -> dict[str, Any]:
     bands: dict[Any, Mapping[str, tuple[float, float]]] = {}
     described = []
     for source, (name, layers) in zip(sources, models, strict=True):
-        rows = []
+        rows: list[dict[str, Any]] = []
         for layer, router in layers.items():
             if router is None:
                 rows.append({"layer": layer, "rows": None})
@@ -84,12 +84,12 @@ def inspect_routers(sources: Sequence[str]) -> dict[str, Any]:
                     **find_faults(router).plain(),
                     "untrained": {key: list(band) for key, band in untrained.items()},
                     "start_is_known": router.start.is_known,
-                    "outside": [
-                        key
-                        for key, (low, high) in untrained.items()
-                        if numbers[key] is not None and not low <= numbers[key] <= high
-                    ],
+                    "outside": [key for key, band in untrained.items() if _is_outside(numbers[key], band)],
                 }
             )
         described.append({"checkpoint": name if names.count(name) == 1 else source, "layers": rows})
     return {"checkpoints": described}
+
+
+def _is_outside(value: float | None, band: tuple[float, float]) -> bool:
+    return value is not None and not band[0] <= value <= band[1]

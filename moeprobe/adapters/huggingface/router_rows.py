@@ -29,7 +29,7 @@ def rows_of_model(adapter: "HuggingfaceAdapter") -> dict[str, RouterRows | None]
     """Return the rows of a loaded model's routers; None of one without a row for each expert."""
     weight = adapter.body.get_input_embeddings().weight  # type: ignore[operator]
     embedding = np.concatenate([as_array(weight[part]) for part in spread_slices(len(weight))])
-    rows = {}
+    rows: dict[str, RouterRows | None] = {}
     for name, layer in adapter.layers.items():
         assert layer.reader is not None
         with placing.in_reach(layer.module):
@@ -37,7 +37,9 @@ def rows_of_model(adapter: "HuggingfaceAdapter") -> dict[str, RouterRows | None]
             names = name_rows(
                 {key: tuple(value.shape) for key, value in tensors.items()}, layer.reader.num_experts
             )
-            rows[name] = names and _make(names, tensors, adapter.body.config, layer.reader.top_k, embedding)
+            rows[name] = None
+            if names is not None:
+                rows[name] = _make(names, tensors, adapter.body.config, layer.reader.top_k, embedding)
     return rows
 
 

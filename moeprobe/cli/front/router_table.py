@@ -67,7 +67,8 @@ def show_routers(inspection: Mapping[str, Any]) -> list[Table | str]:
     if any(not row["start_is_known"] for row in rows_with_weights):
         legend += " How this model's routers start is not known: as a linear layer of torch, which sets lengths alone."
     sentences = [sentence for layer, rows in by_layer.items() for sentence in _sentences(layer, rows)]
-    return [*([table, legend] if rows_with_weights else []), *sentences]
+    table_with_legend: list[Table | str] = [table, legend] if rows_with_weights else []
+    return [*table_with_legend, *sentences]
 
 
 def _cell(row: Mapping[str, Any], names: Sequence[str]) -> str:

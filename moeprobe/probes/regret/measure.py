@@ -132,9 +132,10 @@ def _clean_pass(
 ) -> tuple[CleanPass | CleanTexts, Rise]:
     """Return the pass of a batch as it is, and what prices choices: later layers choose as their routers do."""
     model: Any = checkpoint.model
+    inputs: Any = batch.views[0]  # texts or images, as the model reads
     size = spec.batch_size
     if isinstance(model, Rerouted):
-        texts = run_texts(checkpoint, batch.views[0], resumable)
+        texts = run_texts(checkpoint, inputs, resumable)
         finite.check(texts.routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
 
         def rise_of_text(name: str, forced: ForcedSets) -> Tensor:
@@ -144,7 +145,7 @@ def _clean_pass(
         return texts, rise_of_text
     clean = run_clean(
         checkpoint,
-        batch.views[0],
+        inputs,
         labels_of(spec, batch),
         layers=lambda routing: _layers(spec, checkpoint, routing),
     )
