@@ -41,7 +41,6 @@ _SHARES = {
     "margins": 0.5,
     "flips": 0.75,
     "experts": 0.75,
-    "regret": 0.75,
     "attack": 0.75,
     "corruptions": 0.5,
 }
