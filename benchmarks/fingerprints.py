@@ -50,6 +50,7 @@ COMMANDS: dict[str, list[str]] = {
     "margins": ["--limit", "20", "--draws", "2"],
     "flips": ["--limit", "20", "--patches", "2"],
     "experts": ["--limit", "20"],
+    "regret": ["--limit", "20"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "3", "--limit", "20"],
     "attack": ["--limit", "8"],
     "fewshot": ["--shots", "1", "--limit", "40"],

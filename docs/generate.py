@@ -64,6 +64,7 @@ DRAWN = {
     "prefetch.png": "printed",
     "batches.png": "printed",
     "coverage.png": "printed",
+    "regret.png": "printed",
     "guide-forest.png": "printed",
     "guide-match.png": "printed",
     "guide-noise.png": "printed",

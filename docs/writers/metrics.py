@@ -36,6 +36,7 @@ TRACES = (
 )
 # What is measured of flips and of single experts, and has a page of its own, too.
 FLIPS = (
+    "choices",
     "critical_noise",
     "expert_outputs",
     "experts",
@@ -110,9 +111,10 @@ def pages() -> dict[str, str]:
     flips = page(
         "Metrics of margins, flips and experts",
         "the declarations of metrics",
-        "What the column `metric` of a [table](columns.md) can say in `margins`, `flips` and `experts`, beside "
-        "[other metrics](metrics.md): see [Critical noise](../concepts/margins.md), "
-        "[Price of a flip](../concepts/flips.md) and [Redundant experts](../concepts/experts.md).",
+        "What the column `metric` of a [table](columns.md) can say in `margins`, `flips`, `experts` and `regret`, "
+        "beside [other metrics](metrics.md): see [Critical noise](../concepts/margins.md), "
+        "[Price of a flip](../concepts/flips.md), [Redundant experts](../concepts/experts.md) and "
+        "[Is the router right?](../guide/regret.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in FLIPS),
     )
     forms = page(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import wanted_layers
+from moeprobe.adapters.router_rows import as_array
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
@@ -18,6 +19,7 @@ from moeprobe.routing.capabilities import Trunk
 from moeprobe.routing.gradients import gradient_of, loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from moeprobe.routing.router_rows import RouterRows
 
 
 class Vmoe:
@@ -140,14 +142,16 @@ class Vmoe:
             self._forward(images)
         return {name: Trunk(*trunks[name]) for name in selected_layers}
 
-    def resume(self, layer: str, hidden: Tensor, routing: RoutingTrace) -> tuple[Tensor, Tensor]:
+    def resume(
+        self, layer: str, hidden: Tensor, routing: RoutingTrace, *, gates: str = "recomputed"
+    ) -> tuple[Tensor, Tensor]:
         """Run the rest of the model; see ``routing.Resumable``."""
         outputs: list[Tensor] = []
         handle = self._layers[layer].register_forward_hook(lambda *call: outputs.append(call[-1]))
         try:
             with (
                 torch.inference_mode(),
-                replaying(self.model, self._choices(routing, len(hidden), "recomputed")),
+                replaying(self.model, self._choices(routing, len(hidden), gates)),
             ):
                 return self._scores_from(layer, hidden), outputs[0]
         finally:
@@ -222,6 +226,26 @@ class Vmoe:
             experts=[layer.experts for layer in layers],
             is_transposed=lambda module: isinstance(module, ExpertLinear),
         )
+
+    def router_rows(self) -> dict[str, RouterRows | None]:
+        """Return the rows that routers score experts by; see ``routing.HasRouterRows``."""
+        # A column for each number of a patch, in the space of the tokens.
+        embedding = as_array(self.model.patch_embed.proj.weight.flatten(1).T)
+        rows: dict[str, RouterRows | None] = {}
+        for name, layer in self._layers.items():
+            expert_rows = layer.router.expert_rows()
+            if expert_rows is None:
+                rows[name] = None
+                continue
+            weight, bias = as_array(expert_rows.weight), expert_rows.bias
+            rows[name] = RouterRows(
+                rows=weight,
+                start=expert_rows.start,
+                bias=None if bias is None else as_array(bias),
+                top_k=layer.router.top_k,
+                embedding=embedding if weight.shape[1] == embedding.shape[1] else None,
+            )
+        return rows
 
     def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the tokens that each router sees; see ``routing.Routable``."""

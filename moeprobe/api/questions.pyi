@@ -43,6 +43,7 @@ __all__ = [
     "overlay",
     "precision",
     "record",
+    "regret",
     "routes",
     "s_matrix",
     "sweep",
@@ -914,6 +915,39 @@ def record(
         tokens: File of a server's responses with token ids, which a language model reads instead of ``data``.
         images: Folder with the pictures of ``tokens``: REQUEST.png, or REQUEST/ with several, in the order of their
             names.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+
+def regret(
+    models: Models,
+    *,
+    data: str | None = None,
+    tried: int = 8,
+    patches: int = 1,
+    delta: float = 0.01,
+    weights: str = 'router',
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Is the router right, or would other experts have been better?
+
+    One token of one layer gets other experts in place of the router's choice, one choice after the other: each expert
+    (k = 1), or the set with one expert exchanged (k > 1). How many of them are worse, how far does the router's choice
+    lead, what would the best have gained, and do gates say so? A random choice stands beside it.
+
+    Args:
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
+        tried: Other choices that are tried for a token; of more, so many are drawn at random for each token.
+        patches: Patches of an image, or tokens of a text, that are sampled in each layer.
+        delta: Nats by which another choice must be better to count as better.
+        weights: Weights in a tried choice: router = as the router weighs experts; equal = one that comes in gets the
+            weight of the one that leaves.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

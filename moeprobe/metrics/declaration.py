@@ -89,6 +89,11 @@ NULLS = {
         "for experts that are loaded ahead: as many of the busiest experts of other requests, whatever the token",
         between=False,
     ),
+    "option": Null(
+        "κ, random choice",
+        "for the choice of experts: one of the token's options, the router's or a tried other, drawn at random; exact",
+        between=False,
+    ),
     "eviction": Null(
         "κ, random eviction",
         "for caches of experts: a cache of the same size that evicts at random, in expectation (mean field)",

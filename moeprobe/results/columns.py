@@ -5,6 +5,7 @@ FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
     "no_mismatch": "the mismatch is below its floor, or its interval reaches it, so there is no share of it",
     "no_cost": "the interval of what flips cost holds 0, or one of them has no price, so there is nothing to compare",
+    "no_stakes": "no tried choice of experts is known to move the loss beyond rounding, so there is no share of a gain",
     "no_trials": "there was nothing to count",
     "not_measurable": "the interval of the number of dead experts spans more than half of the experts, so these images "
     "do not say the number; or a curve stays below the level that is looked for",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from moeprobe.routing.parts import Weight
     from moeprobe.routing.record import LayerRouting, RoutingTrace
+    from moeprobe.routing.router_rows import RouterRows
 
 
 @runtime_checkable
@@ -105,13 +106,16 @@ class Resumable(Replayable, Protocol):
             UserError: there is no such layer, or the images do not fit the model.
         """
 
-    def resume(self, layer: str, hidden: Tensor, routing: RoutingTrace) -> tuple[Tensor, Tensor]:
+    def resume(
+        self, layer: str, hidden: Tensor, routing: RoutingTrace, *, gates: str = "recomputed"
+    ) -> tuple[Tensor, Tensor]:
         """Return the class scores ``(B, classes)`` of passes taken up at a layer, and its output ``(B, T, D)``.
 
         Args:
             layer: where.
             hidden: of its ``Trunk``, with an entry for each pass.
-            routing: choices to be repeated from there on, as in ``replay`` with recomputed gates.
+            routing: choices to be repeated from there on.
+            gates: as in ``replay``.
         """
 
     def reached_from(self, layer: str, hidden: Tensor) -> Tensor:
@@ -238,6 +242,14 @@ class HasRouterModules(Traceable, Protocol):
 
 
 @runtime_checkable
+class HasRouterRows(Traceable, Protocol):
+    """A model that says which weights its routers score experts by."""
+
+    def router_rows(self) -> dict[str, RouterRows | None]:
+        """Return the rows of each layer's router; None where a router has not one for each expert."""
+
+
+@runtime_checkable
 class Weighed(Traceable, Protocol):
     """A model that says which part of it each of its parameters is of."""
 
@@ -292,7 +304,7 @@ class ResumableText(Rerouted, Protocol):
         """
 
     def resumed_log_probabilities(
-        self, layer: str, hidden: Tensor, texts: Any, routing: RoutingTrace
+        self, layer: str, hidden: Tensor, texts: Any, routing: RoutingTrace, *, gates: str = "recomputed"
     ) -> Tensor:
         """Return what ``replayed_log_probabilities`` does, of passes taken up at a layer.
 
@@ -301,4 +313,5 @@ class ResumableText(Rerouted, Protocol):
             hidden: of ``text_trunks``, with an entry for each text.
             texts: a ``TokenBatch``.
             routing: choices to be repeated from there on.
+            gates: as in ``replayed_log_probabilities``.
         """

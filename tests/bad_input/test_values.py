@@ -38,7 +38,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 PROBES = (
     "align", "confidence", "match-ratio", "contagion", "corruptions", "discontinuity", "eval", "experts", "fewshot",
-    "flips", "margins", "noise-sweep", "overlay", "routes", "s-matrix", "sweep", "trace record",
+    "flips", "margins", "noise-sweep", "overlay", "regret", "routes", "s-matrix", "sweep", "trace record",
 )  # fmt: skip
 FEW = ("confidence",)
 NEEDED = {"sweep": ("--view", "gaussian_noise")}
@@ -58,6 +58,10 @@ OWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("flips", "--severities"): ("x", "", "-1", "0,1", "nan"),
     ("flips", "--view"): ("x", "", "random_crop", "affine"),
     ("flips", "--later"): ("x", ""),
+    ("regret", "--tried"): ("x", "", "0", "-1", "1.5"),
+    ("regret", "--patches"): ("x", "", "0", "1.5"),
+    ("regret", "--delta"): ("x", "", "-1", "nan", "inf"),
+    ("regret", "--weights"): ("x", ""),
     ("margins", "--sigmas"): ("x", "", "0", "-1", "nan"),
     ("margins", "--draws"): ("x", "", "1", "2.5"),
     ("margins", "--small"): ("x", "", "0", "nan", "inf"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.metrics.analyses.cache_size import HitCurve
 from moeprobe.metrics.analyses.changed_margins import ReferenceMargins
+from moeprobe.metrics.analyses.choices import TriedChoices
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.expert_cache import CacheHits
@@ -98,6 +99,7 @@ Asked = (
     | CacheHits
     | HitCurve
     | PrefetchHits
+    | TriedChoices
     | list[Path]
     | Forced
 )
@@ -105,6 +107,10 @@ Asked = (
 
 def cut_record(record: Record, rows: slice) -> Record:
     """Some images of a record of tensors."""
+    if isinstance(record, TriedChoices):
+        some_tokens = record.among((record.source >= rows.start) & (record.source < rows.stop))
+        source = some_tokens.source - rows.start
+        return dataclasses.replace(some_tokens, inputs=rows.stop - rows.start, source=source)  # type: ignore[return-value]
     kind: Any = type(record)
     fields = [getattr(record, field.name) for field in dataclasses.fields(kind)]
     values = (one if one is None or isinstance(one, tuple | int) else one[rows] for one in fields)
@@ -141,7 +147,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | InputUses
         | CacheHits
         | HitCurve
-        | PrefetchHits,
+        | PrefetchHits
+        | TriedChoices,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -249,6 +256,15 @@ def _flips() -> list[Asked]:
         return ForcedFlips(weight * (weight > 0.4), price, fall, answer, output if has_output else None)
 
     return [{forced: flips(has_output=has) for forced in FORCED} for has in (True, False)]
+
+
+def _tried_choices() -> list[Asked]:
+    """Other choices of tokens: one without a label, one that nothing moves, an input without tokens, equal gates."""
+    random = torch.Generator().manual_seed(0)
+    rise, gates = torch.randn(8, 3, generator=random).double(), torch.rand(8, 4, generator=random).double()
+    rise[1], rise[4], gates[6] = torch.nan, 0, 0.25
+    source = torch.tensor([0, 0, 1, 1, 2, 4, 4, 4])
+    return [TriedChoices(SIZE, source, 1 + source.double(), rise, gates, 0.01)]
 
 
 def _flip_costs() -> list[Asked]:
@@ -374,6 +390,7 @@ OF_TOKENS = {
     "flips": _flips,
     "text_flips": _text_flips,
     "flip_costs": _flip_costs,
+    "choices": _tried_choices,
     "indexer": _key_overlaps,
     "hot_experts": _window_loads,
     "rank_load": _rank_loads,

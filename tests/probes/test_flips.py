@@ -66,8 +66,13 @@ def prices(model: Any, clean: CleanPass, layer: str, **options: Any) -> dict[str
 
 
 @contextmanager
-def by_hand(model: Vmoe, sets: Mapping[str, Tensor]) -> Iterator[None]:
-    """Layers whose output is summed up token by token and expert by expert, with these sets ``(T, K)``."""
+def by_hand(
+    model: Vmoe, sets: Mapping[str, Tensor], weights: Mapping[str, Tensor] | None = None
+) -> Iterator[None]:
+    """Layers whose output is summed up token by token and expert by expert, with these sets ``(T, K)``.
+
+    ``weights`` ``(T, E)`` are used in place of the router's.
+    """
 
     def summed(experts: MlpExperts, gates: Tensor, tokens: Tensor, selected: Tensor) -> Tensor:
         output = torch.zeros_like(tokens)
@@ -83,7 +88,7 @@ def by_hand(model: Vmoe, sets: Mapping[str, Tensor]) -> Iterator[None]:
         def hook(layer: Any, arguments: tuple[Tensor], _output: Tensor) -> Tensor:
             (tokens,) = arguments
             assert len(tokens) == 1
-            gates = layer.router(tokens).logits.softmax(-1)[0]
+            gates = (weights or {}).get(name, layer.router(tokens).logits.softmax(-1)[0])
             return summed(layer.experts, gates, tokens[0], sets[name])[None]
 
         return hook

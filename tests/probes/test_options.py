@@ -24,8 +24,8 @@ from tests.commands import refused
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
-          "corruptions", "experts", "flips", "margins", "discontinuity", "overlay", "record",
-          "compare")  # fmt: skip
+          "corruptions", "experts", "flips", "margins", "regret", "discontinuity", "overlay",
+          "record", "compare")  # fmt: skip
 
 
 def test_the_keywords_are_the_options() -> None:

@@ -30,7 +30,7 @@ LONG = (
     "attack", "sweep", "experts", "s-matrix",
 )  # fmt: skip
 # Those that are tried with one model; the others compare two.
-OF_ONE = ("sweep", "attack", "margins", "flips", "experts")
+OF_ONE = ("sweep", "attack", "margins", "flips", "experts", "regret")
 PROBES = {
     "noise-sweep": ["--sigmas", "0,0.1"],
     "sweep": ["--view", "affine", "--severities", "0,0.5"],
@@ -45,6 +45,7 @@ PROBES = {
     "determinism": ["--batches", "1,5", "--repeats", "1"],
     "flips": ["--patches", "2"],
     "experts": ["--layers", "first"],
+    "regret": ["--tried", "2"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
     "margins": ["--sigmas", "0.1,0.3", "--draws", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],

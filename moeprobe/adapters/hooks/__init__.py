@@ -23,11 +23,13 @@ from moeprobe.adapters.hooks.module import HookedModule, move
 from moeprobe.adapters.hooks.output import describe_output
 from moeprobe.adapters.hooks.replay import replayed_scores, why_not_forced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
+from moeprobe.adapters.router_rows import as_array, name_rows
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import RoutingTrace, join_batches, split
+from moeprobe.routing.router_rows import RouterRows, Start
 from moeprobe.runtime.arguments import checked_class
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.torch_state import random_numbers_kept
@@ -221,6 +223,26 @@ class Hooks(Adapter):
     def router_modules(self) -> list[nn.Module]:
         """Return the modules that route; see ``routing.HasRouterModules``."""
         return [self._module.net.get_submodule(layer.module) for layer in self._layers.values()]
+
+    def router_rows(self) -> dict[str, RouterRows | None]:
+        """Return the rows that routers score experts by; see ``routing.HasRouterRows``."""
+        rows: dict[str, RouterRows | None] = {}
+        for name, layer in self._layers.items():
+            module = self._module.net.get_submodule(layer.module)
+            tensors = dict([*module.named_parameters(), *module.named_buffers()])
+            names = name_rows({key: tuple(value.shape) for key, value in tensors.items()}, layer.num_experts)
+            if names is None:
+                rows[name] = None
+                continue
+            weight = as_array(tensors[names.rows])
+            rows[name] = RouterRows(
+                rows=weight,
+                start=Start.of_linear(weight.shape[1]),
+                bias=as_array(tensors[names.bias]).reshape(-1) if names.bias else None,
+                is_bias_of_gates=names.is_bias_of_gates,
+                top_k=layer.top_k if layer.by_gates else None,
+            )
+        return rows
 
     def checkpoint(self, name: str) -> Checkpoint:
         """Return the model as probes take it, called ``name``."""

@@ -27,12 +27,14 @@ from moeprobe.adapters.huggingface.files import describe_files, framing_of
 from moeprobe.adapters.huggingface.opening import open_model
 from moeprobe.adapters.huggingface.outline import check_routers, describe_model
 from moeprobe.adapters.huggingface.pictures import PicturedBatch
+from moeprobe.adapters.huggingface.router_rows import rows_of_model
 from moeprobe.adapters.huggingface.settings import split_settings
 from moeprobe.adapters.huggingface.unopened import open_outline
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming, TokenBatch, Tokenizer
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from moeprobe.routing.router_rows import RouterRows
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.placement import WeightPlacement
@@ -163,6 +165,15 @@ class HuggingfaceAdapter(Adapter):
         """Return the modules that route; see ``routing.HasRouterModules``."""
         return [layer.module for layer in self._layers.values()]
 
+    @property
+    def layers(self) -> dict[str, routers.RouterLayer]:
+        """The routers by layer, in the order in which they fire."""
+        return self._layers
+
+    def router_rows(self) -> dict[str, RouterRows | None]:
+        """Return the rows that routers score experts by; see ``routing.HasRouterRows``."""
+        return rows_of_model(self)
+
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""
         experts = [layer.experts for layer in self._layers.values() if layer.experts is not None]
@@ -210,11 +221,17 @@ class HuggingfaceAdapter(Adapter):
         return hidden
 
     def resumed_log_probabilities(
-        self, layer: str, hidden: Tensor, texts: TokenBatch, routing: RoutingTrace
+        self,
+        layer: str,
+        hidden: Tensor,
+        texts: TokenBatch,
+        routing: RoutingTrace,
+        *,
+        gates: str = "recomputed",
     ) -> Tensor:
         """Return how probable tokens are in passes taken up at a layer; see ``routing.ResumableText``."""
         with replay.resuming(self._body, self._layers[layer], hidden):
-            return self.replayed_log_probabilities(texts, routing)
+            return self.replayed_log_probabilities(texts, routing, gates=gates)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""

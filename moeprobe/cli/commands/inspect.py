@@ -7,6 +7,7 @@ import typer
 from moeprobe.cli.front.early import check_checkpoints
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Download
+from moeprobe.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,10 +18,12 @@ _SPELLED = {"normalisation": "normalization", "initialise": "initialize"}
 
 
 def inspect(
-    checkpoint: Annotated[
-        str,
+    checkpoints: Annotated[
+        list[str],
         typer.Argument(
-            help="A run folder, a .safetensors file, hf:PATH_OR_NAME, or py:package.module:factory@settings.yaml."
+            metavar="CHECKPOINT...",
+            help="A run folder, a .safetensors file, hf:PATH_OR_NAME, or py:package.module:factory@settings.yaml; "
+            "with --routers several, such as before and after a training.",
         ),
     ],
     download: Download = False,
@@ -29,6 +32,14 @@ def inspect(
         typer.Option(
             "--check",
             help="For hf: models, load the weights too: which gates are used, and do experts follow them?",
+        ),
+    ] = False,
+    routers: Annotated[
+        bool,
+        typer.Option(
+            "--routers",
+            help="Describe the routers by their weights: lengths, parallel and zero rows, rank, biases; beside "
+            "untrained routers of their shape.",
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -41,10 +52,25 @@ def inspect(
 
     from moeprobe.cli.front.screen import console
 
-    check_checkpoints([checkpoint])
+    check_checkpoints(checkpoints)
+    if routers:
+        from moeprobe.adapters.inspect_routers import inspect_routers
+        from moeprobe.cli.front.router_table import show_routers
+
+        if check:
+            raise UserError("--check is about passes of the model; leave it out with --routers.")
+        routers_of_all = inspect_routers(checkpoints)
+        if json:
+            print_json(routers_of_all)
+            return
+        for part in show_routers(routers_of_all):
+            console().print(part, soft_wrap=isinstance(part, str))
+        return
+    if len(checkpoints) > 1:
+        raise UserError("inspect describes one checkpoint; several are put side by side with --routers.")
     from moeprobe.adapters.inspection import inspect_checkpoint
 
-    inspection = inspect_checkpoint(checkpoint, check=check)
+    inspection = inspect_checkpoint(checkpoints[0], check=check)
     if json:
         print_json(inspection)
         return

@@ -25,7 +25,7 @@ from moeprobe.metrics.analyses.selection import can_flip, selection_margins
 from moeprobe.metrics.analyses.text_flips import TextFlipsAnalysis
 from moeprobe.metrics.token_kinds import slices
 from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_batches
-from moeprobe.probes.engine.blank_passes import once, routing_of_blank_input
+from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.outputs import gives_scores
@@ -39,11 +39,17 @@ from moeprobe.probes.flips.held_out import (
     open_held_out,
     predicted_costs,
 )
-from moeprobe.probes.flips.price import CleanPass, forced_sets, price_flips
-from moeprobe.probes.flips.texts import price_text_flips, resumable_layers, run_texts
+from moeprobe.probes.flips.price import CleanPass, forced_sets, price_flips, run_clean
+from moeprobe.probes.flips.texts import (
+    CleanTexts,
+    check_writes,
+    price_text_flips,
+    resumable_layers,
+    run_texts,
+)
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, check_replayable
+from moeprobe.routing.capabilities import Replayable, Rerouted, check_replayable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 # Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
@@ -68,13 +74,6 @@ class _Pricing:
     analysis: FlipsAnalysis | TextFlipsAnalysis
 
 
-def _check_writes(checkpoint: Checkpoint) -> None:
-    """Raise ``UserError`` where a model of texts writes none, so that they have no log-probabilities."""
-    model = checkpoint.model
-    assert isinstance(model, Rerouted)
-    once(checkpoint, "log-probabilities", lambda: model.log_probabilities(checkpoint.framing.blank()))
-
-
 class FlipsMeasurement(VariantsMeasurement):
     """Passes in which one token of one layer has another set of experts."""
 
@@ -86,14 +85,14 @@ class FlipsMeasurement(VariantsMeasurement):
         """Make the passes over a blank input that the checks need; those of texts want log-probabilities, too."""
         super().learn(probe, model, options)
         if isinstance(model.model, Rerouted):
-            _check_writes(model)
+            check_writes(model)
 
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
             if isinstance(model.model, Rerouted):
                 model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
-                _check_writes(model)
+                check_writes(model)
                 if self.probe.predict:
                     raise UserError(
                         f"{model.name} reads texts, and {option('predict')} adds up prices of images; leave it out."
@@ -142,7 +141,7 @@ class FlipsMeasurement(VariantsMeasurement):
         bounds = _decile_bounds(spec, model)
         if isinstance(model.model, Rerouted):
             resumable = resumable_layers(model, list(bounds))
-            run = partial(run_texts, model, resumable=resumable)
+            run = partial(_run_texts, model, resumable)
             pricing = _Pricing(run, price_text_flips, TextFlipsAnalysis())
         else:
             pricing = _Pricing(partial(_run_images, spec, model), price_flips, FlipsAnalysis())
@@ -206,18 +205,27 @@ class FlipsMeasurement(VariantsMeasurement):
 
 def _run_images(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> tuple[CleanPass, RoutingTrace]:
     """Return the passes of a batch as it is, and the routing of the perturbed images."""
-    model = checkpoint.model
-    assert isinstance(model, Replayable)
-    scores, routing = model.trace(batch.views[0])
-    perturbed = model.trace(batch.views[1], logits=False)[1]
-    for trace, logits in ((routing, scores), (perturbed, None)):
+    clean = run_clean(
+        checkpoint,
+        batch.views[0],
+        labels_of(spec, batch),
+        layers=lambda routing: _layers(spec, checkpoint, routing.layers),
+    )
+    perturbed = checkpoint.model.trace(batch.views[1], logits=False)[1]
+    for trace, logits in ((clean.routing, clean.scores), (perturbed, None)):
         finite.check(trace.layers, logits, batch.image_ids, checkpoint=checkpoint.name)
-    assert scores is not None
-    layers = _layers(spec, checkpoint, routing.layers)
-    # Trunks save the layers before a flip, where the model can resume.
-    trunks = model.trunks(batch.views[0], layers=layers) if isinstance(model, Resumable) else {}
-    labels = labels_of(spec, batch).to(scores.device)
-    return CleanPass(batch.views[0], scores, routing, labels, trunks), perturbed
+    return clean, perturbed
+
+
+def _run_texts(
+    checkpoint: Checkpoint, resumable: Sequence[str], batch: TextBatch
+) -> tuple[CleanTexts, RoutingTrace]:
+    """Return the passes of a batch as it is, and the routing of the perturbed texts."""
+    clean = run_texts(checkpoint, batch.views[0], resumable)
+    _, perturbed = checkpoint.model.trace(batch.views[1], logits=False)
+    for trace in (clean.routing, perturbed):
+        finite.check(trace.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+    return clean, perturbed
 
 
 def _cost_sums(

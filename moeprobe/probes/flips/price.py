@@ -7,7 +7,7 @@ Axes: B images, T tokens, N flips, K choices, D width.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.metrics.analyses.flips import ForcedFlips
 from moeprobe.metrics.analyses.selection import other_sets, runner_up
 from moeprobe.probes.engine.batch_sums import log_probability
@@ -33,10 +34,17 @@ class ForcedSets:
     Attributes:
         selected: ``(B, T, K)`` the other set of each token.
         weight: ``(B, T)`` float64, tokens of the image that a sampled token stands for; 0 = not sampled.
+        gates: ``(B, T, E)`` the weights of experts; None = as the router weighs them for its present input.
     """
 
     selected: Tensor
     weight: Tensor
+    gates: Tensor | None = None
+
+    @property
+    def gates_from(self) -> str:
+        """Whether gates are "recomputed" or "replayed"; see ``routing.Replayable``."""
+        return "recomputed" if self.gates is None else "replayed"
 
 
 def forced_sets(
@@ -78,7 +86,7 @@ def forced_sets(
     return {
         forced: ForcedSets(
             selected,
-            _sampling_weights(
+            sampling_weights(
                 is_full & flipped.get(forced, is_full), keys[..., 0], layer.num_prefix_tokens, patches
             ),
         )
@@ -93,7 +101,7 @@ def _with_runner_up(layer: LayerRouting, position: int) -> Tensor:
     return selected
 
 
-def _sampling_weights(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:
+def sampling_weights(eligible: Tensor, keys: Tensor, prefix: int, patches: int) -> Tensor:
     """Return the weights ``(B, T)`` of all eligible prefix tokens, and of so many eligible patches as are sampled."""
     weight = eligible.double()
     of_patches = eligible[:, prefix:]
@@ -140,6 +148,26 @@ class CleanPass:
         return self.scores.argmax(-1)
 
 
+def run_clean(
+    checkpoint: Checkpoint, images: Tensor, labels: Tensor, *, layers: Callable[[RoutingTrace], Sequence[str]]
+) -> CleanPass:
+    """Return the pass of a batch of images as it is.
+
+    Args:
+        checkpoint: which is run.
+        images: ``(B, 3, S, S)`` in [0, 1].
+        labels: ``(B,)``, -1 = none.
+        layers: chooses those that passes are taken up at.
+    """
+    model = checkpoint.model
+    assert isinstance(model, Replayable)
+    scores, routing = model.trace(images)
+    assert scores is not None
+    # Trunks save the layers before a flip, where the model can resume.
+    trunks = model.trunks(images, layers=layers(routing)) if isinstance(model, Resumable) else {}
+    return CleanPass(images, scores, routing, labels.to(scores.device), trunks)
+
+
 def price_flips(
     model: Replayable,
     clean: CleanPass,
@@ -167,10 +195,13 @@ def price_flips(
         routing = flipped_routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
         if layer in clean.trunks:
             assert isinstance(model, Resumable)
-            flipped_scores, output = model.resume(layer, clean.trunks[layer].hidden[rows], routing)
+            flipped_scores, output = model.resume(
+                layer, clean.trunks[layer].hidden[rows], routing, gates=forced.gates_from
+            )
             outputs.append(output[torch.arange(len(rows), device=rows.device), flipped])
         else:
-            flipped_scores = model.replay(clean.images[rows.to(clean.images.device)], routing)
+            images = clean.images[rows.to(clean.images.device)]
+            flipped_scores = model.replay(images, routing, gates=forced.gates_from)
         scores.append(flipped_scores)
     return _flips(model, clean, layer, forced.weight, (image, token), torch.cat(scores), outputs)
 
@@ -189,6 +220,10 @@ def flipped_routing(
     selected[passes, token] = forced.selected[rows, token]
     processed[passes, token] = True
     layers[layer] = dataclasses.replace(layers[layer], selected=selected, processed=processed)
+    if forced.gates is not None:
+        gates = layers[layer].gates.clone()
+        gates[passes, token] = forced.gates[rows, token]
+        layers[layer] = dataclasses.replace(layers[layer], gates=gates)
     return RoutingTrace(layers)
 
 

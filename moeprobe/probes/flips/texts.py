@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import TextBatch
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.metrics.analyses.text_flips import ForcedTextFlips
+from moeprobe.probes.engine.blank_passes import once
 from moeprobe.probes.flips.price import ForcedSets, flipped_routing
-from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Rerouted, ResumableText
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 
@@ -49,6 +48,13 @@ class CleanTexts:
         return dataclasses.replace(routing, valid=routing.valid & has_next)
 
 
+def check_writes(checkpoint: Checkpoint) -> None:
+    """Raise ``UserError`` where a model of texts writes none, so that they have no log-probabilities."""
+    model = checkpoint.model
+    assert isinstance(model, Rerouted)
+    once(checkpoint, "log-probabilities", lambda: model.log_probabilities(checkpoint.framing.blank()))
+
+
 def resumable_layers(checkpoint: Checkpoint, layers: Sequence[str]) -> list[str]:
     """Return the layers from which passes can be resumed: there a resumed clean pass gives what a whole one does."""
     model, texts = checkpoint.model, checkpoint.framing.blank()
@@ -70,22 +76,17 @@ def resumable_layers(checkpoint: Checkpoint, layers: Sequence[str]) -> list[str]
     return resumable
 
 
-def run_texts(
-    checkpoint: Checkpoint, batch: TextBatch, resumable: Sequence[str]
-) -> tuple[CleanTexts, RoutingTrace]:
-    """Return the passes of a batch as it is, and the routing of the perturbed texts."""
+def run_texts(checkpoint: Checkpoint, texts: TokenBatch, resumable: Sequence[str]) -> CleanTexts:
+    """Return the pass of a batch of texts as it is; ``resumable`` layers as of ``resumable_layers``."""
     model = checkpoint.model
     assert isinstance(model, Rerouted)
-    _, routing = model.trace(batch.views[0], logits=False)
-    _, perturbed = model.trace(batch.views[1], logits=False)
-    for trace in (routing, perturbed):
-        finite.check(trace.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+    _, routing = model.trace(texts, logits=False)
     hidden = {}
     if resumable:
         assert isinstance(model, ResumableText)
-        hidden = model.text_trunks(batch.views[0], layers=resumable)
-    log_probs = model.log_probabilities(batch.views[0])
-    return CleanTexts(batch.views[0].to(log_probs.device), log_probs, routing, hidden), perturbed
+        hidden = model.text_trunks(texts, layers=resumable)
+    log_probs = model.log_probabilities(texts)
+    return CleanTexts(texts.to(log_probs.device), log_probs, routing, hidden)
 
 
 def price_text_flips(
@@ -99,9 +100,10 @@ def price_text_flips(
         routing = flipped_routing(clean.routing, layer, rows, flipped, forced, is_later_fixed=is_later_fixed)
         texts = clean.texts[rows]
         if layer in clean.hidden:
-            after = model.resumed_log_probabilities(layer, clean.hidden[layer][rows], texts, routing)
+            hidden = clean.hidden[layer][rows]
+            after = model.resumed_log_probabilities(layer, hidden, texts, routing, gates=forced.gates_from)
         else:
-            after = model.replayed_log_probabilities(texts, routing)
+            after = model.replayed_log_probabilities(texts, routing, gates=forced.gates_from)
         fall = (clean.log_probs[rows].double() - after.double()).nan_to_num(0)
         # What stands before the flip differs by rounding alone.
         is_after = torch.arange(fall.shape[1], device=fall.device) > flipped[:, None]

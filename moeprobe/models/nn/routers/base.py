@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, FullPlan, SoftPlan
+from moeprobe.routing.router_rows import Start
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Decision:
     noise_scale: float
     plan: DispatchPlan | SoftPlan | FullPlan
     transport: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ScoringRows:
+    """What a router scores experts by: ``weight`` ``(R, D)``, how it starts, and ``bias`` ``(R,)`` or None.
+
+    R is the number of experts, or of the slots of all experts.
+    """
+
+    weight: Tensor
+    start: Start
+    bias: Tensor | None = None
 
 
 class Router(nn.Module, ABC):
@@ -89,6 +102,10 @@ class Router(nn.Module, ABC):
     def num_logits(self) -> int:
         """Logits of a token: E, or E·C where tokens are weighed against slots."""
         return self.num_experts
+
+    def expert_rows(self) -> ScoringRows | None:
+        """Return the rows that experts are scored by; None where there is not one for each."""
+        return None
 
     @abstractmethod
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:

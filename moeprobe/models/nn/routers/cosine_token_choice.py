@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule
-from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.nn.routers.base import Decision, ScoringRows
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,
     Limits,
@@ -21,7 +21,10 @@ from moeprobe.models.nn.routers.rules.linear import (
     choose_by_softmax,
     without_autocast,
 )
+from moeprobe.routing.router_rows import Start
 
+# Standard deviation of the directions at the start; their length has no effect.
+_DIRECTIONS_STD = 0.01
 # The temperature cannot fall below this, however it is trained.
 _LEAST_TEMPERATURE = 0.01
 
@@ -61,10 +64,14 @@ class CosineTokenChoice(LimitedRouter):
         super().__init__(num_experts, Limits(top_k, capacity, eval_capacity, noise_std))
         self.projection = nn.Linear(width, projection_width)
         lecun_normal(self.projection)
-        self.directions = nn.Parameter(torch.randn(projection_width, num_experts) * 0.01)
+        self.directions = nn.Parameter(torch.randn(projection_width, num_experts) * _DIRECTIONS_STD)
         self.log_scale = nn.Parameter(torch.full((1,), -math.log(temperature)))
         self.batch_priority = batch_priority
         self.renormalise = renormalise
+
+    def expert_rows(self) -> ScoringRows:
+        """Return the directions in the narrow space."""
+        return ScoringRows(self.directions.T, Start("normal", _DIRECTIONS_STD))
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

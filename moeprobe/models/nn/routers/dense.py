@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule, FullPlan
-from moeprobe.models.nn.routers.base import Decision, Router
+from moeprobe.models.nn.routers.base import Decision, Router, ScoringRows
 from moeprobe.models.nn.routers.rules.linear import (
     Logits,
     at_least_float32,
     chosen_by_nobody,
     without_autocast,
 )
+from moeprobe.routing.router_rows import Start
 
 
 class Dense(Router):
@@ -74,6 +75,12 @@ class Dense(Router):
     def experts_per_token(self, group_size: int) -> float:
         """Return E."""
         return self.num_experts
+
+    def expert_rows(self) -> ScoringRows:
+        """Return the rows of the gate's last layer; with a hidden layer, they score its units."""
+        last = self.gate if isinstance(self.gate, nn.Linear) else list(self.gate.children())[-1]
+        assert isinstance(last, nn.Linear)
+        return ScoringRows(last.weight, Start.lecun(last.in_features), last.bias)
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

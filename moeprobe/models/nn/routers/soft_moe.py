@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.nn.initialization import lecun_normal_
 from moeprobe.models.nn.plans import CapacityRule, SoftPlan
-from moeprobe.models.nn.routers.base import Decision, Router
+from moeprobe.models.nn.routers.base import Decision, Router, ScoringRows
 from moeprobe.models.nn.routers.rules.linear import (
     Logits,
     at_least_float32,
     chosen_by_nobody,
     without_autocast,
 )
+from moeprobe.routing.router_rows import Start
 
 _EPSILON = 1e-6
 
@@ -90,6 +91,10 @@ class SoftMoe(Router):
     def experts_per_token(self, group_size: int) -> float:
         """Return how often an expert runs per token: once per slot."""
         return self.num_logits / group_size
+
+    def expert_rows(self) -> ScoringRows:
+        """Return a row for each slot, before it is normalized."""
+        return ScoringRows(self.phi.flatten(1).T, Start.lecun(len(self.phi)))
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E·C)``, None for none."""

@@ -22,7 +22,8 @@ from moeprobe.models.nn.plans import (
     plan_expert_choice,
     plan_token_choice,
 )
-from moeprobe.models.nn.routers.base import Decision, Router
+from moeprobe.models.nn.routers.base import Decision, Router, ScoringRows
+from moeprobe.routing.router_rows import Start
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class LinearRouter(LimitedRouter, ABC):
         super().__init__(num_experts, limits)
         self.gate = nn.Linear(width, num_experts, bias=False)
         lecun_normal(self.gate)
+
+    def expert_rows(self) -> ScoringRows:
+        """Return the rows of W."""
+        return ScoringRows(self.gate.weight, Start.lecun(self.gate.in_features))
 
     def _logits(self, tokens: Tensor, noise: Tensor | None) -> Logits:
         """Return the logits of tokens ``(G, S, D)`` in float32 (float64 tokens: in float64). Call without autocast."""
