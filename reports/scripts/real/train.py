@@ -2,13 +2,15 @@
 
     python -m reports.scripts.real.train build/real
 
-A finished training is not repeated, and an interrupted one goes on.
+As many at once as there are cores, with one thread each: so their bytes do not depend on the cores. A finished
+training is not repeated, and an interrupted one is resumed.
 """
 
 import sys
 from pathlib import Path
 
 from moeprobe import api
+from reports.scripts.at_once import each
 
 MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 SEEDS = (0, 1, 2)
@@ -24,19 +26,19 @@ def checkpoint(root: Path, model: str, seed: int) -> Path:
     return root / "checkpoints" / f"photographs-{model}-seed{seed}"
 
 
-def train(root: Path, model: str, seed: int) -> None:
-    """Train one model to its end."""
-    folder = checkpoint(root, model, seed)
+def train(work: str) -> None:
+    """Train one model to its end; ``work`` is the folder of everything, the model and its seed, space between."""
+    folder, model, seed = work.split()
+    root = Path(folder)
+    run = checkpoint(root, model, int(seed))
     overrides = [
-        f"name={folder.name}",
+        f"name={run.name}",
         f"seed={seed}",
         f"data.name={data_of(root)}",
         f"model.upcycle.file={root / 'vit_s14.safetensors'}",
     ]
-    api.train(f"photographs-{model}", overrides=overrides, folder=folder)
+    api.train(f"photographs-{model}", overrides=overrides, folder=run)
 
 
 if __name__ == "__main__":
-    for number in SEEDS:
-        for kind in MODELS:
-            train(Path(sys.argv[1]), kind, number)
+    each(train, [f"{sys.argv[1]} {kind} {number}" for number in SEEDS for kind in MODELS])
