@@ -36,6 +36,8 @@ VERDICTS = {
 }
 # How the interval of a row is computed that holds for several rows at once.
 SIMULTANEOUS = "simultaneous"
+# How the interval of a row is computed that holds however often one looks.
+ALWAYS_VALID = "always valid"
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
@@ -46,6 +48,7 @@ INTERVALS = {
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "crossed": "t standard errors to either side over images and over corruptions, crossed (mean of any)",
+    ALWAYS_VALID: "holds after every batch of requests at once, however often one looks (`trace balance --every`)",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
     "information of experts; for the calibration error also its floor to the lower side",
 }
@@ -63,8 +66,8 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
-    "balance` the window, for `trace locality` the experts in a cache, for `trace prefetch` those loaded ahead, for "
-    "`trace batches` and `coverage` the tokens; empty for pairs of random views",
+    "balance` the window or the batch, for `trace locality` the experts in a cache, for `trace prefetch` those loaded "
+    "ahead, for `trace batches` and `coverage` the tokens; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "

@@ -28,12 +28,16 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.engine.kinds import kinds_in, masks_of, restrict
 from moeprobe.recorded.engine.work import RecordingWork
 from moeprobe.recorded.trace_balance import TraceBalance
+from moeprobe.recorded.trace_balance.course import course_rows
 from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
+from moeprobe.recorded.trace_balance.watch import VIEW as BATCHES
+from moeprobe.recorded.trace_balance.watch import Batches, watched_rows
 from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
+from moeprobe.results.columns import ALWAYS_VALID
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
@@ -48,6 +52,8 @@ _VIEW, SECOND_HALF = "windows", ", second half"
 _REQUESTS_AT_ONCE, _GATES = 256, 2**22
 # Counts of experts that are in memory at a time.
 _COUNTS = 2**24
+# What the lines of a number without an interval have in these columns.
+_WITHOUT_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": "", "flag": ""}
 # By layer: how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``.
 _Choices = dict[str, NDArray[np.integer[Any]]]
 _Uses = dict[str, NDArray[np.int64]]
@@ -101,6 +107,9 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             self.placement = consecutive(experts, probe.ranks)
         self.clusters = clusters_of([trace])
         self.requests = self._requests(probe.windows)
+        self.batches = Batches.of(
+            list(self.requests.row_of), every=probe.every, periods=probe.periods, baseline=probe.baseline
+        )
         self.name = str(trace.about["checkpoint"]["name"])
         self.hash = trace.parts.sha256()
         self.request = self.make_request(
@@ -111,7 +120,19 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             ranks=probe.ranks,
             placement=None if probe.placement is None else sha256(probe.placement),
             checkpoints={self.name: {"sha256": self.hash}},
+            **self._watching(),
         )
+
+    def _watching(self) -> dict[str, Any]:
+        """Return the entries of the request on batches; none where nothing is watched."""
+        if self.batches is None:
+            return {}
+        periods = self.probe.periods
+        return {
+            "every": self.probe.every,
+            "periods": None if periods is None else sha256(periods),
+            "baseline": self.batches.baseline,
+        }
 
     def _requests(self, windows: int) -> _Requests:
         """Return the samples and their windows."""
@@ -139,7 +160,8 @@ class LoadOverTime(RecordingWork[TraceBalance]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
         progress.start(self.probe.kind, len(self.trace.ids))
-        counts_by_kind = self._choices(progress)
+        of_batches = self._batch_choices()
+        counts_by_kind = self._choices(progress, of_batches)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
         sums = self._sums(counts_by_kind)
         analyses = make_analyses(self.probe.analyses)
@@ -149,7 +171,9 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             for tokens, (choices, _) in counts_by_kind.items()
             for row in self._relabeled_rows(choices, info, tokens)
         ]
-        table = with_rows(table, relabeled)
+        choices, _ = counts_by_kind[REQUEST.token]
+        more = [*relabeled, *self._course_rows(choices, info), *self._watched_rows(of_batches, info)]
+        table = with_rows(table, more)
         return self.make_result(
             table,
             comparison,
@@ -172,12 +196,48 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             "are one sample"
         ]
 
-    def _choices(self, progress: Progress) -> dict[str, tuple[_Choices, _Uses]]:
+    def _batch_choices(self) -> dict[str, NDArray[np.int64]]:
+        """Return zeros in the places of how often each batch chooses each expert ``(B, E)``; none without batches."""
+        if self.batches is None:
+            return {}
+        experts = {name: self.trace.layers[name].num_experts for name in self.layers}
+        return {name: np.zeros((self.batches.count, count), np.int64) for name, count in experts.items()}
+
+    def _course_rows(self, choices: _Choices, info: summaries.About) -> Iterator[dict[str, Any]]:
+        """Yield the lines on whether loads change from window to window."""
+        requests = self.requests
+        windows = int(requests.window.max()) + 1
+        for row in course_rows(choices, requests.window, windows) if windows > 1 else ():
+            cell = self._cell_of(row.layer, _VIEW, REQUEST.token)
+            number = Replicates(row.value, np.empty(0), images=len(requests.names), trials=row.trials)
+            yield (
+                summaries.row(info, self.name, cell, NumberName(row.metric, "", row.expert), number)
+                | _WITHOUT_INTERVAL
+            )
+
+    def _watched_rows(
+        self, of_batches: Mapping[str, NDArray[np.int64]], info: summaries.About
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines on whether the load has moved since the baseline."""
+        if self.batches is None:
+            return
+        for row in watched_rows(of_batches, self.batches.baseline):
+            severity = np.nan if row.batch is None else float(row.batch)
+            cell = self._cell_of(row.layer, BATCHES, REQUEST.token, severity)
+            number = Replicates(row.value, np.empty(0), images=row.batches, trials=row.choices)
+            line = summaries.row(info, self.name, cell, NumberName(row.metric, ""), number)
+            low, high = row.ends
+            method = ALWAYS_VALID if low == low else ""
+            yield line | _WITHOUT_INTERVAL | {"ci_low": low, "ci_high": high, "interval": method}
+
+    def _choices(
+        self, progress: Progress, of_batches: Mapping[str, NDArray[np.int64]]
+    ) -> dict[str, tuple[_Choices, _Uses]]:
         """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
 
         The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
         several inputs uses more experts than one of them. First of all tokens, then of each kind where some are of
-        pictures.
+        pictures. Those of all tokens are also added to their batches.
         """
         trace, row_of = self.trace, self.requests.row_of
         kinds = kinds_in([trace])
@@ -190,12 +250,15 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         size = max(min(_REQUESTS_AT_ONCE, _GATES // widest), 1)
         for start in range(0, len(trace.ids), size):
             block = trace.ids[start : start + size]
-            rows = [row_of[self.clusters.get(name, name)] for name in block]
+            samples = [self.clusters.get(name, name) for name in block]
+            rows = [row_of[sample] for sample in samples]
             for layer in self.layers:
                 for tokens, of_block in _choices_of(trace, layer, block, kinds).items():
                     counts, uses = counts_by_kind[tokens]
                     # ``add.at``, since several inputs of a block may belong to one sample.
                     np.add.at(counts[layer], rows, of_block)
+                    if self.batches is not None and tokens == REQUEST.token:
+                        self.batches.add(of_batches[layer], samples, of_block)
                     for column, numbers in zip(
                         uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
                     ):
