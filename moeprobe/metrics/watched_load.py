@@ -36,8 +36,8 @@ RECENT_CHANGE = Metric(
 )
 BATCH_CORRELATION = Metric(
     "batch_correlation",
-    about="correlation of the share of the usual hot experts in a batch with that in the next, in the batches that show "
-    "a change or else in all; intervals of the change are wider for it, and hold up to about 0.3",
+    about="correlation of the share of the usual hot experts in a batch with that in the next, in the batches that "
+    "show a change or else in all; intervals of the change are wider for it, and hold up to about 0.3",
     label="correlation of batches",
     unit="other",
     below=USUAL_SHARE.name,

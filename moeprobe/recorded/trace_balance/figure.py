@@ -11,7 +11,7 @@ from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFF
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS
-from moeprobe.metrics.watched_load import USUAL_CHANGE
+from moeprobe.metrics.watched_load import FIRST_CHANGED, USUAL_CHANGE
 from moeprobe.recorded.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
@@ -46,7 +46,7 @@ def draw(result: Result) -> dict[str, Figure]:
         panel.set_ylim(-0.02, 1.02)
         panel.set_ylabel("overlap of hot experts")
     if not watched.empty:
-        _draw_watched(remaining.pop(), watched)
+        _draw_watched(remaining.pop(), watched, rows_of(table, FIRST_CHANGED.name, layer="")["value"])
     if placed:
         lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
         lines[_RELABELED] = rows_of(table, OF_RANKS.relabeled.name, view=placed[0])
@@ -66,8 +66,11 @@ def draw(result: Result) -> dict[str, Figure]:
     }
 
 
-def _draw_watched(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the change since the baseline after each batch, with intervals that hold at all batches at once."""
+def _draw_watched(axes: Axes, rows: pd.DataFrame, changed_at: pd.Series) -> None:
+    """Draw the change since the baseline after each batch, with intervals that hold at all batches at once.
+
+    A line marks the batch that first shows a change, which a later stretch of batches may have done.
+    """
     batch, change = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
     axes.plot(batch, change, color=COLORS[0])
     axes.fill_between(
@@ -75,6 +78,8 @@ def _draw_watched(axes: Axes, rows: pd.DataFrame) -> None:
         linewidth=0,
     )  # fmt: skip
     axes.axhline(0, color="#999999", linewidth=0.8)
+    for at in changed_at:
+        axes.axvline(at, color=COLORS[1], linestyle="--", label="first shows a change")
     axes.set_xlabel("batch since the baseline; all layers")
     axes.set_ylabel("change of the usual hot experts' share")
 

@@ -65,10 +65,10 @@ def _watched(table: pd.DataFrame) -> list[str]:
     if "" in first:
         recent = rows_of(table, RECENT_CHANGE.name, layer="").iloc[0]
         stretch = int(recent["images"])
-        where = "since" if stretch == count else f"in the last {stretch:,} batches"
+        where = "in all of them" if stretch == count else f"in the last {stretch:,} batches"
         begin = (
             f"The load has moved {since}: the usual hot experts had {usual} of the choices of all layers, and "
-            f"{interval(recent, signed=True)} more or less {where}. Batch {first['']:.0f} was the first to show it."
+            f"it changed by {interval(recent, signed=True)} {where}. Batch {first['']:.0f} was the first to show it."
         )
     else:
         begin = (
