@@ -138,6 +138,8 @@ PLAN_COLUMNS: dict[str, str] = {
     "checkpoint": COLUMNS["checkpoint"],
     "reference": "checkpoint that it is compared with; empty where the run has one checkpoint alone",
     **{name: COLUMNS[name] for name in ("layer", "view", "severity", "tokens", "metric", "null")},
+    "unit": "what was sampled, which the columns images and images_needed count: image, text, request or as `--unit` "
+    "named it",
     "images": "images that the run has",
     "se": "standard error of the difference in the run; of one checkpoint alone √2 times that of its value",
     "factor": "half of the simultaneous interval in standard errors",
