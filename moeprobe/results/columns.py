@@ -133,6 +133,18 @@ TRAININGS_COLUMNS: dict[str, str] = {
     "sim_high": "upper end",
     **{name: COMPARISON_COLUMNS[name] for name in ("verdict", "judgement", "margin")},
 }
+# What tails.csv has, of ``moeprobe tails``.
+TAILS_COLUMNS: dict[str, str] = {
+    **{name: COLUMNS[name] for name in ("checkpoint", "layer", "view", "severity", "tokens")},
+    "metric": "quantile: the share of tokens that change experts, which a share of the inputs does not exceed; above: "
+    "the share of inputs of which more than a share of the tokens change",
+    "at": "the share of inputs of a quantile, or the share of tokens of `--above`",
+    "value": "the quantile, or the share",
+    "ci_low": "lower end of the 95 % interval (ordered values; of a share above Wilson's); empty where inputs are too "
+    "few",
+    "ci_high": "upper end",
+    "inputs": "inputs, or units of `--unit`, with a token to compare",
+}
 # What plan.csv has, of ``moeprobe plan``.
 PLAN_COLUMNS: dict[str, str] = {
     "checkpoint": COLUMNS["checkpoint"],

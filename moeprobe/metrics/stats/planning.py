@@ -102,7 +102,7 @@ def detectable(
     >>> [round(detectable(estimate, pairs, images), 3) for pairs, images in ((3, 500), (3, inf), (12, 500))]
     [0.068, 0.062, 0.019]
     """
-    numbers = np.append(_NUMBERS_TRIED[_NUMBERS_TRIED < images], images)
+    numbers = np.append(_NUMBERS_TRIED[images > _NUMBERS_TRIED], images)
     planned = [estimate.planned(pairs, number) for number in numbers.tolist()]
     freedom, error = np.array([[each.freedom, each.error] for each in planned]).T
     critical = -special.stdtrit(freedom, (1 - confidence) / 2)

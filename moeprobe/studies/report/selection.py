@@ -22,6 +22,7 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.side_by_side import side_by_side_table
+from moeprobe.results.layouts.tails import tails_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, is_pooled, set_match_of
 from moeprobe.studies.report.reading import Run
@@ -46,6 +47,8 @@ def short_tables(run: Run) -> list[Table]:
         tables += judged_tables.tables(run.comparison, extra=run.gate)
     if run.overlay is not None:
         tables += _changed_patches(run.overlay, run.modality)
+    if run.tails is not None:
+        tables.append(tails_table(run.tails.table, run.tails.modality, folded=True))
     return tables
 
 
