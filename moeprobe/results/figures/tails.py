@@ -38,7 +38,7 @@ class TailCurve:
         parts += [str(self.cell["view"])] * (len({cell.cell["view"] for cell in cells}) > 1)
         step = self.cell["severity"]
         if step == step and len({cell.cell["severity"] for cell in cells}) > 1:
-            parts.append(f"{step:g}")
+            parts.append(f"severity {step:g}")
         return ", ".join(parts)
 
 
