@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -39,7 +38,7 @@ from moeprobe.runtime.files import display_path, resolve, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.gate import Gate
 from moeprobe.studies.hand_pairs import HandPair, names_of_pairs
-from moeprobe.studies.looks import Series, digest_of_names, digest_of_sums
+from moeprobe.studies.looks import Look, LookSeries
 
 if TYPE_CHECKING:
     from moeprobe.probes.engine.measurement import Measurement
@@ -155,8 +154,7 @@ def compare(
             whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
         pairs: (reference, checkpoint) of each difference, by name or as in ``given``; none = by seed and group, or all
             against the first. A checkpoint stands in one pair. Three or more make a claim about trainings.
-        looks: number of comparisons of a series, each of new checkpoints with the same reference; intervals hold in
-            all of them at once. Needs ``history``.
+        looks: number of comparisons with one reference, in all of which intervals hold at once; needs ``history``.
         history: file that counts the looks; made at the first. A checkpoint that was looked at is the same look.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
@@ -173,7 +171,7 @@ def compare(
     if equivalent_within is not None and not (math.isfinite(equivalent_within) and equivalent_within > 0):
         raise UserError(f"{option('equivalent_within')} takes a number above 0; got {equivalent_within}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
-    series = Series.of(looks, history)
+    series = LookSeries.of(looks, history)
     settings = {"probe": probe, "data": data, "view": view, "severities": severities}
     if from_runs:
         sources = runs_to_compare(models, options, settings)
@@ -364,8 +362,7 @@ class ComparisonWork(Work[Comparison]):
         series: the looks that this comparison is one of; None = it is the only one.
 
     Raises:
-        UserError: there are not two checkpoints, the metric of the gate is none that can become worse, or it is no look
-            of the series.
+        UserError: there are not two checkpoints, the gate's metric cannot become worse, or it is no look of the series.
     """
 
     def __init__(
@@ -376,10 +373,10 @@ class ComparisonWork(Work[Comparison]):
         margin: float = words.MARGIN,
         equivalent_within: float | None = None,
         gate: Gate | None = None,
-        series: Series | None = None,
+        series: LookSeries | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
-        self.equivalent_within, self.series = equivalent_within, series
+        self.equivalent_within = equivalent_within
         self.gate = gate or Gate(None)
         if self.gate.metric is not None:
             # Before measuring: hours of passes must not end with "no such metric".
@@ -403,30 +400,10 @@ class ComparisonWork(Work[Comparison]):
         # Judging one metric as one family widens its intervals, so it belongs to the request.
         if self.gate.metric is not None:
             self.request["judged_together"] = self.gate.metric
+        self.look: Look | None = None
         if series is not None:
             self.request["looks"] = series.looks
-            series.check(self._hashes, self._fixed)
-
-    @cached_property
-    def _hashes(self) -> dict[str, Any]:
-        """The hash of each checkpoint by name; None where it has none, and no finished run."""
-        hashes = {name: info["sha256"] for name, info in self.request["checkpoints"].items()}
-        if self.sources.work is not None:
-            return hashes
-        sums = self.sources.measured.sums
-        return {name: digest or digest_of_sums(sums, name) for name, digest in hashes.items()}
-
-    @property
-    def _fixed(self) -> dict[str, Any]:
-        """What no look of a series may change: all that is measured, and what fails."""
-        measured = {
-            key: content for key, content in self.sources.measured.request.items() if key != "figures"
-        }
-        return measured | {
-            "unit": None if self.units is None else self.units.request(),
-            "fail_if_worse": self.gate.metric,
-            "fail_unless_no_worse_than": self.gate.allowed,
-        }
+            self.look = Look.of(series, measured, self.request, self.gate, is_finished=sources.work is None)
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
         """Measure, and judge the differences."""
@@ -434,11 +411,7 @@ class ComparisonWork(Work[Comparison]):
         table, over_trainings = self._differences(measured, progress)
         sentences = _verdicts(table, over_trainings, self.equivalent_within)
         failures = self.gate.failures(table)
-        look = None
-        if self.series is not None:
-            references = [*dict.fromkeys(table["reference"])]
-            fixed = self._fixed | {"names of inputs": digest_of_names(measured.sums.names())}
-            look = self.series.take(self._hashes, references, fixed, failures=len(failures))
+        look = {} if self.look is None else {"look": self.look.take(measured, table, len(failures))}
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
             colors=colors(list(measured.checkpoints)),
@@ -448,7 +421,7 @@ class ComparisonWork(Work[Comparison]):
             fail_if_worse=self.gate.metric,
             fail_unless_no_worse_than=self.gate.allowed,
             failures=len(failures),
-            **({} if look is None else {"look": look}),
+            **look,
             wall_seconds=self.seconds,
             **self.sources.names,
         )
@@ -492,7 +465,7 @@ class ComparisonWork(Work[Comparison]):
             selected_pairs=pairs,
             margin=self.margin,
             together=self.gate.metric,
-            looks=self._looks,
+            looks=self.request.get("looks", 1),
             progress=progress.advance,
         )
         if table.empty:
@@ -508,13 +481,9 @@ class ComparisonWork(Work[Comparison]):
             if by_hand
             else trainings.groups_of_pairs(pairs, groups),
             margin=self.margin,
-            looks=self._looks,
+            looks=self.request.get("looks", 1),
         )
         return table, over_trainings
-
-    @property
-    def _looks(self) -> int:
-        return 1 if self.series is None else self.series.looks
 
 
 def _verdicts(

@@ -15,13 +15,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+import pandas as pd
 from pydantic import BaseModel
 
 from moeprobe.errors import UserError, option
+from moeprobe.results.finished import Measured
 from moeprobe.results.own_files import STRICT, validate
 from moeprobe.results.stored import SumsStore
 from moeprobe.runtime.files import display_path, is_there, read_json, write_json
 from moeprobe.runtime.locks import Lock
+from moeprobe.studies.gate import Gate
 
 _NEW_SERIES = f"restore it, or begin another series with another {option('history')}"
 # Seconds for which a comparison waits for another one that writes the history.
@@ -42,11 +45,11 @@ class _HistorySchema(BaseModel):
     looks: int
     references: dict[str, str]
     fixed: dict[str, Any]
-    taken: list[_LookSchema]
+    entries: list[_LookSchema]
 
 
 @dataclass(frozen=True)
-class Series:
+class LookSeries:
     """A series of looks and the file that counts them.
 
     Attributes:
@@ -67,11 +70,11 @@ class Series:
         if looks is None and history is None:
             return None
         if looks is None or history is None:
-            given, missing = (
+            name, missing = (
                 ("looks", option("history", "FILE")) if history is None else ("history", option("looks", "N"))
             )
             raise UserError(
-                f"{option(given)} takes {missing} beside it: the file counts the looks of a series."
+                f"{option(name)} takes {missing} beside it: the file counts the looks of a series."
             )
         if looks < 1:
             raise UserError(f"{option('looks')} takes a whole number from 1 up; got {looks}.")
@@ -125,14 +128,16 @@ class Series:
         with Lock(path.with_name(f"{path.name}.lock"), patience=_PATIENCE):
             history = self._read()
             if history is None:
-                history = _HistorySchema(looks=self.looks, references=hashes, fixed=_as_json(fixed), taken=[])
+                history = _HistorySchema(
+                    looks=self.looks, references=hashes, fixed=_as_json(fixed), entries=[]
+                )
             self._check_fixed(history, fixed)
             if {*hashes.values()} != {*history.references.values()}:
                 raise self._other_reference(history, ", ".join(references))
             number = self._number(history, [*checkpoints.values()])
-            if number > len(history.taken):
+            if number > len(history.entries):
                 new = {name: digest for name, digest in checkpoints.items() if name not in references}
-                history.taken.append(_LookSchema(look=number, checkpoints=new, failures=failures))
+                history.entries.append(_LookSchema(look=number, checkpoints=new, failures=failures))
                 write_json(path, history.model_dump())
         return number
 
@@ -151,15 +156,15 @@ class Series:
     def _number(self, history: _HistorySchema, hashes: Sequence[str]) -> int:
         """Return the number of the look at these checkpoints: the one it had, or the next."""
         new = {*hashes} - {*history.references.values()}
-        for taken in history.taken:
-            if {*taken.checkpoints.values()} == new:
-                return taken.look
-        if len(history.taken) >= self.looks:
+        for entry in history.entries:
+            if {*entry.checkpoints.values()} == new:
+                return entry.look
+        if len(history.entries) >= self.looks:
             raise UserError(
                 f"All {self.looks} looks of {display_path(self.history)} are taken, so one more would have no share of "
                 f"the level; begin another series with another {option('history')}."
             )
-        return len(history.taken) + 1
+        return len(history.entries) + 1
 
     def _check_fixed(self, history: _HistorySchema, fixed: Mapping[str, Any]) -> None:
         before, now = history.fixed, _as_json(fixed)
@@ -178,6 +183,63 @@ class Series:
             f"{', '.join(history.references)}; compare with that one, or begin another series with another "
             f"{option('history')}."
         )
+
+
+@dataclass(frozen=True)
+class Look:
+    """A comparison that is a look of a series.
+
+    Attributes:
+        series: which one.
+        hashes: of the checkpoints by name.
+        fixed: what no look may change: all that is measured, and what fails.
+    """
+
+    series: LookSeries
+    hashes: Mapping[str, str]
+    fixed: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        series: LookSeries,
+        measured: Measured,
+        request: Mapping[str, Any],
+        gate: Gate,
+        *,
+        is_finished: bool,
+    ) -> Self:
+        """Return the look that a comparison would be.
+
+        Args:
+            series: that it belongs to.
+            measured: what is compared.
+            request: of the comparison.
+            gate: what fails.
+            is_finished: whether its sums are there, which tell recorded routing apart.
+
+        Raises:
+            UserError: it is no look of the series.
+        """
+        hashes: dict[str, str | None] = {
+            name: info["sha256"] for name, info in request["checkpoints"].items()
+        }
+        if is_finished:
+            hashes = {name: digest or digest_of_sums(measured.sums, name) for name, digest in hashes.items()}
+        fixed = {key: content for key, content in measured.request.items() if key != "figures"}
+        fixed |= {
+            "unit": request.get("unit"),
+            "fail_if_worse": gate.metric,
+            "fail_unless_no_worse_than": gate.allowed,
+        }
+        series.check(hashes, fixed)
+        return cls(series, {name: str(digest) for name, digest in hashes.items()}, fixed)
+
+    def take(self, measured: Measured, table: pd.DataFrame, failures: int) -> int:
+        """Write it into the history, now that everything is measured and compared; returns its number."""
+        references = list(dict.fromkeys(table["reference"]))
+        fixed = {**self.fixed, "names of inputs": digest_of_names(measured.sums.names())}
+        return self.series.take(self.hashes, references, fixed, failures=failures)
 
 
 def digest_of_sums(sums: SumsStore, checkpoint: str) -> str:

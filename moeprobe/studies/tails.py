@@ -120,13 +120,13 @@ def tails(
         check_table_folder(folder, _FAMILY, overwrite=overwrite)
     measured = finished.read_all([Path(str(path)) for path in several(runs)], with_units=unit is None)
     units = measured.units if unit is None else units_of_inputs(unit, measured.sums.names())
-    found = tails_of(measured.sums, measured.request, above=above, units=units)
-    if found is None:
+    result = tails_of(measured.sums, measured.request, above=above, units=units)
+    if result is None:
         raise UserError(
             "These runs hold no matches of tokens that choose experts, so no input has a share of changed tokens; name "
             "runs of match-ratio, sweep or trace analyze."
         )
-    return found if folder is None else replace(found, files=_write(found, folder, overwrite=overwrite))
+    return result if folder is None else replace(result, files=_write(result, folder, overwrite=overwrite))
 
 
 def tails_of(
@@ -151,12 +151,12 @@ def tails_of(
     return Tails(table, replace(modality, sampled="" if units is None else units.name), shares)
 
 
-def _write(found: Tails, folder: Path, *, overwrite: bool) -> tuple[Path, ...]:
+def _write(result: Tails, folder: Path, *, overwrite: bool) -> tuple[Path, ...]:
     from moeprobe.results.figures import save_all
 
     with table_folder(folder, _FAMILY, overwrite=overwrite) as path:
-        write_csv(path / _TABLE, found.table)
-        pictures = save_all(found.plot(), path, svg=False)
+        write_csv(path / _TABLE, result.table)
+        pictures = save_all(result.plot(), path, svg=False)
     return (folder / _TABLE, *(folder / picture.name for picture in pictures))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
-from moeprobe.studies.looks import Series
+from moeprobe.studies.looks import LookSeries
 from tests.commands import refused, run
 
 # Intervals are asserted.
@@ -45,7 +45,7 @@ def test_looks_are_counted_and_a_checkpoint_seen_before_is_the_same_look(
     found = [api.compare([reference, runs[name]], **series) for name in ("first", "second", "first")]
     assert [comparison.sidecar["look"] for comparison in found] == [1, 2, 1]
     pd.testing.assert_frame_equal(found[0].table, found[2].table)
-    assert len(json.loads(history.read_text())["taken"]) == 2
+    assert len(json.loads(history.read_text())["entries"]) == 2
     assert [path.name for path in history.parent.iterdir()] == ["looks.json"]
     # Each look has half of the level; the interval of the value alone stays.
     judged = alone.table["sim_low"].notna()
@@ -92,7 +92,7 @@ def test_what_the_command_says_and_writes(runs: dict[str, Path], tmp_path: Path)
 def test_nothing_may_change_from_look_to_look(
     changed: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    series = Series(3, tmp_path / "looks.json")
+    series = LookSeries(3, tmp_path / "looks.json")
     assert series.take({"a": "1", "b": "2"}, ["a"], FIXED, failures=0) == 1
     for refuse in (
         lambda: series.check({"a": "1", "c": "3"}, FIXED | changed),
@@ -105,14 +105,14 @@ def test_nothing_may_change_from_look_to_look(
 
 def test_what_is_no_history(tmp_path: Path) -> None:
     path = tmp_path / "looks.json"
-    series = Series(3, path)
+    series = LookSeries(3, path)
     with pytest.raises(UserError, match="Nobody can tell b from other checkpoints"):
         series.check({"a": "1", "b": None}, FIXED)
     path.write_text('{"looks": "3"}')
     with pytest.raises(UserError, match="is not as moeprobe wrote it"):
         series.check({"a": "1", "b": "2"}, FIXED)
     with pytest.raises(UserError, match="from 1 up"):
-        Series.of(0, path)
+        LookSeries.of(0, path)
     with pytest.raises(UserError, match="beside it"):
-        Series.of(2, None)
-    assert Series.of(None, None) is None
+        LookSeries.of(2, None)
+    assert LookSeries.of(None, None) is None

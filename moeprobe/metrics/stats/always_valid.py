@@ -136,9 +136,9 @@ def first_change(
     for number in range(-(-later.shape[-1] // STRETCH)):
         before = number * STRETCH
         first = watch(baseline, later[..., before:], level=level_of_stretch(number, level), grain=grain).first
-        shown = np.where(first > 0, before + first, 0)
-        is_earlier = (shown > 0) & ((at == 0) | (shown < at))
-        at, start = np.where(is_earlier, shown, at), np.where(is_earlier, before, start)
+        at_batch = np.where(first > 0, before + first, 0)
+        is_earlier = (at_batch > 0) & ((at == 0) | (at_batch < at))
+        at, start = np.where(is_earlier, at_batch, at), np.where(is_earlier, before, start)
     return Changed(at, start)
 
 

@@ -63,11 +63,11 @@ def course_rows(
     rates = false_discovery(np.concatenate([course.p_values for course in courses.values()]))
     ends = np.cumsum([len(course.p_values) for course in courses.values()])
     for (layer, course), of_layer in zip(courses.items(), np.split(rates, ends[:-1]), strict=True):
-        chosen = choices[layer].sum(0, dtype=np.int64).tolist()
+        num_choices = choices[layer].sum(0, dtype=np.int64).tolist()
         for expert, (rate, spread) in enumerate(zip(of_layer, course.spread, strict=True)):
             if rate == rate:
-                yield CourseRow(layer, expert, COURSE_RATE.name, float(rate), chosen[expert])
-                yield CourseRow(layer, expert, COURSE_SPREAD.name, float(spread), chosen[expert])
+                yield CourseRow(layer, expert, COURSE_RATE.name, float(rate), num_choices[expert])
+                yield CourseRow(layer, expert, COURSE_SPREAD.name, float(spread), num_choices[expert])
 
 
 def _joint_test(table: pd.DataFrame) -> tuple[pd.Series, int] | None:
@@ -96,16 +96,17 @@ def sentences(table: pd.DataFrame) -> list[str]:
     p = f"p = {number(row['value'])}"
     if not is_shown(table):
         return [f"Nothing shows that the load changes with time ({p}, {where} at once)."]
-    named = rates[rates["value"] <= RATE]
+    significant = rates[rates["value"] <= RATE]
     begin = f"The load changes with time ({p}, {where} at once)."
-    if named.empty:
+    if significant.empty:
         return [f"{begin} No single expert is named, at a false discovery rate of {RATE:.0%}."]
     spreads = table[table["metric"] == COURSE_SPREAD.name].set_index(["layer", "expert"])["value"]
-    keys = list(zip(named["layer"], named["expert"], strict=True))
-    most = max(keys, key=lambda key: spreads[key])
+    keys = list(zip(significant["layer"], significant["expert"], strict=True))
+    largest = max(keys, key=lambda key: spreads[key])
+    in_layers = significant["layer"].nunique()
     return [
-        f"{begin} {len(named):,} of {len(rates):,} experts are named, in {named['layer'].nunique()} layer"
-        f"{'s' if named['layer'].nunique() > 1 else ''}, at a false discovery rate of {RATE:.0%}. Among them, expert "
-        f"{int(most[1])} of {most[0]} changes most: its share has a standard deviation of {number(spreads[most])} "
-        "between windows."
+        f"{begin} {len(significant):,} of {len(rates):,} experts are named, in {in_layers} layer"
+        f"{'s' if in_layers > 1 else ''}, at a false discovery rate of {RATE:.0%}. Among them, expert "
+        f"{int(largest[1])} of {largest[0]} changes most: its share has a standard deviation of "
+        f"{number(spreads[largest])} between windows."
     ]

@@ -172,8 +172,8 @@ class LoadOverTime(RecordingWork[TraceBalance]):
             for row in self._relabeled_rows(choices, info, tokens)
         ]
         choices, _ = counts_by_kind[REQUEST.token]
-        more = [*relabeled, *self._course_rows(choices, info), *self._watched_rows(of_batches, info)]
-        table = with_rows(table, more)
+        extra_rows = [*relabeled, *self._course_rows(choices, info), *self._watched_rows(of_batches, info)]
+        table = with_rows(table, extra_rows)
         return self.make_result(
             table,
             comparison,

@@ -78,16 +78,18 @@ def _watched(table: pd.DataFrame) -> list[str]:
     sentences = [f"{begin} Intervals hold after every batch at once, however often you look."]
     layers = first.drop("", errors="ignore").sort_values(kind="stable")
     if len(layers):
-        named = ", ".join(
+        layer_names = ", ".join(
             f"{layer} (after {batch:.0f})" for layer, batch in layers.head(_MOST_LAYERS).items()
         )
-        more = f" and {len(layers) - _MOST_LAYERS} more" if len(layers) > _MOST_LAYERS else ""
-        sentences.append(f"Layers that changed, with intervals for all layers at once: {named}{more}.")
-    alike = rows_of(table, BATCH_CORRELATION.name)["value"].max()
-    if alike > _MOST_ALIKE:
+        remaining = f" and {len(layers) - _MOST_LAYERS} more" if len(layers) > _MOST_LAYERS else ""
         sentences.append(
-            f"Batches that follow one another are alike (correlation {number(alike)}, and these intervals hold up to "
-            f"about {_MOST_ALIKE:g}): take larger batches."
+            f"Layers that changed, with intervals for all layers at once: {layer_names}{remaining}."
+        )
+    correlation = rows_of(table, BATCH_CORRELATION.name)["value"].max()
+    if correlation > _MOST_ALIKE:
+        sentences.append(
+            f"Batches that follow one another are alike (correlation {number(correlation)}, and these intervals hold "
+            f"up to about {_MOST_ALIKE:g}): take larger batches."
         )
     return sentences
 

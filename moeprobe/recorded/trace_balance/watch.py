@@ -64,12 +64,12 @@ class Batches:
         if periods is not None:
             units = read_units(periods).of(names, source=str(periods))
             unit = units.name
-            order = {label: place for place, label in enumerate(dict.fromkeys(units.unit_of.values()))}
+            order = {label: position for position, label in enumerate(dict.fromkeys(units.unit_of.values()))}
             number = {name: order[label] for name, label in units.unit_of.items()}
         else:
             assert every is not None
             full = len(names) // every * every
-            number = {name: place // every for place, name in enumerate(names[:full])}
+            number = {name: position // every for position, name in enumerate(names[:full])}
         count = max(number.values(), default=-1) + 1
         if count <= baseline:
             raise UserError(
@@ -179,8 +179,8 @@ def _rows(
             (FIRST_CHANGED.name, float(at), _NOTHING, choices[at - 1], at),
             (RECENT_CHANGE.name, change, ends, behind, len(later) - before),
         ]
-    alike, batches = float(recent.correlation[-1]), len(usual) + len(later) - before
-    numbers.append((BATCH_CORRELATION.name, alike, _NOTHING, of_usual + behind, batches))
+    correlation, batches = float(recent.correlation[-1]), len(usual) + len(later) - before
+    numbers.append((BATCH_CORRELATION.name, correlation, _NOTHING, of_usual + behind, batches))
     for numbers_of_row in numbers:
         yield WatchedRow(layer, None, *numbers_of_row)
 

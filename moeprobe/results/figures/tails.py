@@ -45,21 +45,21 @@ class TailCurve:
 def draw(curves: Sequence[TailCurve], modality: Modality) -> Figure:
     """Return the figure: of many layers the first and the last, and of many severities the largest."""
     layers, notes = panels.shown_layers(list(dict.fromkeys(curve.cell["layer"] for curve in curves)))
-    shown = [curve for curve in curves if curve.cell["layer"] in layers]
-    if len(shown) > _MOST_CURVES * len(layers):
-        largest = max((curve.cell["severity"] for curve in shown), default=np.nan)
-        of_largest = [curve for curve in shown if curve.cell["severity"] == largest]
+    visible = [curve for curve in curves if curve.cell["layer"] in layers]
+    if len(visible) > _MOST_CURVES * len(layers):
+        largest = max((curve.cell["severity"] for curve in visible), default=np.nan)
+        of_largest = [curve for curve in visible if curve.cell["severity"] == largest]
         if of_largest:
-            shown = of_largest
+            visible = of_largest
             notes.append(f"At severity {largest:g}")
-    labels = list(dict.fromkeys(curve.label(shown) for curve in shown))
+    labels = list(dict.fromkeys(curve.label(visible) for curve in visible))
     if len(labels) > _MOST_CURVES:
         notes.append(f"The first {_MOST_CURVES} of {len(labels)}")
     palette = colors(labels[:_MOST_CURVES])
     figure, axes = panels.panels(1, len(layers))
     for panel, layer in zip(axes[0], layers, strict=True):
-        for curve in shown:
-            label = curve.label(shown)
+        for curve in visible:
+            label = curve.label(visible)
             if curve.cell["layer"] == layer and label in palette:
                 _draw_curve(panel, curve, color=palette[label], label=label)
         panel.set_title(layer)
@@ -67,7 +67,7 @@ def draw(curves: Sequence[TailCurve], modality: Modality) -> Figure:
         panel.set_xlabel(f"share of {modality.tokens} that change experts")
     axes[0, 0].set_ylim(-0.02, 1.02)
     axes[0, 0].set_ylabel(f"share of {modality.units} that change more")
-    counts = sorted({len(curve.shares) for curve in shown})
+    counts = sorted({len(curve.shares) for curve in visible})
     number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,}–{counts[-1]:,}"
     figure.suptitle(f"The {modality.units} that change most")
     notes.append(

@@ -328,10 +328,10 @@ def _tails(result: AuditContent, name: str) -> Table | None:
     run = result.runs.get(name)
     if run is None or not {*run.sidecar.request.analyses} & {*MATCHES}:
         return None
-    found = tails_of(run.sums, run.sidecar.request)
-    if found is None:
+    tails = tails_of(run.sums, run.sidecar.request)
+    if tails is None:
         return None
-    return tails_table(rename_table(found.table, names_in(result.sidecar)), found.modality, folded=True)
+    return tails_table(rename_table(tails.table, names_in(result.sidecar)), tails.modality, folded=True)
 
 
 def next_steps(lines: Sequence[sentences.PropertyLine]) -> list[str]:
