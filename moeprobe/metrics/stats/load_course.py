@@ -1,7 +1,7 @@
 """Whether the loads of experts change with time: a test of all experts together, then of each.
 
 The load of an expert in a window of images is compared with that in the others by an analysis of variance: images of
-one window are alike by more than images of different windows. Of hundreds of experts in dozens of layers some seem to
+one window are alike by more than images of different windows. Some of hundreds of experts in dozens of layers seem to
 change by chance. So one test asks of all together, by shuffles of the images, which are the same for all layers.
 Experts have the p of an F test, and are named at a false discovery rate (``many.false_discovery``).
 

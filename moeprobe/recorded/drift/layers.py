@@ -1,6 +1,6 @@
 """How far the layers moved, all of them at once: do they differ, which are apart, and what is each among all?
 
-Of many layers one moved most, by chance too. So one test asks of all together before single layers are named
+One of many layers moved most, by chance too. So one test asks of all together before single layers are named
 (``metrics.stats.many``).
 
 Axes: n inputs (or units), L layers.
