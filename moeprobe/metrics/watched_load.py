@@ -2,6 +2,8 @@
 
 from moeprobe.metrics.declaration import Metric
 
+# What the column ``severity`` is of numbers after each batch.
+BATCH = "batch"
 USUAL_SHARE = Metric(
     "usual_share",
     about="share of the choices that go to the usual hot experts, in the second half of the baseline; usual are the "
@@ -16,7 +18,7 @@ USUAL_CHANGE = Metric(
     label="change since the baseline",
     unit="share",
     below=USUAL_SHARE.name,
-    severity="batch",
+    severity=BATCH,
 )
 FIRST_CHANGED = Metric(
     "usual_share_changed_at",
@@ -26,10 +28,17 @@ FIRST_CHANGED = Metric(
     unit="whole",
     below=USUAL_SHARE.name,
 )
+CHANGED_SINCE = Metric(
+    "usual_share_changed_since",
+    about="the first of the batches that show it: 1, or one after any tenth batch; empty where none do",
+    label="first of the batches that show it",
+    unit="whole",
+    below=USUAL_SHARE.name,
+)
 RECENT_CHANGE = Metric(
     "usual_share_change_recent",
-    about="usual_share_change in the batches that first showed it up to the last one, which may be later ones alone; "
-    "the interval holds after every batch at once",
+    about="usual_share_change from the batch of usual_share_changed_since to the last one; the interval holds after "
+    "every batch at once",
     label="change in the batches that show it",
     unit="share",
     below=USUAL_SHARE.name,
@@ -42,4 +51,4 @@ BATCH_CORRELATION = Metric(
     unit="other",
     below=USUAL_SHARE.name,
 )
-measures = (USUAL_SHARE, USUAL_CHANGE, FIRST_CHANGED, RECENT_CHANGE, BATCH_CORRELATION)
+measures = (USUAL_SHARE, USUAL_CHANGE, FIRST_CHANGED, CHANGED_SINCE, RECENT_CHANGE, BATCH_CORRELATION)

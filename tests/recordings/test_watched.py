@@ -63,12 +63,14 @@ def test_a_load_that_moves_is_seen(moved: Path, tmp_path: Path) -> None:
     of_all = numbers(found.table)
     change = of_all["usual_share_change"]
     assert of_all["usual_share"]["value"] == pytest.approx(shares[5:10].mean())
-    assert change["value"] == pytest.approx(watched.change[-1]) and change["images"] == 34
+    assert change["value"] == pytest.approx(watched.change[-1]) and change["images"] == 34 * 4
     assert change["ci_low"] == pytest.approx(watched.change[-1] - watched.reach[-1])
     assert change["interval"] == "always valid"
     assert of_all["usual_share_changed_at"]["value"] == changed.at > 4
     recent = of_all["usual_share_change_recent"]
-    assert recent["ci_high"] < 0 and recent["images"] == 34 - changed.start
+    assert recent["ci_high"] < 0 and recent["images"] == (34 - changed.start) * EVERY
+    assert recent["trials"] == (34 - changed.start) * EVERY * 16 * 2 * 2
+    assert of_all["usual_share_changed_since"]["value"] == changed.start + 1
     assert recent["value"] == pytest.approx(shares[10 + changed.start :].mean() - shares[5:10].mean())
     along = found.table[(found.table["metric"] == "usual_share_change") & found.table["severity"].notna()]
     assert along["severity"].tolist() == list(range(1, 35)) and set(along["layer"]) == {""}
@@ -81,6 +83,10 @@ def test_a_load_that_moves_is_seen(moved: Path, tmp_path: Path) -> None:
     assert "The load has moved in 34 batches since the baseline" in said
     assert f"Layers that changed, with intervals for all layers at once: {LAYERS[1]} (after" in said
     assert (tmp_path / "out" / "figures" / "balance.png").exists()
+    report = api.report(tmp_path / "out").markdown
+    assert "Batch" in report and report.count("|  change since the baseline |") == 3, (
+        "the figure has the course"
+    )
 
 
 def test_a_load_that_stays_is_not(tmp_path: Path) -> None:

@@ -221,10 +221,14 @@ class LoadOverTime(RecordingWork[TraceBalance]):
         """Yield the lines on whether the load has moved since the baseline."""
         if self.batches is None:
             return
+        choices = {layer: counts.sum(1) for layer, counts in of_batches.items()}
+        choices[""] = np.sum([*choices.values()], axis=0)
+        sizes = self.batches.sizes
         for row in watched_rows(of_batches, self.batches.baseline):
             severity = np.nan if row.batch is None else float(row.batch)
             cell = self._cell_of(row.layer, BATCHES, REQUEST.token, severity)
-            number = Replicates(row.value, np.empty(0), images=row.batches, trials=row.choices)
+            requests, trials = int(sizes[row.behind].sum()), int(choices[row.layer][row.behind].sum())
+            number = Replicates(row.value, np.empty(0), images=requests, trials=trials)
             line = summaries.row(info, self.name, cell, NumberName(row.metric, ""), number)
             low, high = row.ends
             method = ALWAYS_VALID if low == low else ""

@@ -15,6 +15,7 @@ from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, RelabeledMetrics
 from moeprobe.metrics.watched_load import (
     BATCH_CORRELATION,
+    CHANGED_SINCE,
     FIRST_CHANGED,
     RECENT_CHANGE,
     USUAL_CHANGE,
@@ -60,12 +61,12 @@ def _watched(table: pd.DataFrame) -> list[str]:
     together = changes[changes["layer"] == ""].iloc[0]
     usual = number(_number(table, USUAL_SHARE.name))
     first = rows_of(table, FIRST_CHANGED.name).set_index("layer")["value"]
-    count = int(together["images"])
+    count = int(table.loc[table["metric"] == USUAL_CHANGE.name, "severity"].max())
     since = f"in {count:,} batches since the baseline"
     if "" in first:
         recent = rows_of(table, RECENT_CHANGE.name, layer="").iloc[0]
-        stretch = int(recent["images"])
-        where = "in all of them" if stretch == count else f"in the last {stretch:,} batches"
+        start = int(_number(table, CHANGED_SINCE.name))
+        where = "in all of them" if start == 1 else f"from batch {start:,} on"
         begin = (
             f"The load has moved {since}: the usual hot experts had {usual} of the choices of all layers, and "
             f"it changed by {interval(recent, signed=True)} {where}. Batch {first['']:.0f} was the first to show it."

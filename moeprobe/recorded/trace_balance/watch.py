@@ -21,6 +21,7 @@ from moeprobe.metrics.stats.proportions import CONFIDENCE
 from moeprobe.metrics.stats.statistic import Array, divide
 from moeprobe.metrics.watched_load import (
     BATCH_CORRELATION,
+    CHANGED_SINCE,
     FIRST_CHANGED,
     RECENT_CHANGE,
     USUAL_CHANGE,
@@ -78,6 +79,11 @@ class Batches:
             )
         return cls(number, count, baseline, unit)
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many requests each batch has ``(B,)``."""
+        return np.bincount([*self.number.values()], minlength=self.count)
+
     def add(
         self, counts: NDArray[np.int64], requests: Sequence[str], choices: NDArray[np.integer[Any]]
     ) -> None:
@@ -97,8 +103,7 @@ class WatchedRow:
         metric: which number.
         value: NaN where it has none, as its interval.
         ends: of its always-valid interval; NaN where it has none.
-        choices: behind it.
-        batches: likewise.
+        behind: the batches that it is of, among all B.
     """
 
     layer: str
@@ -106,8 +111,7 @@ class WatchedRow:
     metric: str
     value: float
     ends: tuple[float, float]
-    choices: int
-    batches: int
+    behind: slice
 
 
 def watched_rows(counts: Mapping[str, NDArray[np.int64]], baseline: int) -> Iterator[WatchedRow]:
@@ -122,7 +126,7 @@ def watched_rows(counts: Mapping[str, NDArray[np.int64]], baseline: int) -> Iter
     hits = {layer: _usual_choices(of_layer, baseline) for layer, of_layer in counts.items()}
     totals = {layer: of_layer.sum(1) for layer, of_layer in counts.items()}
     level = 1 - CONFIDENCE
-    together = sum(hits.values()), sum(totals.values())
+    together = np.sum([*hits.values()], axis=0), np.sum([*totals.values()], axis=0)
     yield from _rows("", *together, baseline, level, by_batch=True)
     for layer in counts if len(counts) > 1 else ():
         yield from _rows(layer, hits[layer], totals[layer], baseline, level / len(counts), by_batch=False)
@@ -145,46 +149,33 @@ def _rows(
     by_batch: bool,
 ) -> Iterator[WatchedRow]:
     shares: Array = divide(hits, totals)
-    usual, later = shares[baseline // 2 : baseline], shares[baseline:]
     if np.isnan(shares).any():  # a batch without a choice in this layer
         return
-    grain = 1 / float(totals.mean())
+    half, grain = baseline // 2, 1 / float(totals.mean())
+    usual, later = shares[half:baseline], shares[baseline:]
     watched = watch(usual, later, level=level_of_stretch(0, level), grain=grain)
-    changed = first_change(usual, later, level=level, grain=grain)
-    at, before = int(changed.at), int(changed.start)
-    choices = np.cumsum(totals[baseline:]).tolist()
     for batch in range(len(later)) if by_batch else ():
+        behind = slice(baseline, baseline + batch + 1)
         yield WatchedRow(
-            layer,
-            batch + 1,
-            USUAL_CHANGE.name,
-            float(watched.change[batch]),
-            _ends(watched, batch),
-            choices[batch],
-            batch + 1,
+            layer, batch + 1, USUAL_CHANGE.name, float(watched.change[batch]), _ends(watched, batch), behind
         )
-    last, of_usual = len(later) - 1, int(totals[baseline // 2 : baseline].sum())
-    numbers = [
-        (USUAL_SHARE.name, float(usual.mean()), _NOTHING, of_usual, len(usual)),
-        (USUAL_CHANGE.name, float(watched.change[last]), _ends(watched, last), choices[last], len(later)),
-    ]
-    # A change makes batches before and after it alike, so its own stretch says how alike they are.
-    recent, behind = watched, choices[last]
+    since = slice(baseline, None)
+    yield WatchedRow(layer, None, USUAL_SHARE.name, float(usual.mean()), _NOTHING, slice(half, baseline))
+    yield WatchedRow(layer, None, USUAL_CHANGE.name, float(watched.change[-1]), _ends(watched), since)
+    changed = first_change(usual, later, level=level, grain=grain)
+    at, start = int(changed.at), int(changed.start)
     if at:
-        number = before // STRETCH
-        recent = watch(usual, later[before:], level=level_of_stretch(number, level), grain=grain)
-        behind = int(totals[baseline + before :].sum())
-        change, ends = float(recent.change[-1]), _ends(recent, last - before)
-        numbers += [
-            (FIRST_CHANGED.name, float(at), _NOTHING, choices[at - 1], at),
-            (RECENT_CHANGE.name, change, ends, behind, len(later) - before),
-        ]
-    correlation, batches = float(recent.correlation[-1]), len(usual) + len(later) - before
-    numbers.append((BATCH_CORRELATION.name, correlation, _NOTHING, of_usual + behind, batches))
-    for numbers_of_row in numbers:
-        yield WatchedRow(layer, None, *numbers_of_row)
+        stretch = slice(baseline + start, None)
+        # A change makes batches before and after it alike, so its own stretch says how alike they are.
+        watched = watch(usual, shares[stretch], level=level_of_stretch(start // STRETCH, level), grain=grain)
+        yield WatchedRow(layer, None, FIRST_CHANGED.name, float(at), _NOTHING, slice(baseline, baseline + at))
+        yield WatchedRow(layer, None, CHANGED_SINCE.name, float(start + 1), _NOTHING, stretch)
+        yield WatchedRow(layer, None, RECENT_CHANGE.name, float(watched.change[-1]), _ends(watched), stretch)
+    yield WatchedRow(
+        layer, None, BATCH_CORRELATION.name, float(watched.correlation[-1]), _NOTHING, slice(half, None)
+    )
 
 
-def _ends(watched: Watched, batch: int) -> tuple[float, float]:
+def _ends(watched: Watched, batch: int = -1) -> tuple[float, float]:
     change, reach = float(watched.change[batch]), float(watched.reach[batch])
     return (change - reach, change + reach) if np.isfinite(reach) else _NOTHING

@@ -16,6 +16,7 @@ from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS
 from moeprobe.metrics.watched_load import (
     BATCH_CORRELATION,
+    CHANGED_SINCE,
     FIRST_CHANGED,
     RECENT_CHANGE,
     USUAL_CHANGE,
@@ -44,7 +45,8 @@ _WATCHED = {
     "usual": USUAL_SHARE.name,
     "change": USUAL_CHANGE.name,
     "shown at batch": FIRST_CHANGED.name,
-    "change that was shown": RECENT_CHANGE.name,
+    "in batches from": CHANGED_SINCE.name,
+    "change in these": RECENT_CHANGE.name,
     "correlation of batches": BATCH_CORRELATION.name,
 }
 # What follows from the number of experts alone, and so has no interval.

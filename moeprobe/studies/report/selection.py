@@ -9,6 +9,7 @@ from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import AROUND, MEDIA, PREFIX, Modality, modality_of
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
+from moeprobe.metrics.watched_load import BATCH
 from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
@@ -63,6 +64,9 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
     )
     if "view" in table:
         keep &= ~table["view"].isin(FLOORS)
+    # The course over batches of requests is in the figure: there may be thousands of them.
+    along = [find(name).metric.severity == BATCH for name in table["metric"]]
+    keep &= ~(pd.Series(along, index=table.index, dtype=bool) & table["severity"].notna())
     for column in _DETAILS:
         if column in table:
             keep &= is_pooled(table[column])
