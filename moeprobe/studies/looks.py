@@ -97,9 +97,9 @@ class LookSeries:
         if history is None:
             return
         self._check_fixed(history, fixed)
-        first = next(iter(checkpoints))
-        if checkpoints[first] not in history.references.values():
-            raise self._other_reference(history, first)
+        # Which of them are references is known when they are compared, and one of them is.
+        if not {*checkpoints.values()} & {*history.references.values()}:
+            raise self._other_reference(history, next(iter(checkpoints)))
         self._number(history, [*map(str, checkpoints.values())])
 
     def take(
