@@ -179,8 +179,8 @@ class Sidecar(dict[str, Any]):
     @property
     def look(self) -> tuple[int, int] | None:
         """Which look of a series a comparison is, and of how many; None of a comparison alone."""
-        looks = self.get("look"), self.request.get("looks")
-        return looks if isinstance(looks[0], int) and isinstance(looks[1], int) else None
+        look, looks = self.get("look"), self.request.get("looks")
+        return (look, looks) if isinstance(look, int) and isinstance(looks, int) else None
 
 
 class _Part(BaseModel):

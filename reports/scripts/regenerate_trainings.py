@@ -10,6 +10,7 @@ the match of two crops. ``moeprobe compare`` makes the claims about trainings, o
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -36,7 +37,7 @@ def main() -> None:
 def claims_of(data: str, top_k: int, *, limit: int | None = None) -> Iterator[pd.DataFrame]:
     """Yield the claims of the output, and of patches in each view, for one k."""
     models = [CHECKPOINTS / f"{data}-{kind}-k{top_k}-seed{seed}" for kind in OBJECTIVES for seed in SEEDS]
-    options = {"data": data, "limit": limit, "device": "cpu", "figures": False}
+    options: dict[str, Any] = {"data": data, "limit": limit, "device": "cpu", "figures": False}
     metrics = {"accuracy", *(f"top{k}_{match}" for k in {1, top_k} for match in _matches(k))}
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder) / name for name in ("eval", *VIEWS)]

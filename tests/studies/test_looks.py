@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +41,7 @@ def test_looks_are_counted_and_a_checkpoint_seen_before_is_the_same_look(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     history, reference = tmp_path / "ci" / "looks.json", runs["reference"]
-    series = {"looks": 2, "history": history}
+    series: dict[str, Any] = {"looks": 2, "history": history}
     alone = api.compare([reference, runs["first"]])
     found = [api.compare([reference, runs[name]], **series) for name in ("first", "second", "first")]
     assert [comparison.sidecar["look"] for comparison in found] == [1, 2, 1]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 
 from moeprobe import api
 from moeprobe.errors import UserError
@@ -72,10 +73,11 @@ def test_the_figure_draws_what_is_above(run: tuple[Path, np.ndarray]) -> None:
     result = api.tails(folder / "run")
     [axes] = result.plot()["tails"].axes
     [line] = axes.lines
-    x, y = line.get_xdata(), line.get_ydata()
+    x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     for limit in (0.05, 0.35, 0.75, 0.95):
         assert y[np.searchsorted(x, limit, side="right") - 1] == pytest.approx((shares > limit).mean())
     [bars] = axes.collections
+    assert isinstance(bars, LineCollection)
     rows = result.table[result.table["ci_low"].notna()]
     assert len(rows) == 2, "the 99 % quantile has no interval"
     expected = [[[low, 1 - at], [high, 1 - at]] for at, low, high in rows[["at", "ci_low", "ci_high"]].values]

@@ -51,7 +51,7 @@ def rows_of_layers(
     # By how many errors each layer is from the mean of all of them.
     t = divide(np.abs(kappas - kappas.mean()), errors, empty=np.nan)
     rates = false_discovery(2 * special.stdtr(n - 1, -t))
-    lines = [_line(judged[0] | {"layer": _ALL}, LAYERS_DIFFER.name, p)]
+    lines = [_line({**judged[0], "layer": _ALL}, LAYERS_DIFFER.name, p)]
     for metric, values in ((LAYER_AMONG.name, shrink(kappas, columns)), (LAYER_RATE.name, rates)):
         lines += [
             _line(row, metric, float(value))
