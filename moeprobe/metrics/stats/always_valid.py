@@ -7,8 +7,9 @@ may look as often, and stop when, one likes.
 Requests are not independent: those that follow one another are alike. So a batch of them is one observation, and the
 correlation of a batch with the next is estimated and widens the interval.
 
-Sources: mixtures of normal distributions, Robbins 1970; confidence sequences, Howard et al. 2021; an unknown variance by invariance, Lai 1976 and Wang and Ramdas 2023; the variance of a mean of observations that
-follow one another, Bartlett 1946; restarts that share a level, Shin, Ramdas and Rinaldo 2024.
+Sources: mixtures of normal distributions, Robbins 1970; confidence sequences, Howard et al. 2021; an unknown variance
+by invariance, Lai 1976 and Wang and Ramdas 2023; the variance of a mean of observations that follow one another,
+Bartlett 1946; restarts that share a level, Shin, Ramdas and Rinaldo 2024.
 
 Axes: b batches of the baseline, n batches since; any axes before them.
 """
