@@ -22,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real train-reports archive fetch-archive sbom docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-trainings reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real train-reports archive fetch-archive sbom docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -116,6 +116,9 @@ reports-deformations: setup ## κ and switches by natural deformation, of the co
 
 reports-corruptions: setup ## Accuracy and κ under the 19 corruptions, of the committed digits checkpoints (about three minutes)
 	$(BIN)/python -m reports.scripts.regenerate_corruptions
+
+reports-trainings: setup ## What PRC changes over other trainings and images, of the committed checkpoints of digits and shapes (minutes)
+	$(BIN)/python -m reports.scripts.regenerate_trainings
 
 reports-attack: setup ## How far routing follows attacks, of the committed digits checkpoints (about six minutes)
 	$(BIN)/python -m reports.scripts.regenerate_attack

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -30,11 +31,15 @@ def main() -> int:
     return run.returncode
 
 
-def summary(result: dict[str, list[dict[str, object]]]) -> str:
+def summary(result: dict[str, Any]) -> str:
     """Return the verdicts as a table in Markdown, and what fails the step."""
     table = overview(pd.DataFrame(result["comparison"]))
     lines = [f"### {markdown(table.caption)}", "", row(table.columns), row("---" for _ in table.columns)]
     lines += [row(cell.text for cell in cells) for cells in table.rows]
+    sidecar = result["sidecar"]
+    if sidecar.get("look") is not None:
+        looks = sidecar["request"]["looks"]
+        lines += ["", f"Look {sidecar['look']} of {looks}: intervals hold in all {looks} at once."]
     if failures := result["failures"]:
         lines += ["", f"**Worse in {len(failures)} comparisons:**", ""]
         lines += ["- " + markdown(f"{failure['metric']}, {failure['layer']}") for failure in failures]

@@ -43,7 +43,7 @@ def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
         REFERENCE="checkpoints/reference/digits-baseline-k2-seed0",
         CANDIDATE="checkpoints/reference/digits-prc-k2-seed0",
         FAIL_IF_WORSE="top1_match_kappa",
-        OPTIONS="--probe match-ratio --limit 24",
+        OPTIONS=f"--probe match-ratio --limit 24 --looks 3 --history {tmp_path / 'looks.json'}",
     )
     assert run.returncode in (0, 3), run.stderr
     text = finished.read_text(encoding="utf-8")
@@ -52,6 +52,7 @@ def test_the_action_writes_verdicts_to_the_summary(tmp_path: Path) -> None:
         r"^\| .+ \| (better|worse|same|no significant difference).* \| .+ \|$", text, re.MULTILINE
     )
     assert ("Worse in" in text) == (run.returncode == 3)
+    assert "Look 1 of 3: intervals hold in all 3 at once." in text
 
 
 @pytest.mark.slow

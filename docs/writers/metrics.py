@@ -1,11 +1,22 @@
 """The metrics, as the analyses that compute them declare them, and where they apply, as computed on examples."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.metrics import alignment, corruption_error, costs, key_routes, one_kind, registry
+from moeprobe.metrics import (
+    alignment,
+    corruption_error,
+    costs,
+    drifted_layers,
+    key_routes,
+    load_course,
+    one_kind,
+    registry,
+    relabeled_ranks,
+    watched_load,
+)
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
@@ -52,6 +63,19 @@ FORMS = ("changed_margins", "form_loss", "layer_growth")
 TRAININGS = (alignment.measures, costs.measures)
 # What is measured of image tokens and words, and of the classes of a run.
 SPECIALIZATION = (key_routes.measures, one_kind.measures)
+# What is measured of recordings as a whole: title and first sentence by the metrics.
+RECORDINGS = {
+    relabeled_ranks.measures: (
+        "Relabeled ranks",
+        "Imbalance of ranks against relabeled experts, in `trace balance`.",
+    ),
+    load_course.measures: (
+        "Loads over time",
+        "Whether loads change with time, all experts at once, in `trace balance`.",
+    ),
+    watched_load.measures: ("Watched load", "Served traffic batch by batch, in `trace balance --every`."),
+    drifted_layers.measures: ("Drift of all layers", "How far layers moved, all at once, in `trace drift`."),
+}
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
 
 
@@ -88,7 +112,8 @@ def pages() -> dict[str, str]:
         *(
             section(analysis, measures)
             for analysis, measures in rest
-            if analysis not in (*TRACES, *FLIPS, *FORMS, "modality") and measures not in TRAININGS + SPECIALIZATION
+            if analysis not in (*TRACES, *FLIPS, *FORMS, "modality")
+            and measures not in (*TRAININGS, *SPECIALIZATION, *RECORDINGS)
         ),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
@@ -99,6 +124,7 @@ def pages() -> dict[str, str]:
         "What the column `metric` of a [table](columns.md) can say of traces, beside what it says of "
         "[any routing](metrics.md): see [Recorded routing](../guide/recorded-routing.md).",
         *(section(analysis, measures) for analysis, measures in rest if analysis in TRACES),
+        *(section("", measures) for measures in RECORDINGS),
     )
     trainings = page(
         "Metrics of trainings",
@@ -149,7 +175,7 @@ def where(one: Declaration, apply: Mapping[str, list[Declaration]]) -> str:
     return "all" if len(kinds) == len(apply) else ", ".join(kinds)
 
 
-def section(analysis: str, measures: Iterable[Declaration]) -> str:
+def section(analysis: str, measures: tuple[Declaration, ...]) -> str:
     """Return what one analysis computes that is not about the routing of a layer, or what trainings cost."""
     if analysis:
         title, about = analysis.replace("_", " ").capitalize(), catalog.ANALYSES.describe(analysis)
@@ -159,6 +185,8 @@ def section(analysis: str, measures: Iterable[Declaration]) -> str:
         title, about = "Key routes", "Key routes of classes over all MoE layers, in `routes`."
     elif measures is one_kind.measures:
         title, about = "Exchanged places", "Image tokens and words of a sequence, in `routes`."
+    elif measures in RECORDINGS:
+        title, about = RECORDINGS[measures]
     elif measures is corruption_error.measures:
         title, about = "Corruption error", "Errors relative to a baseline, in `corruptions --baseline`."
     else:

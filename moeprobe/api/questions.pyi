@@ -1044,6 +1044,9 @@ def trace_balance(
     ranks: int | None = None,
     placement: str | Path | None = None,
     windows: int = 8,
+    every: int | None = None,
+    periods: str | Path | None = None,
+    baseline: int = 20,
     options: Options | None = None,
     watcher: Progress | None = None,
     layers: str | Sequence[str] | None = None,
@@ -1058,7 +1061,8 @@ def trace_balance(
 
     Overlap of the hot experts (the eighth with the most choices) of one window of requests and the next, with chance
     and the overlap of shuffled requests. With ``ranks`` or ``placement`` also the load of the busiest rank over the
-    mean, and that of a greedy placement, made on the first half of the requests and judged on the second.
+    mean, and that of a greedy placement, made on the first half of the requests and judged on the second. With ``every``
+    200, also whether the load has moved since the first batches, looked at again after each.
 
     Args:
         trace: File of moeprobe trace record or trace import, or a folder of its parts.
@@ -1066,6 +1070,11 @@ def trace_balance(
         placement: Experts of each rank instead: JSON list of lists, the same by layer, an expert map of vllm-ascend, or
             CSV expert,rank.
         windows: Windows of requests that follow one another in the file.
+        every: Also say after each batch of so many requests, e.g. 200, whether the load has moved since the baseline;
+            the interval holds however often you look.
+        periods: Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of
+            ``every``.
+        baseline: Batches at the beginning that say what is usual, with ``every`` or ``periods``.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

@@ -98,6 +98,7 @@ def compare(
     selected_pairs: Sequence[Pair],
     margin: float = words.MARGIN,
     together: str | None = None,
+    looks: int = 1,
     progress: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
     """Return the differences of the ``selected_pairs``, a row each, with ``columns.COMPARISON_COLUMNS``.
@@ -111,6 +112,7 @@ def compare(
         selected_pairs: (checkpoint, reference).
         margin: differences inside ± margin count as none, of shares (``registry.Form``).
         together: a metric whose cells are one family, whatever their pair, tokens and null.
+        looks: of a series of comparisons, in all of which the intervals are to hold.
         progress: called with the number of rows of sums done since the last call.
 
     Raises:
@@ -131,7 +133,7 @@ def compare(
             for comparison in compare_values(valued[pair[0]], valued[pair[1]], run_info)
         ]
 
-    judging = Judging(margin=margin, together=together)
+    judging = Judging(margin=margin, together=together, looks=looks)
     # Sites are independent, so processes may share them; results come back in order.
     spread = processes.spread(comparisons, len(sites), processes=images.processes)
     for site, differences in zip(sites, spread, strict=True):
@@ -155,10 +157,11 @@ class Judging:
     Args:
         margin: differences inside ± margin count as none, of shares.
         together: a metric whose cells are one family, whatever their pair, tokens and null.
+        looks: as of ``compare``.
     """
 
-    def __init__(self, *, margin: float = words.MARGIN, together: str | None = None) -> None:
-        self._margin, self._together = margin, together
+    def __init__(self, *, margin: float = words.MARGIN, together: str | None = None, looks: int = 1) -> None:
+        self._margin, self._together, self._looks = margin, together, looks
         self._families: dict[Hashable, DifferenceFamily] = {}
         # Each with its family and its place there; None = in no family.
         self._compared: list[tuple[Compared, tuple[Hashable, int] | None]] = []
@@ -177,7 +180,7 @@ class Judging:
 
     def rows(self) -> list[Row]:
         """Return the rows in the order in which they were added, with what their families say of them."""
-        judged = {key: family.judge() for key, family in self._families.items()}
+        judged = {key: family.judge(looks=self._looks) for key, family in self._families.items()}
         return [
             self._row(item, None if position is None else judged[position[0]][position[1]])
             for item, position in self._compared

@@ -15,7 +15,17 @@ import numpy as np
 
 from moeprobe.declarations.registry import kinds, measured_by
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.metrics import alignment, corruption_error, costs, key_routes, one_kind, relabeled_ranks
+from moeprobe.metrics import (
+    alignment,
+    corruption_error,
+    costs,
+    drifted_layers,
+    key_routes,
+    load_course,
+    one_kind,
+    relabeled_ranks,
+    watched_load,
+)
 from moeprobe.metrics.analyses.match import TOP_K, TOP_K_SET
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
@@ -145,6 +155,9 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
         ("", key_routes.measures),
         ("", one_kind.measures),
         ("", relabeled_ranks.measures),
+        ("", drifted_layers.measures),
+        ("", load_course.measures),
+        ("", watched_load.measures),
         ("", corruption_error.measures),
         ("", costs.measures),
     )

@@ -37,6 +37,8 @@ VERDICTS = {
 }
 # How the interval of a row is computed that holds for several rows at once.
 SIMULTANEOUS = "simultaneous"
+# How the interval of a row is computed that holds however often one looks.
+ALWAYS_VALID = "always valid"
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
@@ -47,6 +49,7 @@ INTERVALS = {
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "crossed": "t standard errors to either side over images and over corruptions, crossed (mean of any)",
+    ALWAYS_VALID: "holds after every batch of requests at once, however often one looks (`trace balance --every`)",
     "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
     "information of experts; for the calibration error also its floor to the lower side",
 }
@@ -64,8 +67,8 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
-    "balance` the window, for `trace locality` the experts in a cache, for `trace prefetch` those loaded ahead, for "
-    "`trace batches` and `coverage` the tokens; empty for pairs of random views",
+    "balance` the window or the batch, for `trace locality` the experts in a cache, for `trace prefetch` those loaded "
+    "ahead, for `trace batches` and `coverage` the tokens; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "
@@ -131,11 +134,25 @@ TRAININGS_COLUMNS: dict[str, str] = {
     "sim_high": "upper end",
     **{name: COMPARISON_COLUMNS[name] for name in ("verdict", "judgement", "margin")},
 }
+# What tails.csv has, of ``moeprobe tails``.
+TAILS_COLUMNS: dict[str, str] = {
+    **{name: COLUMNS[name] for name in ("checkpoint", "layer", "view", "severity", "tokens")},
+    "metric": "quantile: the share of tokens that change experts, which a share of the inputs does not exceed; above: "
+    "the share of inputs of which more than a share of the tokens change",
+    "at": "the share of inputs of a quantile, or the share of tokens of `--above`",
+    "value": "the quantile, or the share",
+    "ci_low": "lower end of the 95 % interval (ordered values; of a share above Wilson's); empty where inputs are too "
+    "few",
+    "ci_high": "upper end",
+    "inputs": "inputs, or units of `--unit`, with a token to compare",
+}
 # What plan.csv has, of ``moeprobe plan``.
 PLAN_COLUMNS: dict[str, str] = {
     "checkpoint": COLUMNS["checkpoint"],
     "reference": "checkpoint that it is compared with; empty where the run has one checkpoint alone",
     **{name: COLUMNS[name] for name in ("layer", "view", "severity", "tokens", "metric", "null")},
+    "unit": "what was sampled, which the columns images and images_needed count: image, text, request or as `--unit` "
+    "named it",
     "images": "images that the run has",
     "se": "standard error of the difference in the run; of one checkpoint alone √2 times that of its value",
     "factor": "half of the simultaneous interval in standard errors",

@@ -176,6 +176,12 @@ class Sidecar(dict[str, Any]):
         metric = self.get("fail_if_worse")
         return metric if isinstance(metric, str) else None
 
+    @property
+    def look(self) -> tuple[int, int] | None:
+        """Which look of a series a comparison is, and of how many; None of a comparison alone."""
+        look, looks = self.get("look"), self.request.get("looks")
+        return (look, looks) if isinstance(look, int) and isinstance(looks, int) else None
+
 
 class _Part(BaseModel):
     """Check the types of the entries that moeprobe reads; a missing entry fails where it is needed."""
@@ -249,7 +255,7 @@ class _SidecarSchema(_Part):
 _KEYS = (
     "request", "severity_unit", "floor_dtype", "command", "checkpoints", "colours",
     "traces", "runs", "verdicts", "equivalent_within", "fail_if_worse", "fail_unless_no_worse_than", "failures",
-    "states", "frames", "files",
+    "look", "states", "frames", "files",
     "skipped_images", "notes", "ignored", "images_per_second", "wall_seconds", "batch_size", "workers", "device",
     "shards", "names",
 )  # fmt: skip

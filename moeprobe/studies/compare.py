@@ -38,6 +38,7 @@ from moeprobe.runtime.files import display_path, resolve, write_csv
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.gate import Gate
 from moeprobe.studies.hand_pairs import HandPair, names_of_pairs
+from moeprobe.studies.looks import Look, LookSeries
 
 if TYPE_CHECKING:
     from moeprobe.probes.engine.measurement import Measurement
@@ -116,6 +117,8 @@ def compare(
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
     pairs: Sequence[HandPair] = (),
+    looks: int | None = None,
+    history: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -151,6 +154,8 @@ def compare(
             whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
         pairs: (reference, checkpoint) of each difference, by name or as in ``given``; none = by seed and group, or all
             against the first. A checkpoint stands in one pair. Three or more make a claim about trainings.
+        looks: number of comparisons with one reference, in all of which intervals hold at once; needs ``history``.
+        history: file that counts the looks; made at the first. A checkpoint that was looked at is the same look.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
         changes: options by name.
@@ -166,6 +171,7 @@ def compare(
     if equivalent_within is not None and not (math.isfinite(equivalent_within) and equivalent_within > 0):
         raise UserError(f"{option('equivalent_within')} takes a number above 0; got {equivalent_within}.")
     gate = Gate(fail_if_worse, fail_unless_no_worse_than)
+    series = LookSeries.of(looks, history)
     settings = {"probe": probe, "data": data, "view": view, "severities": severities}
     if from_runs:
         sources = runs_to_compare(models, options, settings)
@@ -174,7 +180,9 @@ def compare(
     if pairs:
         checkpoints = list(sources.measured.checkpoints)
         sources = dataclasses.replace(sources, pairs=names_of_pairs(pairs, models, checkpoints))
-    work = ComparisonWork(sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate)
+    work = ComparisonWork(
+        sources, options, margin=margin, equivalent_within=equivalent_within, gate=gate, series=series
+    )
     progress = progress_of(watcher)
     try:
         return work.execute(progress)
@@ -351,9 +359,10 @@ class ComparisonWork(Work[Comparison]):
         margin: differences inside ± margin count as none.
         equivalent_within: the margin of equivalence; None = nothing is said of it.
         gate: which differences fail; None = none does.
+        series: the looks that this comparison is one of; None = it is the only one.
 
     Raises:
-        UserError: there are not two checkpoints, or the metric of the gate is none that can become worse.
+        UserError: there are not two checkpoints, the gate's metric cannot become worse, or it is no look of the series.
     """
 
     def __init__(
@@ -364,6 +373,7 @@ class ComparisonWork(Work[Comparison]):
         margin: float = words.MARGIN,
         equivalent_within: float | None = None,
         gate: Gate | None = None,
+        series: LookSeries | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
         self.equivalent_within = equivalent_within
@@ -390,6 +400,10 @@ class ComparisonWork(Work[Comparison]):
         # Judging one metric as one family widens its intervals, so it belongs to the request.
         if self.gate.metric is not None:
             self.request["judged_together"] = self.gate.metric
+        self.look: Look | None = None
+        if series is not None:
+            self.request["looks"] = series.looks
+            self.look = Look.of(series, measured, self.request, self.gate, is_finished=sources.work is None)
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
         """Measure, and judge the differences."""
@@ -397,6 +411,7 @@ class ComparisonWork(Work[Comparison]):
         table, over_trainings = self._differences(measured, progress)
         sentences = _verdicts(table, over_trainings, self.equivalent_within)
         failures = self.gate.failures(table)
+        look = {} if self.look is None else {"look": self.look.take(measured, table, len(failures))}
         sidecar = self.make_sidecar(
             checkpoints=measured.checkpoints,
             colors=colors(list(measured.checkpoints)),
@@ -406,6 +421,7 @@ class ComparisonWork(Work[Comparison]):
             fail_if_worse=self.gate.metric,
             fail_unless_no_worse_than=self.gate.allowed,
             failures=len(failures),
+            **look,
             wall_seconds=self.seconds,
             **self.sources.names,
         )
@@ -449,6 +465,7 @@ class ComparisonWork(Work[Comparison]):
             selected_pairs=pairs,
             margin=self.margin,
             together=self.gate.metric,
+            looks=self.request.get("looks", 1),
             progress=progress.advance,
         )
         if table.empty:
@@ -464,6 +481,7 @@ class ComparisonWork(Work[Comparison]):
             if by_hand
             else trainings.groups_of_pairs(pairs, groups),
             margin=self.margin,
+            looks=self.request.get("looks", 1),
         )
         return table, over_trainings
 

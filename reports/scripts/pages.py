@@ -29,6 +29,7 @@ from reports.scripts import (
     sources,
     sweep_tables,
     thesis_tables,
+    training_tables,
 )
 from reports.scripts.contrasts import lines as contrast_lines
 from reports.scripts.real import tables as real_tables
@@ -258,6 +259,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "the first seed": first_seed,
     "reference values of κ": kappa_reference.lines,
     "all seeds": all_seeds,
+    "over trainings and images": training_tables.lines,
     "accuracies": accuracies,
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,

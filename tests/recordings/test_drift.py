@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
+from scipy import stats
 
 from moeprobe import api
+from moeprobe.recorded.drift.layers import rows_of_layers
 from moeprobe.recorded.drift.sentences import sentences, steps_of
 from tests.commands import names_in, refused, run
 from tests.recordings.serving import routing
@@ -88,6 +91,9 @@ def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> No
     result = run("trace", "drift", *series, "--out", tmp_path / "d")
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
+    assert (
+        "Layers differ in how far they moved (p = 0.0005, all 2 at once); 2 of 2 moved more or less" in said
+    )
     assert "the routing moved most in layers.1: κ 0." in said
     assert "It is separated from the next, layers.0 (κ 0." in said
     assert "The experts differ in 0.300" in said and "half of that is reached at step-200/tokens" in said
@@ -142,3 +148,41 @@ def test_the_layer_that_moved_most_is_picked_and_its_interval_knows_that() -> No
 )
 def test_steps_are_numbers_that_grow(names: list[str], steps: list[float] | None) -> None:
     assert steps_of(names) == steps
+
+
+def lines_of(kappas: NDArray[np.float64], influences: NDArray[np.float64]) -> dict[tuple[str, str], float]:
+    """The lines on layers with these κ and influences ``(n, L)``, by metric and layer."""
+    rows = [
+        {"layer": f"l{number}", "value": kappa, "interval": "percentile"}
+        for number, kappa in enumerate(kappas)
+    ]
+    columns = {f"l{number}": influences[:, number] for number in range(len(kappas))}
+    return {(line["metric"], line["layer"]): line["value"] for line in rows_of_layers(rows, columns, seed=0)}
+
+
+def test_what_is_said_of_all_layers_is_what_a_loop_says() -> None:
+    """Values of inputs that share noise between layers: t tests of the distance from the layers' mean, by scipy."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((60, 5)) + rng.standard_normal((60, 1)) + [0, 0, 0, 0, 1.5]
+    lines = lines_of(values.mean(0), (values - values.mean(0)) / 60)
+    off = values - values.mean(1, keepdims=True)
+    expected = stats.false_discovery_control(stats.ttest_1samp(off, 0).pvalue)
+    for number in range(5):
+        assert lines["drift_layer_rate", f"l{number}"] == pytest.approx(expected[number])
+    assert lines["drift_layers_differ_p", "all"] == pytest.approx(1 / 2001)
+    among = [lines["drift_kappa_among", f"l{number}"] for number in range(5)]
+    middle = values.mean()
+    assert all(
+        abs(shrunk - middle) < abs(mean - middle) for shrunk, mean in zip(among, values.mean(0), strict=True)
+    )
+    assert not lines_of(np.array([0.5]), values[:, :1]), "a single layer"
+
+
+def test_layers_that_moved_as_far_seldom_seem_to_differ() -> None:
+    rng = np.random.default_rng(1)
+    seen = 0
+    for _ in range(60):
+        values = rng.standard_normal((40, 24)) + rng.standard_normal((40, 1))
+        lines = lines_of(values.mean(0), (values - values.mean(0)) / 40)
+        seen += lines["drift_layers_differ_p", "all"] <= 0.05
+    assert seen / 60 <= 0.05 + 3 * 0.028

@@ -114,7 +114,7 @@ def test_uniform_routing_is_at_chance_and_nearly_even(tmp_path: Path) -> None:
         assert ratio["value"] == pytest.approx(row["value"] / relabeled["value"])
         assert 0.9 < ratio["value"] < 1.1 and p["value"] > 1 / (1 + RELABELINGS)
     assert any("no expert is known to stay hot" in line for line in found.leading(found))
-    assert any("In none of 2 layers does the load change" in line for line in found.leading(found))
+    assert any("Nothing shows that the load changes with time" in line for line in found.leading(found))
 
 
 def test_experts_that_are_hot_in_turn(tmp_path: Path) -> None:
@@ -132,7 +132,12 @@ def test_experts_that_are_hot_in_turn(tmp_path: Path) -> None:
     # Over all windows each rank has its turn; within one, a single rank works.
     assert value(table, "rank_imbalance", layer="", view="consecutive")["value"] == pytest.approx(1)
     assert value(table, "window_imbalance", layer="", view="consecutive")["value"] == pytest.approx(8)
-    assert any("In 2 of 2 layers the load changes" in line for line in found.leading(found))
+    [said] = [line for line in found.leading(found) if "The load changes with time" in line]
+    assert "(p = 0.005, 32 experts of 2 layers at once). 32 of 32 experts are named, in 2 layers" in said
+    assert any("Most of the load moves in" in line for line in found.leading(found))
+    # An expert has all choices or half of them in one window of eight.
+    spread = table[table["metric"] == "load_course_spread"].set_index(["layer", "expert"])["value"]
+    assert len(spread) == 32 and np.allclose(spread, 0.5 / np.sqrt(8), rtol=0.01)
 
 
 # Ranks.

@@ -202,6 +202,7 @@ def test_a_folder_holds_the_page_and_a_finished_audit_is_read(
     assert "Routing under crops" in first.output and "audit.html" in first.output
     assert len(first.output.splitlines()) < 25
     page = (out / "audit.html").read_text(encoding="utf-8")
+    assert page.count("<summary>Tails: the share of patches that change experts</summary>") == 1
     assert "default-src 'none'" in page and "<script" not in page and not re.search(r'(src|href)="http', page)
     assert "hash router 0.09" in page, "the reference values stand beside the number"
     assert "data:image/png" in page

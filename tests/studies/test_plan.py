@@ -274,6 +274,7 @@ def test_units_that_were_sampled_are_counted(tmp_path: Path) -> None:
         plans[unit] = plan_images(out, difference=0.1, metric="load_entropy")
     (first,), (second,) = (plan.table.to_dict("records") for plan in plans.values())
     assert (first["images"], second["images"]) == (80, 40)
+    assert (first["unit"], second["unit"]) == ("request", "hour")
     assert second["se"] == pytest.approx(np.sqrt(2) * first["se"], rel=0.02)
     said = " ".join(plans[str(hours)].sentences)
     assert " hours show a difference of 0.1" in said and "on different hours" in said

@@ -1,13 +1,17 @@
 """Quantiles over inputs from finished runs, against counting tokens by hand."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 
 from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.results.columns import TAILS_COLUMNS
 from tests import commands
 
 
@@ -63,11 +67,60 @@ def test_units_are_added_up_first(run: tuple[Path, np.ndarray]) -> None:
     assert "368 hours, and there are 25" in result.sentences()[-1]
 
 
+def test_the_figure_draws_what_is_above(run: tuple[Path, np.ndarray]) -> None:
+    """The height of the curve right of each share is the share of requests above it; the bars are the intervals."""
+    folder, shares = run
+    result = api.tails(folder / "run")
+    [axes] = result.plot()["tails"].axes
+    [line] = axes.lines
+    x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    for limit in (0.05, 0.35, 0.75, 0.95):
+        assert y[np.searchsorted(x, limit, side="right") - 1] == pytest.approx((shares > limit).mean())
+    [bars] = axes.collections
+    assert isinstance(bars, LineCollection)
+    rows = result.table[result.table["ci_low"].notna()]
+    assert len(rows) == 2, "the 99 % quantile has no interval"
+    expected = [[[low, 1 - at], [high, 1 - at]] for at, low, high in rows[["at", "ci_low", "ci_high"]].values]
+    np.testing.assert_allclose(bars.get_segments(), expected)
+
+
+def test_a_report_has_them(run: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    folder, shares = run
+    document = api.report(folder / "run", names=["before the change", "after it"])
+    lines = [
+        line for line in document.markdown.splitlines() if "Tails: the share of tokens that change" in line
+    ]
+    assert lines, document.markdown
+    median = sorted(shares)[24]
+    row = next(
+        line
+        for line in document.markdown.splitlines()
+        if line.startswith("| after it |")
+        and "mlp" in line
+        and f"{median:.3f} [" in line
+        and line.count("[") == 2
+    )
+    assert row.rstrip("| ").endswith("50")
+    # A run without its sums has none, and neither has one of other things.
+    copy = tmp_path / "run"
+    shutil.copytree(folder / "run", copy)
+    (copy / "images.parquet").unlink()
+    assert "Tails:" not in api.report(copy).markdown
+
+
+@pytest.mark.pictures
 def test_the_command_prints_and_refuses(run: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     folder, _ = run
     printed = commands.run("tails", folder / "run", "--above", "0.5")
     assert "90% quantile" in printed.stdout
     assert "above 0.5" in printed.stdout
+    out = tmp_path / "out"
+    printed = commands.run("tails", folder / "run", "--out", out)
+    assert printed.exit_code == 0, printed.output
+    assert commands.names_in(out) == {"tails.csv", "tails.png"}
+    assert list(pd.read_csv(out / "tails.csv").columns) == list(TAILS_COLUMNS)
+    assert "holds tails.csv already" in commands.refused("tails", folder / "run", "--out", out)
+    assert commands.run("tails", folder / "run", "--out", out, "--overwrite").exit_code == 0
     with pytest.raises(UserError, match="from 0 to below 1"):
         api.tails(folder / "run", above=1.0)
     api.trace_balance(folder / "before.parquet", out=tmp_path / "balance", figures=False)

@@ -1,5 +1,6 @@
 """``moeprobe compare``."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,6 +71,21 @@ def compare(
             "everywhere.",
         ),
     ] = None,
+    looks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="This is one of N comparisons with one reference, e.g. in CI: intervals hold in all of them at once. "
+            "Needs --history.",
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="File that counts the looks; made at the first. A checkpoint that was looked at is the same look.",
+        ),
+    ] = None,
     full: Full = False,
     *,
     common: Common,
@@ -108,6 +124,8 @@ def compare(
             fail_if_worse=fail_if_worse,
             fail_unless_no_worse_than=fail_unless_no_worse_than,
             pairs=pairs,
+            looks=looks,
+            history=history,
             watcher=bar,
             **common.changes,
         )

@@ -1,17 +1,13 @@
 """``moeprobe tails``."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from moeprobe.cli.front.environment import print_json
-from moeprobe.inputs.modality import ORDINARY
+from moeprobe.cli.front.options import AsJson, Overwrite
 from moeprobe.runtime import distributed
-
-if TYPE_CHECKING:
-    from rich.table import Table as Screen
-
-    from moeprobe.studies.tails import Tails
 
 
 def tails(
@@ -31,7 +27,11 @@ def tails(
             help="What was sampled, as for compare: folder, or a CSV with the columns image_id and unit."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tails.csv and tails.png; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    json: AsJson = False,
 ) -> None:
     """How much does routing change for the inputs that change most?
 
@@ -42,57 +42,21 @@ def tails(
     """
     distributed.check_alone("tails")
     from moeprobe.cli.front.screen import console
+    from moeprobe.cli.front.tables import on_screen
+    from moeprobe.results.layouts.tails import tails_table
     from moeprobe.results.tables import records
     from moeprobe.studies.tails import tails as compute
 
-    result = compute(runs, above=above, unit=unit)
+    result = compute(runs, above=above, unit=unit, out=out, overwrite=overwrite)
+    files = [str(path) for path in result.files]
     if json:
-        print_json({"table": records(result.table), "sentences": result.sentences()})
+        print_json({"table": records(result.table), "sentences": result.sentences(), "files": files})
         return
-    screen = console()
-    screen.print(_table(result))
+    screen, layout = console(), tails_table(result.table, result.modality)
+    for part in on_screen(layout, stacked=False):
+        screen.print(part)
     for sentence in result.sentences():
         screen.print(sentence, soft_wrap=True)
-    screen.print(
-        f"Quantiles over {result.modality.units} of the share of {result.modality.tokens} that change experts; "
-        "[low, high]: 95 % intervals of ordered values.",
-        style="dim",
-        soft_wrap=True,
-    )
-
-
-def _table(result: "Tails") -> "Screen":
-    from rich.table import Table
-
-    table = Table(title="Tails of the share of changed tokens", title_justify="left", title_style="bold")
-    ordinary = result.table[result.table["tokens"].isin(ORDINARY)]
-    values = ordinary if len(ordinary) else result.table
-    keys = ["checkpoint", "layer", "view", "severity", "tokens"]
-    identifying = [
-        name for name in keys if values[name].nunique(dropna=False) > 1 or name in ("checkpoint", "layer")
-    ]
-    for name in identifying:
-        table.add_column(name, no_wrap=True)
-    columns = list(dict.fromkeys(zip(values["metric"], values["at"], strict=True)))
-    for metric, at in columns:
-        table.add_column(f"{at:.0%} quantile" if metric == "quantile" else f"above {at:g}", justify="right")
-    table.add_column(result.modality.units, justify="right")
-    for key, rows in values.groupby(keys, sort=False, dropna=False):
-        of_row = dict(zip(keys, key, strict=True))
-        by_column = {(row["metric"], row["at"]): row for row in rows.to_dict("records")}
-        names = [
-            ""
-            if of_row[name] != of_row[name]
-            else f"{of_row[name]:g}"
-            if name == "severity"
-            else str(of_row[name])
-            for name in identifying
-        ]
-        numbers = [_with_interval(by_column[column]) for column in columns]
-        table.add_row(*names, *numbers, f"{rows['inputs'].iloc[0]:,}")
-    return table
-
-
-def _with_interval(row: dict[Any, Any]) -> str:
-    ends = "" if row["ci_low"] != row["ci_low"] else f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
-    return f"{row['value']:.3f}{ends}"
+    screen.print(layout.note, style="dim", soft_wrap=True)
+    if files:
+        screen.print(f"Written: {', '.join(files)}", soft_wrap=True)

@@ -31,7 +31,7 @@ from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.distinct_experts import asleep_table, distinct_experts_table
 from moeprobe.results.layouts.expert_cache import expert_cache_table
 from moeprobe.results.layouts.expert_coverage import coverage_table
-from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table
+from moeprobe.results.layouts.load_over_time import hot_experts_table, placements_table, watched_table
 from moeprobe.results.layouts.prefetch import prefetch_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution
 from moeprobe.results.sidecars import names_in, with_names
@@ -399,7 +399,7 @@ def load_over_time(result: "Result") -> Printed:
     """Return the output for load over time: sentences, a line per layer of hot experts, and one of its ranks."""
     rows = result.table[result.table["severity"].isna()]
     parts: Printed = [*leading_sentences(result, Layout.SIDE_BY_SIDE)]
-    for layout in (hot_experts_table(rows), placements_table(rows)):
+    for layout in (watched_table(rows), hot_experts_table(rows), placements_table(rows)):
         if layout is not None:
             parts += _with_note(layout)
     return parts

@@ -319,6 +319,9 @@ def comparison_footing(comparison: "Comparison") -> str:
         f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",
     ]
     parts = ["; ".join(parts)]
+    look = comparison.sidecar.look
+    if look is not None:
+        parts.append(f"look {look[0]} of {look[1]}: intervals hold in all {look[1]} at once (Bonferroni)")
     if table["sim_low"].notna().any():
         parts += [
             f"[low, high]: simultaneous 95 % interval over all layers and severities of a metric (max-|t| over "

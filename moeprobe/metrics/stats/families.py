@@ -5,8 +5,11 @@ has, the likelier that one of them is an outlier by chance; so p values are Holm
 the family at once in 95 % of experiments. Resamples are drawn as for every other interval: whole images, the same for
 both checkpoints.
 
+A series of checkpoints is looked at again and again. Where N looks were decided on beforehand, each has a share of the
+level, 5 % / N (Bonferroni), so that its intervals hold in all looks at once.
+
 Sources: delta method and infinitesimal jackknife, Efron 1982; step-down p values, Holm 1979; max-|t|, Romano and Wolf
-2005; t instead of normal tails around resamples, Hesterberg 2015.
+2005; t instead of normal tails around resamples, Hesterberg 2015; independent comparisons, Šidák 1967.
 
 Axes: R resamples, n images.
 """
@@ -28,6 +31,8 @@ POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
 # more than that, however many images there are.
 _ROUNDING = 1e-6
+# Resamples beyond a quantile below which it is not read off them.
+_FEWEST_BEYOND = 10
 _NONE = np.empty(0)
 
 
@@ -93,6 +98,16 @@ class Judged:
     p: float
     p_holm: float
     detectable: float
+
+
+def confidence_of(looks: int) -> float:
+    """Return the confidence of each of so many looks, which all hold at once in 95 % of series (Bonferroni).
+
+    >>> from moeprobe.metrics.stats.families import confidence_of
+    >>> confidence_of(1), confidence_of(10)
+    (0.95, 0.995)
+    """
+    return 1 - (1 - CONFIDENCE) / looks
 
 
 def difference(minuend: Replicates, subtrahend: Replicates, influence: Array) -> Difference:
@@ -167,7 +182,7 @@ class DifferenceFamily:
             self._largest = np.fmax(previous, deviations)
         return len(self._members) - 1
 
-    def judge(self) -> list[Judged]:
+    def judge(self, *, looks: int = 1) -> list[Judged]:
         """Return p values and simultaneous intervals, in the order in which differences were added.
 
         The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
@@ -175,20 +190,34 @@ class DifferenceFamily:
         tails to n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
         that are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order
         but the resamples vary, there is no interval.
+
+        Args:
+            looks: of a series, in which all of them are to hold; the quantile is then 1 − 5 % / ``looks``, and Holm's
+                p is multiplied by it. Where fewer than ten resamples lie beyond, Šidák's rule over the family takes
+                the place of the resamples.
         """
-        normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
-        # The largest deviation of any member, at its 95 % quantile, holds for all.
-        largest = normal if self._largest is None else float(np.quantile(self._largest, CONFIDENCE))
-        cells = sum(member.standardized for member in self._members)
+        cells, confidence = sum(member.standardized for member in self._members), confidence_of(looks)
+        # So much is left of the confidence for each of the family's cells, were they independent.
+        alone = confidence ** (1 / max(cells, 1))
+        normal = float(-special.ndtri((1 - confidence) / 2))
+        largest: float | None = normal
+        if self._largest is not None:
+            has_quantile = looks == 1 or (1 - confidence) * len(self._largest) >= _FEWEST_BEYOND
+            # The largest deviation of any member, at its 95 % quantile, holds for all.
+            largest = float(np.quantile(self._largest, confidence)) if has_quantile else None
         p_values = [_p(member) for member in self._members]
         judged = []
         for member, *tested in zip(self._members, p_values, _holm(p_values), strict=True):
             value, images = member.summary.point, member.summary.images
             reach, detectable = np.nan, np.nan
-            factor = largest * critical(images) / normal if images > 1 else np.nan
+            factor = np.nan
             if member.freedom is not None:
                 # Resamples of images say nothing of perturbations, so all hold at once by Šidák's rule.
-                factor = -float(special.stdtrit(member.freedom, (1 - CONFIDENCE ** (1 / max(cells, 1))) / 2))
+                factor = -float(special.stdtrit(member.freedom, (1 - alone) / 2))
+            elif images > 1 and largest is None:
+                factor = critical(images, confidence=alone)
+            elif images > 1 and largest is not None:
+                factor = largest * critical(images, confidence=confidence) / normal
             if member.standardized:
                 reach = factor * member.standard_error
                 # Power: the true difference has to exceed the interval's reach with probability 80 %.
@@ -196,17 +225,17 @@ class DifferenceFamily:
             elif member.constant:
                 reach = member.summary.unseen_difference(factor) if member.identical else 0.0
             # Two models that are identical by construction are no test.
-            p, p_holm = (1.0, 1.0) if member.identical else tested
+            p, p_holm = (1.0, 1.0) if member.identical else (tested[0], min(tested[1] * looks, 1.0))
             judged.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
         return judged
 
 
-def judge(family: Sequence[Difference]) -> list[Judged]:
+def judge(family: Sequence[Difference], *, looks: int = 1) -> list[Judged]:
     """Return what a family of differences over the same resamples says of each, see ``DifferenceFamily.judge``."""
     together = DifferenceFamily()
     for difference in family:
         together.add(Evidence.of(difference), difference.deviations())
-    return together.judge()
+    return together.judge(looks=looks)
 
 
 def _p(member: Evidence) -> float:

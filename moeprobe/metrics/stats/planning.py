@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 from scipy import special
 
 from moeprobe.metrics.stats.families import POWER
@@ -21,6 +22,8 @@ from moeprobe.metrics.stats.two_way import TwoWay
 ASSURANCE = 0.8
 # More images, or pairs of trainings, than anybody has.
 _MOST_IMAGES, _MOST_PAIRS = 10**9, 10**4
+# Numbers of images that are tried below a given one, each a twentieth larger than the one before.
+_NUMBERS_TRIED = np.geomspace(2, _MOST_IMAGES, round(math.log(_MOST_IMAGES / 2) / math.log(1.05)))
 
 
 def images_needed(
@@ -86,6 +89,10 @@ def detectable(
     """Return the least true difference that so many pairs of trainings and images show with probability ``power``.
 
     (t_c + t_z) · error, both quantiles of t with the degrees of freedom that the error will have (``TwoWay.planned``).
+    More images make the error smaller, and leave it with the degrees of freedom of the few trainings; from some number
+    on, the second outweighs the first. Whoever has more images may use as many as show most, so what is returned is the
+    least of all numbers up to ``images``.
+
     Images do not replace trainings. Three pairs that differ by a standard deviation of 0.02 show 0.062, at best:
 
     >>> from math import inf
@@ -95,9 +102,11 @@ def detectable(
     >>> [round(detectable(estimate, pairs, images), 3) for pairs, images in ((3, 500), (3, inf), (12, 500))]
     [0.068, 0.062, 0.019]
     """
-    planned = estimate.planned(pairs, images)
-    critical = -float(special.stdtrit(planned.freedom, (1 - confidence) / 2))
-    return (critical + float(special.stdtrit(planned.freedom, power))) * planned.error
+    numbers = np.append(_NUMBERS_TRIED[images > _NUMBERS_TRIED], images)
+    planned = [estimate.planned(pairs, number) for number in numbers.tolist()]
+    freedom, error = np.array([[each.freedom, each.error] for each in planned]).T
+    critical = -special.stdtrit(freedom, (1 - confidence) / 2)
+    return float(((critical + special.stdtrit(freedom, power)) * error).min())
 
 
 def pairs_to_detect(

@@ -1,17 +1,26 @@
 """The work of ``trace drift``: each trace of a series against the first and against the last."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from moeprobe.errors import UserError
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.drift import Drift
-from moeprobe.recorded.drift.sentences import FIRST, LAST, steps_of, view_of
+from moeprobe.recorded.drift.layers import rows_of_layers
+from moeprobe.recorded.drift.sentences import FIRST, LAST, since_first, steps_of, view_of
 from moeprobe.recorded.engine.describe import ignored_tokens, notes_of
 from moeprobe.recorded.engine.paired_sums import PairedSums
 from moeprobe.recorded.engine.work import TracesWork
 from moeprobe.recordings.pairs import NamedTrace, check_tokens, name_all
 from moeprobe.recordings.reading import TraceFile
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import SumsStore, concat
+from moeprobe.results.tables import with_rows
+from moeprobe.results.values import Evaluator
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.short_paths import shortest_ends
 
@@ -33,6 +42,33 @@ class Series(TracesWork[Drift]):
     def changed_request(self) -> dict[str, Any]:
         """Return the steps of the training in place of views."""
         return {"view": {"name": self.probe.name}, "steps": self.steps, "severities": [], "aligned": True}
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Put the tables together, with what holds for all layers at once."""
+        result = super().compute(folder, progress)
+        return replace(result, table=with_rows(result.table, self._rows_of_layers(result)))
+
+    def _rows_of_layers(self, result: Result) -> list[dict[str, Any]]:
+        """Return the lines on all layers, from the first checkpoint to the last."""
+        rows = since_first(result.table)
+        if rows.empty:
+            return []
+        lines = result.table.loc[rows.index].to_dict("records")
+        name = NumberName(lines[0]["metric"], lines[0]["null"])
+        evaluate = Evaluator.for_differences(
+            make_analyses(self.probe.analyses),
+            aligned=True,
+            seed=self.options.seed,
+            unit_of=None if self.units is None else self.units.unit_of,
+        )
+        view, tokens = lines[0]["view"], lines[0]["tokens"]
+        influences = {}
+        for stored in result.sums:
+            if stored.cell.view == view and stored.cell.tokens == tokens and stored.cell.layer:
+                influence = evaluate(stored).influences.get(name)
+                if influence is not None and not np.isnan(influence).any():
+                    influences[stored.cell.layer] = influence
+        return rows_of_layers(lines, influences, seed=self.options.seed)
 
     def measure(self, progress: Progress) -> tuple[SumsStore, list[str]]:
         """Return the sums per input, and phrases on the tokens that were left out."""

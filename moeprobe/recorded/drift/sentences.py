@@ -10,6 +10,7 @@ from moeprobe.inputs.modality import ORDINARY
 from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.declaration import KAPPA
+from moeprobe.recorded.drift import layers
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import deciding_match
 
@@ -44,14 +45,25 @@ def kappas(table: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["metric"] == f"{deciding_match(table)}{KAPPA}") & (rows["null"] == "pooled")]
 
 
-def sentences(table: pd.DataFrame) -> list[str]:
-    """Return in which layer routing moved most, and between which checkpoints half of the way lies."""
+def since_first(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the κ of the last checkpoint with the first, of each layer that has one."""
     rows = kappas(table)
     since = rows[rows["against"] == FIRST]
     names = list(dict.fromkeys(since["name"]))
-    end = since[(since["name"] == names[-1]) & since["value"].notna()] if names else since
+    return since[(since["name"] == names[-1]) & since["value"].notna()] if names else since
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """Return in which layer routing moved most, and between which checkpoints half of the way lies.
+
+    Where layers were tested all at once, what that says comes first.
+    """
+    end = since_first(table)
     if end.empty:
         return []
+    rows = kappas(table)
+    names = list(dict.fromkeys(rows.loc[rows["against"] == FIRST, "name"]))
+    together = layers.sentence(table)
     selection = Extreme.of(end, lowest=True)
     sentence = (
         f"From the first checkpoint to {names[-1]} the routing moved most in {selection.row['layer']}: "
@@ -66,7 +78,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         sentence += f" The experts differ in {interval(row)} of the pairs of token and layer"
         # With two checkpoints, half of the change is always reached at the second.
         sentence += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
-    return [sentence]
+    return [*([together] if together else []), sentence]
 
 
 def _separation(selection: Extreme) -> str:

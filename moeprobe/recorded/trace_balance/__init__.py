@@ -18,7 +18,8 @@ class TraceBalance(RecordingProbe["Result"]):
 
     Overlap of the hot experts (the eighth with the most choices) of one window of requests and the next, with chance
     and the overlap of shuffled requests. With --ranks or --placement also the load of the busiest rank over the
-    mean, and that of a greedy placement, made on the first half of the requests and judged on the second.
+    mean, and that of a greedy placement, made on the first half of the requests and judged on the second. With --every
+    200, also whether the load has moved since the first batches, looked at again after each.
 
     Example: `moeprobe trace balance traces/served.parquet --ranks 8`
     """
@@ -58,10 +59,31 @@ class TraceBalance(RecordingProbe["Result"]):
         ),
     ] = None
     windows: Annotated[int, Arg("Windows of requests that follow one another in the file.", low=2)] = 8
+    every: Annotated[
+        int | None,
+        Arg(
+            "Also say after each batch of so many requests, e.g. 200, whether the load has moved since the baseline; "
+            "the interval holds however often you look.",
+            low=1,
+        ),
+    ] = None
+    periods: Annotated[
+        Path | None,
+        Arg(
+            "Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of --every."
+        ),
+    ] = None
+    baseline: Annotated[
+        int, Arg("Batches at the beginning that say what is usual, with --every or --periods.", low=6)
+    ] = 20
 
     def check(self) -> None:
         """Raise ``UserError`` where the number of ranks is said twice."""
         if self.ranks is not None and self.placement is not None:
             raise UserError(
                 f"{option('placement')} says how many ranks there are; leave {option('ranks')} out."
+            )
+        if self.every is not None and self.periods is not None:
+            raise UserError(
+                f"{option('periods')} says which requests are a batch; leave {option('every')} out."
             )

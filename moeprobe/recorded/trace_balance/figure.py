@@ -11,6 +11,7 @@ from moeprobe.metrics.analyses.hot_experts import HOT_OVERLAP, HOT_OVERLAP_SHUFF
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS
+from moeprobe.metrics.watched_load import FIRST_CHANGED, USUAL_CHANGE
 from moeprobe.recorded.trace_balance.sentences import rows_of
 from moeprobe.results.figures import panels
 from moeprobe.results.folder import Result
@@ -31,9 +32,10 @@ def draw(result: Result) -> dict[str, Figure]:
     table = of_all_tokens(result.table)
     imbalances, overlaps = rows_of(table, RANK_IMBALANCE.name), rows_of(table, HOT_OVERLAP.name)
     placed = placements(imbalances)
-    by_window = table["severity"].notna().any()
+    watched = table[(table["metric"] == USUAL_CHANGE.name) & table["severity"].notna()]
+    by_window = table.loc[table["metric"] == RANK_IMBALANCE.name, "severity"].notna().any()
     # A single window has no earlier one to overlap with, and no course over time.
-    number = (not overlaps.empty) + bool(placed) + bool(placed and by_window)
+    number = (not overlaps.empty) + bool(placed) + bool(placed and by_window) + (not watched.empty)
     figure, axes = panels.panels(1, number, width=4.6, sharey=False)
     remaining = list(axes[0])
     layers = panels.layers(imbalances[imbalances["layer"] != ""] if overlaps.empty else overlaps)
@@ -43,6 +45,8 @@ def draw(result: Result) -> dict[str, Figure]:
         _draw_lines(panel, lines, layers, COLORS)
         panel.set_ylim(-0.02, 1.02)
         panel.set_ylabel("overlap of hot experts")
+    if not watched.empty:
+        _draw_watched(remaining.pop(), watched, rows_of(table, FIRST_CHANGED.name, layer="")["value"])
     if placed:
         lines = {view: rows_of(table, RANK_IMBALANCE.name, view=view) for view in placed}
         lines[_RELABELED] = rows_of(table, OF_RANKS.relabeled.name, view=placed[0])
@@ -62,6 +66,24 @@ def draw(result: Result) -> dict[str, Figure]:
     }
 
 
+def _draw_watched(axes: Axes, rows: pd.DataFrame, changed_at: pd.Series) -> None:
+    """Draw the change since the baseline after each batch, with intervals that hold at all batches at once.
+
+    A line marks the batch that first shows a change, which a later stretch of batches may have done.
+    """
+    batch, change = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
+    axes.plot(batch, change, color=COLORS[0])
+    axes.fill_between(
+        batch, rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float), color=COLORS[0], alpha=0.25,
+        linewidth=0,
+    )  # fmt: skip
+    axes.axhline(0, color="#999999", linewidth=0.8)
+    for at in changed_at:
+        axes.axvline(at, color=COLORS[1], linestyle="--", label="first shows a change")
+    axes.set_xlabel("batch since the baseline; all layers")
+    axes.set_ylabel("change of the usual hot experts' share")
+
+
 def _draw_lines(
     axes: Axes, lines: Mapping[str, pd.DataFrame], layers: list[str], palette: tuple[str, ...] | list[str]
 ) -> None:
@@ -78,5 +100,5 @@ def _draw_windows(axes: Axes, table: pd.DataFrame, color: str, color_relabeled: 
         rows = table[(table["metric"] == metric) & table["severity"].notna()]
         x = rows["severity"].to_numpy(float)
         panels.points(axes, x, rows, color=color_of_metric, label="", fmt="o-")
-    axes.set_xticks(np.unique(table["severity"].dropna()))
+    axes.set_xticks(np.unique(table.loc[table["metric"] == RANK_IMBALANCE.name, "severity"].dropna()))
     axes.set_xlabel("window of requests; all layers")

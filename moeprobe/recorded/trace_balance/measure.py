@@ -29,12 +29,16 @@ from moeprobe.recorded.engine.division import share_of
 from moeprobe.recorded.engine.kinds import kinds_in, masks_of, restrict
 from moeprobe.recorded.engine.work import DividedWork
 from moeprobe.recorded.trace_balance import TraceBalance
+from moeprobe.recorded.trace_balance.course import course_rows
 from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
+from moeprobe.recorded.trace_balance.watch import VIEW as BATCHES
+from moeprobe.recorded.trace_balance.watch import Batches, watched_rows
 from moeprobe.recordings.pairs import clusters_of, common_layers
 from moeprobe.recordings.placement import Placement, consecutive, greedy, read_placement
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
+from moeprobe.results.columns import ALWAYS_VALID
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
@@ -49,6 +53,8 @@ _VIEW, SECOND_HALF = "windows", ", second half"
 REQUESTS_AT_ONCE, _GATES = 256, 2**22
 # Counts of experts that are in memory at a time.
 _COUNTS = 2**24
+# What the lines of a number without an interval have in these columns.
+_WITHOUT_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": "", "flag": ""}
 # By layer: how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``.
 _Choices = dict[str, NDArray[np.integer[Any]]]
 _Uses = dict[str, NDArray[np.int64]]
@@ -102,6 +108,9 @@ class LoadOverTime(DividedWork[TraceBalance]):
             self.placement = consecutive(experts, probe.ranks)
         self.clusters = clusters_of([trace])
         self.requests = self._requests(probe.windows)
+        self.batches = Batches.of(
+            list(self.requests.row_of), every=probe.every, periods=probe.periods, baseline=probe.baseline
+        )
         self.name = str(trace.about["checkpoint"]["name"])
         self.hash = trace.parts.sha256()
         self.request = self.make_request(
@@ -112,7 +121,19 @@ class LoadOverTime(DividedWork[TraceBalance]):
             ranks=probe.ranks,
             placement=None if probe.placement is None else sha256(probe.placement),
             checkpoints={self.name: {"sha256": self.hash}},
+            **self._watching(),
         )
+
+    def _watching(self) -> dict[str, Any]:
+        """Return the entries of the request on batches; none where nothing is watched."""
+        if self.batches is None:
+            return {}
+        periods = self.probe.periods
+        return {
+            "every": self.probe.every,
+            "periods": None if periods is None else sha256(periods),
+            "baseline": self.batches.baseline,
+        }
 
     def _requests(self, windows: int) -> _Requests:
         """Return the samples and their windows."""
@@ -145,7 +166,7 @@ class LoadOverTime(DividedWork[TraceBalance]):
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
         """Read the trace, and put the tables together."""
         progress.start(self.probe.kind, self.num_inputs)
-        counts_by_kind = self.measure(progress)
+        counts_by_kind, of_batches = self.measure(progress)
         info = self.run_info(aligned=True, train_seeds={self.name: None}, groups={self.name: ""})
         sums = self._sums(counts_by_kind)
         analyses = make_analyses(self.probe.analyses)
@@ -155,7 +176,9 @@ class LoadOverTime(DividedWork[TraceBalance]):
             for tokens, (choices, _) in counts_by_kind.items()
             for row in self._relabeled_rows(choices, info, tokens)
         ]
-        table = with_rows(table, relabeled)
+        choices, _ = counts_by_kind[REQUEST.token]
+        extra_rows = [*relabeled, *self._course_rows(choices, info), *self._watched_rows(of_batches, info)]
+        table = with_rows(table, extra_rows)
         return self.make_result(
             table,
             comparison,
@@ -178,12 +201,53 @@ class LoadOverTime(DividedWork[TraceBalance]):
             "are one sample"
         ]
 
-    def measure(self, progress: Progress) -> dict[str, tuple[_Choices, _Uses]]:
+    def _batch_choices(self) -> dict[str, NDArray[np.int64]]:
+        """Return zeros in the places of how often each batch chooses each expert ``(B, E)``; none without batches."""
+        if self.batches is None:
+            return {}
+        experts = {name: self.trace.layers[name].num_experts for name in self.layers}
+        return {name: np.zeros((self.batches.count, count), np.int64) for name, count in experts.items()}
+
+    def _course_rows(self, choices: _Choices, info: summaries.About) -> Iterator[dict[str, Any]]:
+        """Yield the lines on whether loads change from window to window."""
+        requests = self.requests
+        windows = int(requests.window.max()) + 1
+        for row in course_rows(choices, requests.window, windows) if windows > 1 else ():
+            cell = self._cell_of(row.layer, _VIEW, REQUEST.token)
+            number = Replicates(row.value, np.empty(0), images=len(requests.names), trials=row.trials)
+            yield (
+                summaries.row(info, self.name, cell, NumberName(row.metric, "", row.expert), number)
+                | _WITHOUT_INTERVAL
+            )
+
+    def _watched_rows(
+        self, of_batches: Mapping[str, NDArray[np.int64]], info: summaries.About
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines on whether the load has moved since the baseline."""
+        if self.batches is None:
+            return
+        choices = {layer: counts.sum(1) for layer, counts in of_batches.items()}
+        choices[""] = np.sum([*choices.values()], axis=0)
+        sizes = self.batches.sizes
+        for row in watched_rows(of_batches, self.batches.baseline):
+            severity = np.nan if row.batch is None else float(row.batch)
+            cell = self._cell_of(row.layer, BATCHES, REQUEST.token, severity)
+            requests, trials = int(sizes[row.behind].sum()), int(choices[row.layer][row.behind].sum())
+            number = Replicates(row.value, np.empty(0), images=requests, trials=trials)
+            line = summaries.row(info, self.name, cell, NumberName(row.metric, ""), number)
+            low, high = row.ends
+            method = ALWAYS_VALID if low == low else ""
+            yield line | _WITHOUT_INTERVAL | {"ci_low": low, "ci_high": high, "interval": method}
+
+    def measure(
+        self, progress: Progress
+    ) -> tuple[dict[str, tuple[_Choices, _Uses]], dict[str, NDArray[np.int64]]]:
         """Return how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``, by layer.
 
         The latter are the different experts of each input, added up, and the inputs with any choice: a sample of
         several inputs uses more experts than one of them. First of all tokens, then of each kind where some are of
-        pictures. Counts of processes add up, so a sample may be divided among them.
+        pictures. Counts of processes add up, so a sample may be divided among them. Beside them how often each batch
+        chose each expert ``(B, E)``, by layer.
         """
         kinds = kinds_in([self.trace])
         counts_by_kind = {tokens: self._no_choices() for tokens in (REQUEST.token, *kinds)}
@@ -192,9 +256,11 @@ class LoadOverTime(DividedWork[TraceBalance]):
             for layer in self.layers:
                 arrays[f"choices of {tokens} in {layer}"] = choices[layer]
                 arrays[f"uses of {tokens} in {layer}"] = uses[layer]
+        of_batches = self._batch_choices()
+        arrays |= {f"batches in {layer}": counts for layer, counts in of_batches.items()}
         if self.division.measured:
             self.division.add_arrays(arrays)
-            return counts_by_kind
+            return counts_by_kind, of_batches
         size = self._block_size
         first, last = 0, self.num_inputs
         if self.division.shard is not None:
@@ -202,11 +268,11 @@ class LoadOverTime(DividedWork[TraceBalance]):
             self.division.inputs = last - first
         for start in range(first, last, size):
             block = self.trace.ids[start : min(start + size, last)]
-            self._count(block, counts_by_kind, kinds)
+            self._count(block, counts_by_kind, of_batches, kinds)
             progress.advance(len(block))
         if self.division.shard is not None:
             self.division.write_arrays(arrays)
-        return counts_by_kind
+        return counts_by_kind, of_batches
 
     @property
     def _block_size(self) -> int:
@@ -219,15 +285,22 @@ class LoadOverTime(DividedWork[TraceBalance]):
         return max(min(REQUESTS_AT_ONCE, _GATES // widest), 1)
 
     def _count(
-        self, block: Sequence[str], counts_by_kind: Mapping[str, tuple[_Choices, _Uses]], kinds: Sequence[str]
+        self,
+        block: Sequence[str],
+        counts_by_kind: Mapping[str, tuple[_Choices, _Uses]],
+        of_batches: Mapping[str, NDArray[np.int64]],
+        kinds: Sequence[str],
     ) -> None:
-        """Add the choices of some requests."""
-        rows = [self.requests.row_of[self.clusters.get(name, name)] for name in block]
+        """Add the choices of some requests, those of all tokens also to their batches."""
+        samples = [self.clusters.get(name, name) for name in block]
+        rows = [self.requests.row_of[sample] for sample in samples]
         for layer in self.layers:
             for tokens, of_block in _choices_of(self.trace, layer, block, kinds).items():
                 counts, uses = counts_by_kind[tokens]
                 # ``add.at``, since several inputs of a block may belong to one sample.
                 np.add.at(counts[layer], rows, of_block)
+                if self.batches is not None and tokens == REQUEST.token:
+                    self.batches.add(of_batches[layer], samples, of_block)
                 for column, numbers in zip(
                     uses[layer], ((of_block > 0).sum(1), of_block.any(1)), strict=True
                 ):

@@ -9,17 +9,29 @@ from moeprobe.metrics.analyses.hot_experts import (
     HOT_OVERLAP,
     HOT_OVERLAP_SHUFFLED,
     LOAD_CHANGE,
-    LOAD_CHANGE_SHUFFLED,
 )
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, RANK_SHARE, WINDOW_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS, RelabeledMetrics
+from moeprobe.metrics.watched_load import (
+    BATCH_CORRELATION,
+    CHANGED_SINCE,
+    FIRST_CHANGED,
+    RECENT_CHANGE,
+    USUAL_CHANGE,
+    USUAL_SHARE,
+)
+from moeprobe.recorded.trace_balance import course
 from moeprobe.results.layouts.load_over_time import placements
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.tables import of_all_tokens
 
 # The level of the test against relabeled experts.
 _LEVEL = 0.05
+# Layers that a sentence names.
+_MOST_LAYERS = 5
+# The correlation of batches up to which simulated intervals held (tests/metrics/stats/test_always_valid.py).
+_MOST_ALIKE = 0.3
 
 
 def rows_of(table: pd.DataFrame, metric: str, **wanted: str) -> pd.DataFrame:
@@ -31,9 +43,56 @@ def rows_of(table: pd.DataFrame, metric: str, **wanted: str) -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return whether hot experts stay hot, how uneven ranks are, and what a greedy placement would give."""
+    """Return whether hot experts stay hot, how uneven ranks are, and what a greedy placement would give.
+
+    What was watched batch by batch comes first.
+    """
     all_tokens = of_all_tokens(table)
-    return [*_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)]
+    return [
+        *_watched(all_tokens), *_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)
+    ]  # fmt: skip
+
+
+def _watched(table: pd.DataFrame) -> list[str]:
+    """Return whether the load has moved since the baseline, over all layers and in which of them."""
+    changes = rows_of(table, USUAL_CHANGE.name)
+    if changes.empty:
+        return []
+    together = changes[changes["layer"] == ""].iloc[0]
+    usual = number(_number(table, USUAL_SHARE.name))
+    first = rows_of(table, FIRST_CHANGED.name).set_index("layer")["value"]
+    count = int(table.loc[table["metric"] == USUAL_CHANGE.name, "severity"].max())
+    since = f"in {count:,} batches since the baseline"
+    if "" in first:
+        recent = rows_of(table, RECENT_CHANGE.name, layer="").iloc[0]
+        start = int(_number(table, CHANGED_SINCE.name))
+        where = "in all of them" if start == 1 else f"from batch {start:,} on"
+        begin = (
+            f"The load has moved {since}: the usual hot experts had {usual} of the choices of all layers, and "
+            f"it changed by {interval(recent, signed=True)} {where}. Batch {first['']:.0f} was the first to show it."
+        )
+    else:
+        begin = (
+            f"Nothing shows that the load has moved {since}: the usual hot experts had {usual} of the choices of all "
+            f"layers, which changed by {interval(together, signed=True)}."
+        )
+    sentences = [f"{begin} Intervals hold after every batch at once, however often you look."]
+    layers = first.drop("", errors="ignore").sort_values(kind="stable")
+    if len(layers):
+        layer_names = ", ".join(
+            f"{layer} (after {batch:.0f})" for layer, batch in layers.head(_MOST_LAYERS).items()
+        )
+        remaining = f" and {len(layers) - _MOST_LAYERS} more" if len(layers) > _MOST_LAYERS else ""
+        sentences.append(
+            f"Layers that changed, with intervals for all layers at once: {layer_names}{remaining}."
+        )
+    correlation = rows_of(table, BATCH_CORRELATION.name)["value"].max()
+    if correlation > _MOST_ALIKE:
+        sentences.append(
+            f"Batches that follow one another are alike (correlation {number(correlation)}, and these intervals hold "
+            f"up to about {_MOST_ALIKE:g}): take larger batches."
+        )
+    return sentences
 
 
 def _persistence(table: pd.DataFrame) -> list[str]:
@@ -55,7 +114,7 @@ def _persistence(table: pd.DataFrame) -> list[str]:
             f"Hot experts of one window and the next overlap by {interval(row)} in {where} (chance {chance}, with "
             f"shuffled requests {shuffled}). They get {share} of the next window's choices (chance {even})."
         )
-    return [*conclusions, *_change(table)]
+    return [*conclusions, *course.sentences(table), *_change(table)]
 
 
 def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
@@ -70,20 +129,13 @@ def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
 
 
 def _change(table: pd.DataFrame) -> list[str]:
-    """Return in how many layers the load changes with time, where shuffles say so."""
-    highest = rows_of(table, LOAD_CHANGE_SHUFFLED.name).set_index("layer")["ci_high"].dropna()
-    changes = rows_of(table, LOAD_CHANGE.name).set_index("layer")["value"]
-    tested = changes.index.intersection(highest.index)
-    if tested.empty:
+    """Return in which layer most of the load moves, where all layers together show that some does."""
+    if not course.is_shown(table):
         return []
-    beyond = changes[tested][changes[tested] > highest[tested]]
-    if beyond.empty:
-        return [f"In none of {len(tested)} layers does the load change more than in 97.5 % of shuffles."]
     largest = Extreme.of(rows_of(table, LOAD_CHANGE.name), lowest=False)
     return [
-        f"In {len(beyond)} of {len(tested)} layers the load changes more than in 97.5 % of shuffles, most in "
-        f"{largest.row['layer']}{largest.inserted()}: {interval(largest.row)} of the choices move to other experts "
-        "from window to window."
+        f"Most of the load moves in {largest.row['layer']}{largest.inserted()}: {interval(largest.row)} of the choices "
+        "go to other experts from window to window."
     ]
 
 

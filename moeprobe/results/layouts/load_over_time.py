@@ -14,6 +14,14 @@ from moeprobe.metrics.analyses.hot_experts import (
 from moeprobe.metrics.analyses.rank_load import RANK_IMBALANCE, WINDOW_IMBALANCE
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.relabeled_ranks import OF_RANKS, OF_WINDOWS
+from moeprobe.metrics.watched_load import (
+    BATCH_CORRELATION,
+    CHANGED_SINCE,
+    FIRST_CHANGED,
+    RECENT_CHANGE,
+    USUAL_CHANGE,
+    USUAL_SHARE,
+)
 from moeprobe.results.layouts.cells import Table, TableCell, value
 
 _HOT = {
@@ -33,6 +41,14 @@ _RANKS = {
     "within: ratio": OF_WINDOWS.ratio.name,
     "within: p": OF_WINDOWS.p.name,
 }
+_WATCHED = {
+    "usual": USUAL_SHARE.name,
+    "change": USUAL_CHANGE.name,
+    "shown at batch": FIRST_CHANGED.name,
+    "in batches from": CHANGED_SINCE.name,
+    "change in these": RECENT_CHANGE.name,
+    "correlation of batches": BATCH_CORRELATION.name,
+}
 # What follows from the number of experts alone, and so has no interval.
 _LEVELS = (f"{HOT_OVERLAP.name}{CHANCE}",)
 
@@ -50,6 +66,24 @@ def hot_experts_table(table: pd.DataFrame) -> Table | None:
     columns = {label: (metric, view) for label, metric in _HOT.items()}
     note = "next load: share of the choices that go to the experts that were hot in the window before."
     return _table(table, columns, caption="Overlap of hot experts, from window to window", note=note)
+
+
+def watched_table(table: pd.DataFrame) -> Table | None:
+    """Return the table of the load since the baseline, all layers together first; None where nothing was watched.
+
+    Args:
+        table: values over all batches.
+    """
+    rows = table[table["metric"] == USUAL_CHANGE.name]
+    if rows.empty:
+        return None
+    view = rows["view"].iloc[0]
+    columns = {label: (metric, view) for label, metric in _WATCHED.items()}
+    note = (
+        "usual: share of the choices of the experts that were hot in the baseline. The intervals of change hold after "
+        "every batch at once, those of single layers for all layers."
+    )
+    return _table(table, columns, caption="Load since the baseline", note=note)
 
 
 def placements(table: pd.DataFrame) -> list[str]:

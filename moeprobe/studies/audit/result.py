@@ -25,6 +25,7 @@ from moeprobe.results.finished import read_result
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.cells import Table, TableCell, counts, value
 from moeprobe.results.layouts.page import environment
+from moeprobe.results.layouts.tails import tails_table
 from moeprobe.results.own_files import STRICT, RunName, reading, run_inside, validate
 from moeprobe.results.showing import one_line
 from moeprobe.results.sidecars import Sidecar, names_in, read_sidecar, rename_sidecar, rename_table
@@ -35,6 +36,7 @@ from moeprobe.studies.audit import sentences
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.report.pictures import Picture, read_pictures
 from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
+from moeprobe.studies.tails import MATCHES, tails_of
 
 KIND, VERDICTS = "audit", "verdicts.csv"
 _LARGEST_PAGE = 2**30
@@ -212,6 +214,7 @@ def _context(result: AuditContent) -> dict[str, object]:
                 "references": sentences.references(line),
                 "short_references": sentences.short_references(line),
                 "table": _table(result, line, modality),
+                "tails": _tails(result, line.run) if is_first else None,
                 "conclusions": conclusions.get(line.run, []) if is_first else [],
                 "figures": figures.get(line.run, []) if is_first else [],
             }
@@ -326,6 +329,17 @@ def _table(result: AuditContent, line: sentences.PropertyLine, modality: Modalit
     ]
     columns = [*(["model"] if rows["checkpoint"].nunique() > 1 else []), *keys, "value [low, high]"]
     return Table("All numbers", [*columns, modality.plural, declared.trials or "tokens"], body, folded=True)
+
+
+def _tails(result: AuditContent, name: str) -> Table | None:
+    """Return the table of the inputs that change most in a run; None where it compares no routings."""
+    run = result.runs.get(name)
+    if run is None or not {*run.sidecar.request.analyses} & {*MATCHES}:
+        return None
+    tails = tails_of(run.sums, run.sidecar.request)
+    if tails is None:
+        return None
+    return tails_table(rename_table(tails.table, names_in(result.sidecar)), tails.modality, folded=True)
 
 
 def next_steps(lines: Sequence[sentences.PropertyLine]) -> list[str]:

@@ -68,7 +68,8 @@ def trainings_table(plan: ImagesPlan) -> Table:
         f"Least difference in {name} that is shown at {first['power']:.0%} power{where}",
         ["pairs of trainings", *headings],
         lines,
-        f"Over other trainings and other {units.units}, by upper limits of the variances of both.",
+        f"Over other trainings and other {units.units}, by upper limits of the variances of both. Where more "
+        f"{units.units} show no less, trainings alone limit what is shown.",
         keys=1,
     )
 

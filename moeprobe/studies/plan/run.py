@@ -113,7 +113,8 @@ def plan_images(
         claim, confidence = _claim(pilot.trainings, families.iloc[0], difference, power)
         over_trainings = _grid(claim, difference, confidence=confidence, power=power)
         sentences += _training_sentences(claim, difference, units, confidence=confidence, power=power)
-    plan = ImagesPlan(rows.reindex(columns=list(PLAN_COLUMNS)), families, over_trainings, sentences, units)
+    table = rows.assign(unit=units.sampled or units.name).reindex(columns=list(PLAN_COLUMNS))
+    plan = ImagesPlan(table, families, over_trainings, sentences, units)
     return plan if folder is None else replace(plan, files=_write(plan, folder, overwrite=overwrite))
 
 

@@ -36,6 +36,9 @@ def request_lines(run: Run) -> list[tuple[str, str]]:
     if run.images is not None:
         lines.append((run.modality.units, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
+    if run.sidecar.look is not None:
+        look, looks = run.sidecar.look
+        lines.append(("look", f"{look} of {looks}; simultaneous intervals hold in all {looks} at once"))
     notes = run.sidecar.notes
     if notes:
         lines.append(("not measured", _text(notes)))
@@ -61,6 +64,8 @@ def _says_nothing(name: str, run: Run) -> bool:
     settings = run.settings
     return (
         name in _TELLS_NOTHING
+        # The number of the look says it, too.
+        or (name == "looks" and run.sidecar.look is not None)
         # Where images were named, how many to draw at random says nothing.
         or (name == "limit" and "images" in settings)
         # Recorded routing has its own capacity, and gates are replayed only where asked.

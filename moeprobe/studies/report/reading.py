@@ -20,6 +20,7 @@ from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.judging import differences
 from moeprobe.judging.headlines import HeadlineValues, RunTables, headlines_of
 from moeprobe.judging.trainings import TRAININGS, read_claims
+from moeprobe.results import finished
 from moeprobe.results.columns import COMPARISON_COLUMNS, COUNTS
 from moeprobe.results.csv_files import check_numbers, read_texts, read_values
 from moeprobe.results.files_for_reports import CLASSES, PATCHES, PIXELS, TOKENS
@@ -36,10 +37,11 @@ from moeprobe.results.sidecars import (
     rename_table,
 )
 from moeprobe.runtime.files import is_file, is_folder, is_there, resolve
-from moeprobe.runtime.run_files import FINISHED, REQUEST, SHARD
+from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST, SHARD
 from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
+from moeprobe.studies.tails import MATCHES, Tails, tails_of
 
 _COLOR = re.compile("#[0-9A-Fa-f]{6}")
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
@@ -51,6 +53,8 @@ _VALUE_COLUMNS = {
 _PATCH_INDICES = ("row", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert")
 _PATCH_MARGINS = ("perturbed_margin", "clean_margin")
 _CLASS_COLUMNS = {"checkpoint", "layer", "tokens", "class", "expert", "value", "ci_low", "ci_high", *COUNTS}
+# Rows of sums per input that a report reads; of more, moeprobe tails says the tails.
+_MOST_SUMS = 200_000
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
 
@@ -68,6 +72,7 @@ class Run(RunTables):
         pixels: the images of an overlay, a row per image; None = there are none.
         misnamed: whether its figures were drawn with other names of checkpoints than the report's.
         trainings: the claims about trainings of a comparison; None = there are none.
+        tails: quantiles over inputs of what changes; None where the run holds no such sums, or too many.
         miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
 
@@ -79,6 +84,7 @@ class Run(RunTables):
     pixels: Picture | None = None
     misnamed: bool = False
     trainings: pd.DataFrame | None = None
+    tails: Tails | None = None
     miscolored: Sequence[str] = ()
 
     @property
@@ -169,6 +175,7 @@ def _read(path: Path, label: str) -> Run:
         table=_values(csvs, "table.csv", path, files, sidecar),
         comparison=_values(csvs, "comparison.csv", path, files, sidecar),
         trainings=_trainings(csvs, path, files),
+        tails=_tails(path, sidecar),
         pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
         pixels=read_picture(path, path / PIXELS) if is_there(path / PIXELS) else None,
@@ -191,7 +198,20 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
         of_pairs = differences.sentences(run.comparison, equivalent_within=within).to_dict("records")
         run.sidecar["verdicts"] = [*over_trainings, *of_pairs]
     csvs = {name: rename_table(table, names) for name, table in run.csvs.items()}
-    return dataclasses.replace(run, csvs=csvs)
+    tails = run.tails
+    if tails is not None:
+        tails = dataclasses.replace(tails, table=rename_table(tails.table, names))
+    return dataclasses.replace(run, csvs=csvs, tails=tails)
+
+
+def _tails(path: Path, sidecar: Sidecar) -> Tails | None:
+    """Return the tails of a run with sums of matches; None where they would take long to read."""
+    if not is_file(path / IMAGES) or not {*sidecar.request.analyses} & {*MATCHES}:
+        return None
+    measured = finished.read(path)
+    if measured.sums.num_rows > _MOST_SUMS:
+        return None
+    return tails_of(measured.sums, measured.request, units=measured.units)
 
 
 def _read_sidecar(path: Path) -> Sidecar:

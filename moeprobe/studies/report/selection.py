@@ -9,6 +9,7 @@ from moeprobe.declarations.registry import of_kind
 from moeprobe.inputs.modality import AROUND, MEDIA, PREFIX, Modality, modality_of
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
+from moeprobe.metrics.watched_load import BATCH
 from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
@@ -22,6 +23,7 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.by_view import by_view_table, means_table
 from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.side_by_side import side_by_side_table
+from moeprobe.results.layouts.tails import tails_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, is_pooled, set_match_of
 from moeprobe.studies.report.reading import Run
@@ -46,6 +48,8 @@ def short_tables(run: Run) -> list[Table]:
         tables += judged_tables.tables(run.comparison, extra=run.gate)
     if run.overlay is not None:
         tables += _changed_patches(run.overlay, run.modality)
+    if run.tails is not None:
+        tables.append(tails_table(run.tails.table, run.tails.modality, folded=True))
     return tables
 
 
@@ -60,6 +64,9 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
     )
     if "view" in table:
         keep &= ~table["view"].isin(FLOORS)
+    # The course over batches of requests is in the figure: there may be thousands of them.
+    along = [find(name).metric.severity == BATCH for name in table["metric"]]
+    keep &= ~(pd.Series(along, index=table.index, dtype=bool) & table["severity"].notna())
     for column in _DETAILS:
         if column in table:
             keep &= is_pooled(table[column])

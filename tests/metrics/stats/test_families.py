@@ -365,3 +365,58 @@ def test_kappa_is_covered_too_and_a_planted_difference_is_found() -> None:
     print(f"{covered=} {found=} of {runs}")
     assert 0.93 <= covered / runs <= 0.97
     assert found / runs > 0.9
+
+
+def test_looks_widen_intervals_by_their_share_of_the_level() -> None:
+    """Two equal cells: the quantile at 1 - 5 % / 10 of the resamples, and Šidák's by t where they say nothing of it."""
+    members = family(50, 2)
+    spread = [member.standard_error * np.sqrt(49 / 50) for member in members]
+    largest = np.max(
+        [
+            np.abs(member.replicates.values - member.replicates.point) / error
+            for member, error in zip(members, spread, strict=True)
+        ],
+        axis=0,
+    )
+    of_ten = np.quantile(largest, 0.995) * stats.t.ppf(0.9975, 49) / stats.norm.ppf(0.9975)
+    # Of 2,000 resamples, 0.05 are beyond: the t quantile of two cells in 2,000 looks.
+    of_many = stats.t.ppf(1 - (1 - (1 - 0.05 / 2000) ** 0.5) / 2, 49)
+    for looks, factor in ((10, of_ten), (2000, of_many)):
+        for member, judged in zip(members, judge(members, looks=looks), strict=True):
+            reach = judged.sim_high - member.replicates.point
+            assert reach == pytest.approx(factor * member.standard_error, rel=1e-9)
+            assert judged.detectable == pytest.approx((factor + 0.8416212) * member.standard_error)
+    alone, in_ten = judge(members), judge(members, looks=10)
+    assert [judged.p for judged in in_ten] == [judged.p for judged in alone]
+    assert [judged.p_holm for judged in in_ten] == [min(10 * judged.p_holm, 1) for judged in alone]
+
+
+def false_alarms(series: int, looks: int, *, divided: bool) -> float:
+    """Share of series in which a checkpoint that is as good as the reference is called worse in some look.
+
+    Each look has a checkpoint of its own, and all have the same reference on the same images.
+    """
+    num_images, cells, alarms = 60, 3, 0
+    rng = np.random.default_rng(7)
+    for _ in range(series):
+        reference, worse = rng.standard_normal((cells, num_images)), False
+        for _ in range(looks):
+            image = rng.standard_normal(num_images)
+            members = [
+                paired(means(image + rng.standard_normal(num_images)), means(cell), num_images)
+                for cell in reference
+            ]
+            judged = judge(members, looks=looks if divided else 1)
+            worse |= any(member.sim_high < 0 for member in judged)
+        alarms += worse
+    return alarms / series
+
+
+@pytest.mark.slow
+@pytest.mark.promise
+@pytest.mark.resamples
+def test_a_series_of_equal_checkpoints_has_few_false_alarms() -> None:
+    """One side of 5 % in the whole series; each look alone alarms far more often. Binomial error of 300: 0.009."""
+    divided, alone = false_alarms(300, 10, divided=True), false_alarms(100, 10, divided=False)
+    print(f"divided {divided:.3f}, each alone {alone:.3f}")
+    assert divided <= 0.025 + 3 * 0.009 and alone > 0.1
