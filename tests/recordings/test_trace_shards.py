@@ -32,7 +32,10 @@ QUESTIONS: dict[str, Any] = {
     "trace locality": (api.trace_locality, lambda traces: {"traces": traces}),
     "trace drift": (api.drift, lambda traces: {"traces": traces}),
     "trace balance": (api.trace_balance, lambda traces: {"trace": traces[0], "ranks": 2}),
+    # Batches of two requests, the baseline of which is cut by a shard.
+    "watched": (api.trace_balance, lambda traces: {"trace": traces[0], "every": 2, "baseline": 6}),
 }
+COMMANDS = {"watched": "trace balance"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,9 @@ def test_shards_merge_into_the_run_of_one_process(question: str, traces: list[Pa
     fields = fields_of(traces)
     function(**fields, out=tmp_path / "one/run", figures=False)
     shards = [
-        api.measure_shard(question, **fields, shard=f"{number}/3", out=tmp_path / str(number))
+        api.measure_shard(
+            COMMANDS.get(question, question), **fields, shard=f"{number}/3", out=tmp_path / str(number)
+        )
         for number in (3, 1, 2)
     ]
     assert sum(shard.sidecar["images"] for shard in shards) == 23
@@ -77,7 +82,7 @@ def test_shards_merge_into_the_run_of_one_process(question: str, traces: list[Pa
         json.loads((tmp_path / folder / "run" / FINISHED).read_bytes()) for folder in ("one", "merged")
     )
     assert of_shards.get("ignored") == one.get("ignored") and of_shards["notes"] == one["notes"]
-    assert question in ("trace locality", "trace balance") or one["ignored"]
+    assert question in ("trace locality", "trace balance", "watched") or one["ignored"]
     assert [shard["shard"] for shard in merged.sidecar["shards"]] == ["1/3", "2/3", "3/3"]
 
 
