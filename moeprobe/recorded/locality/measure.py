@@ -105,6 +105,8 @@ class _SequenceSums(InputSums):
         shared_ids: requests for which one cache of all layers is simulated.
     """
 
+    in_processes = True
+
     def __init__(
         self,
         traces: Sequence[NamedTrace],

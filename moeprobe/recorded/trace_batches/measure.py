@@ -38,6 +38,8 @@ class TokenWindows(SequencesWork[TraceBatches]):
 class _WindowSums(InputSums):
     """The sums per request of every trace."""
 
+    in_processes = True
+
     def __init__(self, traces: Sequence[NamedTrace], layers: Sequence[str], ids: Sequence[str]) -> None:
         super().__init__(traces, layers, ids, lists=())
         # Once, since the whole column is read for it.
