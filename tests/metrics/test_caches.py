@@ -154,7 +154,9 @@ def test_tokens_are_counted_in_their_groups() -> None:
     lookups = Lookups(experts, np.ones((1, length), bool), None, top_k + length)
     hits = lookups.hits([top_k + 1, top_k + 2], groups)
     exact = hits[:, 0, :, [POLICIES.index(rule) for rule in ("lru", "lfu", "optimal")]]
-    assert (exact.transpose(1, 0, 2) == (top_k - 1) * np.array([length - 1, length - 2, 0])[:, None, None]).all()
+    assert (
+        exact.transpose(1, 0, 2) == (top_k - 1) * np.array([length - 1, length - 2, 0])[:, None, None]
+    ).all()
 
 
 def test_distances_of_a_periodic_router() -> None:

@@ -37,9 +37,7 @@ def loads_elsewhere(
         fold = np.array([folds[name] for name in names])
         return [_counts_by_fold(trace.read(layer, names), fold) for layer in layers]
 
-    counts = [
-        np.zeros((NUM_FOLDS, trace.layers[layer].num_experts), dtype=np.int64) for layer in layers
-    ]
+    counts = [np.zeros((NUM_FOLDS, trace.layers[layer].num_experts), dtype=np.int64) for layer in layers]
     for of_part in spread(count, len(starts), processes=usable() if len(starts) > _OF_ONE_PROCESS else 1):
         counts = [total + of_layer for total, of_layer in zip(counts, of_part, strict=True)]
     return {layer: without_fold(total) for layer, total in zip(layers, counts, strict=True)}
