@@ -171,9 +171,8 @@ def _gaps(chosen: NDArray[np.int16], row: Integers, num_experts: int) -> NDArray
     gap = np.diff(token, prepend=0) - 1
     gap[np.diff(ordered, prepend=ordered[:1]) != 0] = NEVER
     gap[:1] = NEVER
-    gaps = np.empty(flat.shape, np.int32)
-    gaps[order] = gap
-    gaps = gaps.reshape(chosen.shape)
+    gaps = np.empty(chosen.shape, np.int32)
+    gaps.ravel()[order] = gap
     gaps[missing] = MISSING
     return gaps
 
