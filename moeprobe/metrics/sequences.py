@@ -156,22 +156,22 @@ class ExpertUses:
         np.copyto(self.gap, NEVER, where=self.gap >= self.before)
 
 
-def _gaps(chosen: NDArray[np.int16], row: Integers, num_experts: int) -> NDArray[np.int32]:
+def _gaps(experts: NDArray[np.int16], row: Integers, num_experts: int) -> NDArray[np.int32]:
     """Return the gaps ``(m, K)`` of the choices of tokens of some sequences ``(m,)``, whatever their runs.
 
     Tokens that are absent are not counted, so gaps are wrong where the run is another.
     """
-    missing = chosen < 0
-    user = row[:, None] * num_experts + chosen
+    missing = experts < 0
+    user = row[:, None] * num_experts + experts
     user[missing] = _USERS - 1
     flat = user.astype(np.uint16).ravel()
     # Choices come token by token, so a stable sort leaves those of an expert in order.
     order = np.argsort(flat, kind="stable")
-    ordered, token = flat[order], order // chosen.shape[1]
+    ordered, token = flat[order], order // experts.shape[1]
     gap = np.diff(token, prepend=0) - 1
     gap[np.diff(ordered, prepend=ordered[:1]) != 0] = NEVER
     gap[:1] = NEVER
-    gaps = np.empty(chosen.shape, np.int32)
+    gaps = np.empty(experts.shape, np.int32)
     gaps.ravel()[order] = gap
     gaps[missing] = MISSING
     return gaps

@@ -18,7 +18,7 @@ from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.busiest import NUM_FOLDS, BusiestElsewhere
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
-from moeprobe.probes.prefetch import Prefetch
+from moeprobe.probes.router_prefetch import RouterPrefetch
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.progress import Progress
 from tests.metrics.test_sequences import value
@@ -29,7 +29,7 @@ IMAGES = 12
 
 def found(model: Checkpoint, **fields: Any) -> Any:
     options = Options(limit=IMAGES, batch_size=5)
-    return prepare(Prefetch(**fields), [model], data="digits", options=options)
+    return prepare(RouterPrefetch(**fields), [model], data="digits", options=options)
 
 
 def images_of(work: Any) -> torch.Tensor:
@@ -127,10 +127,10 @@ def test_of_a_model_without_blocks_between_its_routers_all_is_known(tmp_path: Pa
 )
 def test_what_predicts_nothing_is_refused(fields: Any, options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        prepare(Prefetch(**fields), [checkpoint()], data="digits", options=Options(limit=3, **options))
+        prepare(RouterPrefetch(**fields), [checkpoint()], data="digits", options=Options(limit=3, **options))
     chosen = checkpoint(router="softmax_expert_choice")
     with pytest.raises(UserError, match="tokens do not choose some of several experts"):
-        prepare(Prefetch(), [chosen], data="digits", options=Options(limit=3))
+        prepare(RouterPrefetch(), [chosen], data="digits", options=Options(limit=3))
 
 
 def test_the_busiest_experts_are_those_of_other_folds() -> None:

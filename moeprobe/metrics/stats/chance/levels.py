@@ -121,7 +121,7 @@ class _Cells:
         on_both_sides = _on_both_sides(cell, size)
         of_code = np.repeat(image, codes.reference.shape[1])
         reference, view = (
-            _counts(_places(side, on_both_sides, size), len(on_both_sides), of_code, num_images)
+            _counts(_row_numbers(side, on_both_sides, size), len(on_both_sides), of_code, num_images)
             for side in cell
         )
         row = np.zeros_like(on_both_sides) if one_row else on_both_sides // max(number, 1)
@@ -205,7 +205,7 @@ def _distinct(values: Integers) -> Integers:
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
-def _places(values: Integers, among: Integers, size: int) -> Integers:
+def _row_numbers(values: Integers, among: Integers, size: int) -> Integers:
     """Return where values below ``size`` are among sorted ones, -1 where they are not."""
     if not len(among):
         return np.full(len(values), -1)

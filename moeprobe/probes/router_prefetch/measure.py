@@ -18,7 +18,7 @@ from moeprobe.metrics.analyses.router_ahead import AheadHits, RouterAhead
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
-from moeprobe.probes.prefetch import Prefetch
+from moeprobe.probes.router_prefetch import RouterPrefetch
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import AheadRoutable
 from moeprobe.routing.record import LayerRouting
@@ -30,7 +30,7 @@ _MULTIPLES = (1, 2, 4)
 class PrefetchMeasurement(VariantsMeasurement):
     """One pass over each input, and each router once more."""
 
-    probe: Prefetch
+    probe: RouterPrefetch
 
     def check_models(self) -> None:
         """Raise ``UserError`` where routers cannot be applied by themselves, or predict nothing."""

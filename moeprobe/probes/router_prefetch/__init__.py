@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefetch(Probe["Result"]):
+class RouterPrefetch(Probe["Result"]):
     """Does the next router know a layer earlier which experts it will choose, so that they can be loaded ahead?
 
     Applies the router of each MoE layer to the input of the MoE layer before: share of a token's experts among the m
@@ -26,8 +26,8 @@ class Prefetch(Probe["Result"]):
     name = "prefetch"
     kind = "router-prefetch"
     title = "Experts predicted by the next router"
-    work = "moeprobe.probes.prefetch.measure:PrefetchMeasurement"
-    concluded_by = "moeprobe.probes.prefetch.sentences:sentences"
+    work = "moeprobe.probes.router_prefetch.measure:PrefetchMeasurement"
+    concluded_by = "moeprobe.probes.router_prefetch.sentences:sentences"
     refuses_parallel = "applies routers one by one, so that each process needs all of them"
     analyses = ("router_ahead",)
     headlines = ()
