@@ -342,9 +342,9 @@ class _AtRandom:
         (rows, number), active = self._survival.shape, experts.shape[1]
         survival, capacity = self._survival[:active], self._capacity[:active]
         then = self._earlier.take(self._last_use.take(experts), axis=0)
-        found = np.exp(survival.astype(np.float32) - then).reshape(len(experts), -1)
+        probabilities = np.exp(survival.astype(np.float32) - then).reshape(len(experts), -1)
         # NumPy adds numbers that lie side by side in pairs, which rounds less.
-        hits = np.ascontiguousarray(found.T).sum(1).reshape(survival.shape)
+        hits = np.ascontiguousarray(probabilities.T).sum(1).reshape(survival.shape)
         survival += np.log((capacity - choices[:, None]) / (capacity - hits))
         now = np.arange(active) + (number + 1 + position * rows)
         self._earlier[now[0] : now[-1] + 1] = survival

@@ -37,19 +37,19 @@ class Sequences:
         experts: ``(B, J, K)`` int16, -1 = none, no expert twice.
         present: ``(B, J)`` bool, the tokens that are looked at.
         num_experts: E.
-        whole: the same sequences with more tokens, whose uses are computed already; None = these are all.
+        superset: the same sequences with more tokens, whose uses are computed already; None = these are all.
     """
 
     experts: Tensor
     present: Tensor
     num_experts: int
-    whole: Sequences | None = None
+    superset: Sequences | None = None
 
     @cached_property
     def uses(self) -> ExpertUses:
         """The uses of experts by the tokens that are present."""
-        if self.whole is not None:
-            return self.whole.uses.part(self.present.numpy())
+        if self.superset is not None:
+            return self.superset.uses.part(self.present.numpy())
         return ExpertUses.of(self.experts.numpy(), self.present.numpy(), self.num_experts)
 
 
@@ -83,20 +83,20 @@ class ExpertUses:
         """Return the choices of tokens ``(B, J, K)`` that are present ``(B, J)``."""
         sequence, position = np.nonzero(present)
         before, after = _runs(present, sequence, position)
-        chosen = experts[present]
-        gap = np.empty(chosen.shape, np.int32)
+        token_experts = experts[present]
+        gap = np.empty(token_experts.shape, np.int32)
         # Whole sequences at a time.
         at_once = max((_USERS - 1) // num_experts, 1)
         ends = np.searchsorted(sequence, np.arange(0, len(present) + at_once, at_once))
         for number, (start, end) in enumerate(itertools.pairwise(ends.tolist())):
             row = sequence[start:end] - number * at_once
-            gap[start:end] = _gaps(chosen[start:end], row, num_experts)
+            gap[start:end] = _gaps(token_experts[start:end], row, num_experts)
         uses = cls(
             sequence,
             position,
             before,
             after,
-            np.ascontiguousarray(chosen.T),
+            np.ascontiguousarray(token_experts.T),
             np.ascontiguousarray(gap.T),
             len(present),
             num_experts,
@@ -181,12 +181,12 @@ def _runs(
     present: NDArray[np.bool_], sequence: Integers, position: Integers
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return how many tokens of its run are before and after each present token ``(M,)`` of ``present`` ``(B, J)``."""
-    places = np.arange(present.shape[1])
+    token_places = np.arange(present.shape[1])
     earlier, later = (
         np.pad(part, ((0, 0), pad)) for part, pad in ((present[:, :-1], (1, 0)), (present[:, 1:], (0, 1)))
     )
-    first = np.maximum.accumulate(np.where(earlier, 0, places), axis=1)
-    reverse = np.where(later, present.shape[1], places)[:, ::-1]
+    first = np.maximum.accumulate(np.where(earlier, 0, token_places), axis=1)
+    reverse = np.where(later, present.shape[1], token_places)[:, ::-1]
     last = np.minimum.accumulate(reverse, axis=1)[:, ::-1]
     before, after = position - first[sequence, position], last[sequence, position] - position
     return before.astype(np.int32), after.astype(np.int32)

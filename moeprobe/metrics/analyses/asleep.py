@@ -80,10 +80,10 @@ class Asleep(ModelAnalysis["Sequences"]):
         import torch
 
         uses = subject.uses
-        ones = np.ones(len(uses.before), np.int32)
+        unit_values = np.ones(len(uses.before), np.int32)
         return {
-            "request_tokens": torch.from_numpy(uses.by_sequence(ones)),
-            "request_uses": torch.from_numpy(uses.by_expert(ones)),
+            "request_tokens": torch.from_numpy(uses.by_sequence(unit_values)),
+            "request_uses": torch.from_numpy(uses.by_expert(unit_values)),
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

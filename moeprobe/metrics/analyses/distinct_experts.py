@@ -95,15 +95,15 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
 
         uses, size = subject.uses, self._size
         # A window that holds a token has so many others, some of which may lie beyond the end of the run.
-        others = size - 1
-        beyond = np.maximum(others - uses.after, 0)
-        holding = np.maximum(np.minimum(uses.before, others) + 1 - beyond, 0)
+        other_tokens = size - 1
+        beyond = np.maximum(other_tokens - uses.after, 0)
+        holding = np.maximum(np.minimum(uses.before, other_tokens) + 1 - beyond, 0)
         # An expert is counted where a window has it first: none that begins before its last use.
         unused = np.minimum(uses.gap, uses.before)
-        np.minimum(unused, others, out=unused)
+        np.minimum(unused, other_tokens, out=unused)
         unused += 1 - beyond
         first_uses = np.maximum(unused, 0, out=unused).sum(0, dtype=np.int64)
-        windows = uses.by_sequence(uses.after >= others)
+        windows = uses.by_sequence(uses.after >= other_tokens)
         columns = {
             "distinct_windows": windows,
             "distinct_sum": uses.by_sequence(first_uses),

@@ -172,9 +172,9 @@ def _of_other_tokens(uses: ExpertUses, top_k: int) -> dict[str, NDArray[Any]]:
     All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Pairs of a
     token with itself and with its neighbors are subtracted.
     """
-    ones = np.ones(len(uses.before), np.int32)
-    tokens, pairs = uses.by_sequence(ones), uses.by_sequence(uses.before > 0)
-    token_counts = uses.by_expert(ones)
+    unit_values = np.ones(len(uses.before), np.int32)
+    tokens, pairs = uses.by_sequence(unit_values), uses.by_sequence(uses.before > 0)
+    token_counts = uses.by_expert(unit_values)
     beside = uses.by_sequence((uses.gap == 0).sum(0, dtype=np.int32))
     common = (token_counts**2).sum(1) - token_counts.sum(1) - 2 * beside
     other_pairs = tokens**2 - tokens - 2 * pairs

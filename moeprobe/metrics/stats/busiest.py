@@ -47,19 +47,19 @@ class BusiestElsewhere:
 
     def _evaluate(self, weights: Array) -> Array:
         total = np.tensordot(weights, self.uses, (0, 0))
-        found = np.zeros(weights.shape[1])
+        hits = np.zeros(weights.shape[1])
         for fold in range(NUM_FOLDS):
             rows = slice(fold, None, NUM_FOLDS)
             inside = np.tensordot(weights[rows], self.uses[rows], (0, 0))
-            found += np.take_along_axis(inside, self._busiest(total - inside), 2).sum((1, 2))
-        return divide(found, total.sum((1, 2)))
+            hits += np.take_along_axis(inside, self._busiest(total - inside), 2).sum((1, 2))
+        return divide(hits, total.sum((1, 2)))
 
     def influence(self) -> Array:
         """Return the derivative by each input's weight, with the busiest experts as they are."""
-        found = np.take_along_axis(self.uses, self._fitted, 2).sum((1, 2))
+        hits = np.take_along_axis(self.uses, self._fitted, 2).sum((1, 2))
         choices = self.uses.sum((1, 2))
-        share = divide(found.sum(), choices.sum())
-        return divide(found - share * choices, choices.sum())
+        share = divide(hits.sum(), choices.sum())
+        return divide(hits - share * choices, choices.sum())
 
     @cached_property
     def _fitted(self) -> np.ndarray:

@@ -85,13 +85,15 @@ def _batch_sums(
         subjects = _hits(layer, scores, sizes_of(loaded, name, layer))
         of_layers.append((layer, subjects))
         cell = Cell(spec.label_of(model, name), layer.router, layer.top_k, tokens=layer.modality.token)
-        sums |= {replace(cell, severity=float(one.loaded)): RouterAhead().sums(one) for one in subjects}
+        sums |= {
+            replace(cell, severity=float(subject.loaded)): RouterAhead().sums(subject) for subject in subjects
+        }
     if len({(layer.num_experts, layer.top_k, layer.router) for layer, _ in of_layers}) == 1 < len(of_layers):
         cell = replace(cell, layer="")
         for same_size in zip(*(subjects for _, subjects in of_layers), strict=True):
             joined = AheadHits(
-                torch.stack([one.hits for one in same_size]).sum(0),
-                torch.cat([one.uses for one in same_size], 1),
+                torch.stack([subject.hits for subject in same_size]).sum(0),
+                torch.cat([subject.uses for subject in same_size], 1),
                 same_size[0].loaded,
             )
             sums[replace(cell, severity=float(joined.loaded))] = RouterAhead().sums(joined)
@@ -104,9 +106,9 @@ def _hits(layer: LayerRouting, scores: Tensor, sizes: Sequence[int]) -> list[Ahe
     ``scores`` ``(B, T, E)``: by which the layer's router ranks experts for the input of the layer before.
     """
     tokens = slice(layer.num_prefix_tokens, None)
-    chosen = layer.selected_mask[:, tokens] & layer.valid[:, tokens, None]
+    is_choice = layer.selected_mask[:, tokens] & layer.valid[:, tokens, None]
     # Ties to the lower expert, as in the choice itself.
     order = scores[:, tokens].sort(dim=-1, descending=True, stable=True).indices
-    by_rank = chosen.gather(-1, order).sum(1)
-    uses = chosen.sum(1)[:, None]
+    by_rank = is_choice.gather(-1, order).sum(1)
+    uses = is_choice.sum(1)[:, None]
     return [AheadHits(by_rank[:, :size].sum(1), uses, size) for size in sizes]

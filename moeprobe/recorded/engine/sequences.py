@@ -99,12 +99,12 @@ def kinds_of(block: Block, *, is_marked: bool) -> Iterator[tuple[str, Sequences]
     """Yield the sequences of all tokens after the prefix and, where tokens are marked, of either part."""
     choices, is_present = tokens_of(block)
     experts, num_experts = torch.from_numpy(choices), block.layer.num_experts
-    whole = Sequences(experts, torch.from_numpy(is_present), num_experts)
-    yield TEXT.token, whole
+    all_tokens = Sequences(experts, torch.from_numpy(is_present), num_experts)
+    yield TEXT.token, all_tokens
     if is_marked:
         generated = block.generated
         if generated is not None:
             generated = generated[:, block.layer.num_prefix_tokens :]
         for code, part in enumerate(PARTS):
             present = np.zeros_like(is_present) if generated is None else is_present & (generated == code)
-            yield part, Sequences(experts, torch.from_numpy(present), num_experts, whole)
+            yield part, Sequences(experts, torch.from_numpy(present), num_experts, all_tokens)

@@ -99,8 +99,8 @@ def finish(
     what = modality.units if images[-1] != 1 else modality.sampled or modality.name
     # The data of requests are called requests, which their number says, too.
     data = "" if first["dataset"] == REQUEST.data else f"{first['dataset']} {first['split']}".strip()
-    counted = "" if mark is None else f"{count} {what}; {_intervals(rows, mark, modality.units)}"
-    content = ", ".join(part for part in (data, counted) if part)
+    number = "" if mark is None else f"{count} {what}; {_intervals(rows, mark, modality.units)}"
+    content = ", ".join(part for part in (data, number) if part)
     figure.suptitle(wrap(title, figure.get_figwidth()))
     return add_caption(figure, ". ".join(part for part in (*notes, content) if part) + ".")
 

@@ -210,13 +210,13 @@ def _row_numbers(values: Integers, among: Integers, size: int) -> Integers:
     if not len(among):
         return np.full(len(values), -1)
     if size > DENSE_KEYS:
-        place = np.searchsorted(among, values)
-        place[place == len(among)] = -1
-        place[among[place] != values] = -1
-        return place
-    place_of = np.full(size, -1)
-    place_of[among] = np.arange(len(among))
-    return place_of[values]
+        number = np.searchsorted(among, values)
+        number[number == len(among)] = -1
+        number[among[number] != values] = -1
+        return number
+    number_of = np.full(size, -1)
+    number_of[among] = np.arange(len(among))
+    return number_of[values]
 
 
 def _counts(row: Integers, num_rows: int, image: Integers, num_images: int) -> Any:
