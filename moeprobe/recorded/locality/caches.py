@@ -208,30 +208,26 @@ class CacheSums:
         """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""
         rows = np.array([name in self._shared_ids for name in ids])
         number, sizes = len(tokens), self._settings.sizes_of("", layer)
-        experts = np.concatenate(
-            [
-                np.where(layer_tokens.experts >= 0, layer_tokens.experts + index * layer.num_experts, -1)
-                for index, layer_tokens in enumerate(tokens.values())
-            ],
-            axis=2,
-            dtype=np.int32,
-        )
-        heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
-        lookups = Lookups(
-            experts[rows],
-            np.logical_or.reduce([layer_tokens.present for layer_tokens in tokens.values()])[rows],
-            None if heat is None else heat[rows],
-            number * layer.num_experts,
-        )
         first = next(iter(tokens.values()))
         hits = np.zeros((len(first.masks), len(ids), len(sizes), len(POLICIES)))
-        hits[:, rows] = lookups.hits([size * number for size in sizes], first.groups[:, rows])
-        choices = np.count_nonzero(experts >= 0, axis=2)
+        if rows.any():
+            # Experts of all layers have numbers of their own, which 16 bits may not hold.
+            experts = np.concatenate([part.experts[rows] for part in tokens.values()], axis=2, dtype=np.int32)
+            first_of_layer = np.repeat(np.arange(number, dtype=np.int32) * layer.num_experts, layer.top_k)
+            heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
+            lookups = Lookups(
+                np.where(experts >= 0, experts + first_of_layer, -1),
+                np.logical_or.reduce([part.present[rows] for part in tokens.values()]),
+                None if heat is None else heat[rows],
+                number * layer.num_experts,
+            )
+            hits[:, rows] = lookups.hits([size * number for size in sizes], first.groups[:, rows])
+        choices = np.sum([part.choices for part in tokens.values()], axis=0)
         for (kind, mask), hits_of_kind in zip(first.masks.items(), hits, strict=True):
             of_kind = (choices * mask).sum(1) * rows
             for index, size in enumerate(sizes):
                 cell = Cell(router=layer.router, top_k=layer.top_k, severity=float(size), tokens=kind)
-                subject = _cache_hits(hits_of_kind[:, index].copy(), of_kind, size / layer.num_experts)
+                subject = _cache_hits(hits_of_kind[:, index], of_kind, size / layer.num_experts)
                 yield cell, SharedCache().sums(subject)
 
 
