@@ -62,7 +62,7 @@ def test_a_router_is_applied_to_the_input_of_the_one_before() -> None:
     hook.remove()
     routing, ahead = model.trace_ahead(images)
     assert list(ahead) == ["blocks.3"]
-    [weight] = [part for part in second.router.parameters() if part.ndim == 2]  # type: ignore[union-attr]
+    [weight] = [part for part in second.router.parameters() if part.ndim == 2]
     logits = seen[0] @ (weight if len(weight) == seen[0].shape[-1] else weight.T)
     torch.testing.assert_close(ahead["blocks.3"], logits.softmax(-1), atol=1e-6, rtol=1e-4)
     assert torch.equal(own.selected, routing.layers["blocks.3"].selected)
@@ -177,7 +177,7 @@ def test_intervals_cover(inputs: int, runs: int) -> None:
         asked = [(number.statistic, number.used_trials) for number in one.values()]
         for case, replicates in zip(one, bootstrap.replicate(asked, paired=False), strict=True):
             interval = replicates.interval()
-            covered[case] += interval.low <= truth[case] <= interval.high
+            covered[case] += int(interval.low <= truth[case] <= interval.high)
     print(inputs, {case: round(count / runs, 3) for case, count in covered.items()})
     for case, count in covered.items():
         assert count / runs >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / runs), case

@@ -162,7 +162,7 @@ def test_intervals_cover(requests: int, runs: int) -> None:
         asked = [(one.statistic, one.used_trials) for one in found.values()]
         for case, replicates in zip(found, bootstrap.replicate(asked, paired=False), strict=True):
             interval = replicates.interval()
-            covered[case] += interval.low <= truth[case] <= interval.high
+            covered[case] += int(interval.low <= truth[case] <= interval.high)
     print(requests, {case: round(count / runs, 3) for case, count in covered.items()})
     for case, count in covered.items():
         assert count / runs >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / runs), case
