@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from moeprobe.metrics.stats.statistic import Integers
 
 if TYPE_CHECKING:
+    from scipy import sparse
     from torch import Tensor
 
 # Column of the number of tokens of a window, the same in every sequence.
@@ -144,6 +144,8 @@ class ExpertUses:
     @cached_property
     def _users(self) -> sparse.csc_array:
         """Which token ``M`` has which expert of which sequence ``B · E``, the last row being of missing choices."""
+        from scipy import sparse  # here, since runs are checked without
+
         top_k, tokens = self.experts.shape
         users = (self.sequence * self.num_experts + self.experts).astype(np.int32)
         users[self.experts < 0] = self.num_sequences * self.num_experts
