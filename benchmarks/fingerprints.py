@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
     "contagion": [],
     "s-matrix": [],
     "determinism": [],
+    "prefetch": [],
     "precision": ["--formats", "int8"],
     "margins": ["--limit", "20", "--draws", "2"],
     "flips": ["--limit", "20", "--patches", "2"],

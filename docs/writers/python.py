@@ -33,6 +33,8 @@ TRACES = {
     "analyze_trace",
     "align_traces",
     "trace_locality",
+    # Beside the same of recordings.
+    "prefetch",
     "trace_prefetch",
     "trace_batches",
     "coverage",

@@ -1,6 +1,7 @@
 """Our own sparse timm transformers, made traceable."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -260,6 +261,17 @@ class Vmoe:
         with torch.inference_mode():
             decision = self._layers[name].route(tokens)
         return self._routing(name, decision, len(tokens))
+
+    def trace_ahead(
+        self, images: Tensor, *, layers: Sequence[str] | None = None
+    ) -> tuple[RoutingTrace, dict[str, Tensor]]:
+        """Apply each router to the input of the one before, too; see ``routing.AheadRoutable``."""
+        inputs = self.router_inputs(images, layers=layers)
+        routing = RoutingTrace({name: self.route(name, tokens) for name, tokens in inputs.items()})
+        ahead = {name: self.route(name, inputs[before]) for before, name in pairwise(inputs)}
+        return routing, {
+            name: layer.gates if layer.scores is None else layer.scores for name, layer in ahead.items()
+        }
 
     def expert_outputs(self, layer: str, tokens: Tensor) -> Tensor:
         """Run all experts of a layer on the same tokens; see ``routing.Separable``."""

@@ -42,6 +42,7 @@ __all__ = [
     "noise_sweep",
     "overlay",
     "precision",
+    "prefetch",
     "record",
     "regret",
     "routes",
@@ -880,6 +881,32 @@ def precision(
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         parts: Parts whose weights are rounded: router, experts, attention, rest.
         formats: Formats: bf16, fp16, fp8_e4m3, int8, int4_g128.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+
+def prefetch(
+    models: Models,
+    *,
+    data: str | None = None,
+    loaded: Sequence[int] | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Does the next router know a layer earlier which experts it will choose, so that they can be loaded ahead?
+
+    Applies the router of each MoE layer to the input of the MoE layer before: share of a token's experts among the m
+    experts that it ranks highest there, beside the m busiest experts of other inputs and an even router. m is k, 2 k
+    and 4 k by default.
+
+    Args:
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
+        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

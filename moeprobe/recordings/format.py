@@ -283,7 +283,12 @@ def sorted_sets(experts: NDArray[np.int16]) -> NDArray[np.int16]:
     return np.sort(experts.view(np.uint16), axis=-1).view(np.int16)
 
 
-def beside(compare: np.ufunc, choices: NDArray[np.int16]) -> NDArray[np.bool_]:
+def is_sorted(experts: NDArray[np.int16]) -> bool:
+    """Whether all choices ``(..., K)`` are in the order of ``as_set``."""
+    return not beside(np.greater, experts.view(np.uint16)).any()
+
+
+def beside(compare: np.ufunc, choices: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """Return how each choice of a token ``(..., K)`` compares with its next one; False for the last one.
 
     In one pass over memory, which takes a tenth of the time of K comparisons for each token.

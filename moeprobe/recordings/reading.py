@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.recordings import checks
-from moeprobe.recordings.format import COLUMNS, SCALARS, as_set, is_ordered
+from moeprobe.recordings.format import COLUMNS, SCALARS, as_set, is_ordered, is_sorted
 from moeprobe.recordings.parts import TraceParts
 from moeprobe.recordings.trace_index import TraceIndex
 from moeprobe.runtime.files import resolve
@@ -223,8 +223,8 @@ class TraceFile:
             arrays["view_first"] = first.to_numpy(zero_copy_only=False)
         for name in ("generated", "kinds", "token_ids"):
             arrays[name] = self._where_known(layer, name, table, tokens, length)
-        # Sets are sorted, so that two recordings of the same set are equal element by element.
-        if not info.ordered:
+        # Sets are sorted, so that two recordings of the same set are equal element by element; most are written so.
+        if not info.ordered and not is_sorted(arrays["experts"]):
             order = as_set(arrays["experts"])
             for name in ("experts", "processed", "gates"):
                 if name in arrays:

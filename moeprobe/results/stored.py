@@ -22,7 +22,7 @@ from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import Scratch, atomic_file, check_regular, version_of
 from moeprobe.runtime.parquet import check_parquet_size, open_parquet
-from moeprobe.runtime.processes import usable
+from moeprobe.runtime.processes import spread, usable
 
 # Columns of names; all others are of numbers.
 _TEXTS = ("checkpoint", "layer", "router", "view", "tokens", "image_id")
@@ -140,6 +140,34 @@ def concat_parts(parts: Iterable[SumsStore], *, in_files: bool) -> SumsStore:
     for number, part in enumerate(parts):
         cells += spill(scratch.path / f"{number:05d}.arrow", part, schemas)
         del part  # out of memory, before the loop computes the next one
+    return SumsStore(cells, keep=(scratch,))
+
+
+def compute_parts(
+    part_of: Callable[[int], SumsStore], number: int, *, progress: Callable[[int], object]
+) -> SumsStore:
+    """Return the disjoint union of sums that several processes compute, each part moved to a file of this run alone.
+
+    Args:
+        part_of: returns a part by its number; it must not use torch (see ``spread``).
+        number: of the parts, which come one after the other.
+        progress: is called with the number of each part that is done.
+    """
+    scratch, cells = Scratch(), list[StoredCell]()
+
+    def compute(index: int) -> list[StoredCell]:
+        return list(spill(scratch.path / f"{index:05d}.arrow", part_of(index), {}))
+
+    # Each part comes with schemas of its own, most of which are alike.
+    schemas: dict[pa.Schema, pa.Schema] = {}
+    for index, part in enumerate(spread(compute, number, processes=usable())):
+        for cell in part:
+            chunks = (
+                replace(chunk, schema=schemas.setdefault(chunk.schema, chunk.schema))  # type: ignore[type-var]
+                for chunk in cell.chunks
+            )
+            cells.append(replace(cell, chunks=tuple(chunks)))
+        progress(index)
     return SumsStore(cells, keep=(scratch,))
 
 

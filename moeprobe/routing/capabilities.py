@@ -234,6 +234,27 @@ class Separable(Routable, Protocol):
 
 
 @runtime_checkable
+class AheadRoutable(Traceable, Protocol):
+    """A model whose routers can be applied to what the router of the MoE layer before sees."""
+
+    def trace_ahead(
+        self, images: Any, *, layers: Sequence[str] | None = None
+    ) -> tuple[RoutingTrace, dict[str, Tensor]]:
+        """Return the routing of a pass, and for each of its layers but the first what its choice is read off.
+
+        These are scores ``(B, T, E)``, higher = rather chosen, of the layer's router for the input of the router of the
+        layer before.
+
+        Args:
+            images: ``(B, 3, H, W)`` in [0, 1], or a ``TokenBatch``.
+            layers: MoE layers, in forward order; None = all.
+
+        Raises:
+            UserError: there is no such layer, or the inputs do not fit the model.
+        """
+
+
+@runtime_checkable
 class HasRouterModules(Traceable, Protocol):
     """A model of another program that says which of its modules route."""
 

@@ -21,8 +21,8 @@ from moeprobe.runtime.device import FLOAT32, label_of
 
 # What runs the network, of any capability of a model.
 PASSES = (
-    "trace", "replay", "trunks", "resume", "features", "router_inputs", "route", "expert_outputs",
-    "log_probabilities", "replayed_log_probabilities", "text_trunks", "resumed_log_probabilities",
+    "trace", "replay", "trunks", "resume", "features", "router_inputs", "route", "trace_ahead",
+    "expert_outputs", "log_probabilities", "replayed_log_probabilities", "text_trunks", "resumed_log_probabilities",
 )  # fmt: skip
 # Kept on the narrower model: its precision, and the model that it was made of.
 _PRECISION, _ORIGINAL = "_pass_precision", "_in_float32"

@@ -20,7 +20,7 @@ from benchmarks.speed.parts.layer import (
     Case,
     tokens_for,
 )
-from benchmarks.speed.parts.recorded import OURS_IMPORT, OURS_PAIR, PLAIN
+from benchmarks.speed.parts.recorded import LOOPS, OURS_IMPORT, OURS_PAIR, OURS_REUSE, PLAIN
 from benchmarks.speed.parts.routers import REFERENCE, Sizes, layer, places
 from benchmarks.speed.parts.sweep import BARE
 from benchmarks.speed.plain_layers import Weights, experts_alone
@@ -41,12 +41,13 @@ def test_every_part_says_what_it_is(name: str) -> None:
     assert (type(parts.part(name)).__doc__ or "").strip().endswith(".")
 
 
-def test_recorded_routing_beside_numpy(tmp_path: Path) -> None:
-    """Both ways read as many requests, and find the same share of tokens that differ."""
+def test_recorded_routing_beside_numpy_and_loops(tmp_path: Path) -> None:
+    """Both ways read as many requests, and find the same shares of tokens that differ, of reuse and of hits."""
     table = measured("recorded", tmp_path / "out")
     races = table.groupby("race", sort=False)["contestant"].agg(list)
-    assert list(races) == [[OURS_IMPORT, PLAIN], [OURS_PAIR, PLAIN]]
-    assert (table.loc[table["contestant"] != PLAIN, "against"] == PLAIN).all()
+    assert list(races) == [[OURS_IMPORT, PLAIN], [OURS_PAIR, PLAIN], [OURS_REUSE, LOOPS]]
+    ours = table[table["role"] == "ours"]
+    assert list(ours["against"]) == [PLAIN, PLAIN, LOOPS]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.mismatch import Scores
 from moeprobe.metrics.analyses.prefetch import PrefetchHits
 from moeprobe.metrics.analyses.rank_load import RankLoads
+from moeprobe.metrics.analyses.router_ahead import AheadHits
 from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.analyses.set_survival import Survivors
 from moeprobe.metrics.analyses.slot_match import SlotMatch
@@ -100,6 +101,7 @@ Asked = (
     | HitCurve
     | PrefetchHits
     | TriedChoices
+    | AheadHits
     | list[Path]
     | Forced
 )
@@ -148,7 +150,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | CacheHits
         | HitCurve
         | PrefetchHits
-        | TriedChoices,
+        | TriedChoices
+        | AheadHits,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -364,6 +367,13 @@ def _predictions() -> list[Asked]:
     ]
 
 
+def _ahead() -> list[Asked]:
+    """What a router found a layer earlier, in one layer and in two; one input has no choice."""
+    uses = torch.randint(0, 1000, (SIZE, 2, 6), generator=torch.Generator().manual_seed(0))
+    uses[2] = 0
+    return [AheadHits(part.sum((1, 2)) // 2, part, 2) for part in (uses[:, :1], uses)]
+
+
 def _hit_curves() -> list[Asked]:
     """Hits of caches of four sizes, the last of which finds all."""
     random = torch.Generator().manual_seed(0)
@@ -404,6 +414,7 @@ OF_TOKENS = {
     "asleep": _sequences,
     "expert_coverage": _sequences,
     "prefetch": _predictions,
+    "router_ahead": _ahead,
     "experts": _experts,
     "expert_outputs": _expert_outputs,
 }

@@ -52,6 +52,13 @@ def chosen(experts: np.ndarray) -> Tokens:
     return [token[token >= 0].tolist() for token in experts]
 
 
+def hits_of(lookups: Lookups, sizes: list[int]) -> dict[str, np.ndarray]:
+    """Hits of each rule token by token ``(R, J, S)``."""
+    each = np.eye(lookups.present.shape[1], dtype=bool)[:, None]
+    hits = lookups.hits(sizes, each & lookups.present).transpose(1, 0, 2, 3)
+    return {rule: hits[..., index] for index, rule in enumerate(POLICIES)}
+
+
 def test_every_rule_finds_what_a_simulator_finds() -> None:
     random = np.random.default_rng(0)
     rows = 3
@@ -72,7 +79,7 @@ def test_every_rule_finds_what_a_simulator_finds() -> None:
         present = random.random((rows, length)) < 0.9
         heat = np.array([random.permutation(number) for _ in range(rows)]) if trial % 2 else None
         sizes = [top_k + 1, (top_k + 1 + number) // 2, number]
-        hits = Lookups(experts, present, heat, number).hits(sizes)
+        hits = hits_of(Lookups(experts, present, heat, number), sizes)
         for row in range(rows):
             tokens = chosen(experts[row, present[row]])
             if not tokens:
@@ -99,7 +106,7 @@ def test_random_eviction_is_the_mean_of_simulations(number: int, fewest: int, to
     tokens, choices = chosen(experts), np.count_nonzero(experts >= 0)
     heat = np.arange(number)
     lookups = Lookups(experts[None], np.ones((1, 60), bool), heat[None], number)
-    expected = float(lookups.hits([size])["random"].sum()) / choices
+    expected = float(hits_of(lookups, [size])["random"].sum()) / choices
     drawn = [
         sum(simulated(tokens, heat.tolist(), list(range(size)), size, "random", random)) for _ in range(60)
     ]
@@ -115,7 +122,7 @@ def even_router(rows: int, length: int, number: int, top_k: int) -> np.ndarray:
 def test_an_even_router_is_found_as_often_as_the_cache_is_large() -> None:
     experts = even_router(40, 200, 32, 4)
     heat = np.tile(np.random.default_rng(3).permutation(32), (40, 1))
-    hits = Lookups(experts, np.ones((40, 200), bool), heat, 32).hits([8, 16])
+    hits = hits_of(Lookups(experts, np.ones((40, 200), bool), heat, 32), [8, 16])
     for rule in ("lru", "lfu", "static", "random"):
         share = hits[rule].mean((0, 1)) / 4
         # 8,000 tokens: four standard errors are below 0.012.
@@ -126,7 +133,7 @@ def test_an_even_router_is_found_as_often_as_the_cache_is_large() -> None:
 def test_of_a_periodic_router_a_cache_finds_all_or_nothing() -> None:
     """Five experts in turn: LRU forgets each just before it comes again, unless all of them fit."""
     experts = np.tile(np.arange(5, dtype=np.int16), 20)[None, :, None]
-    hits = Lookups(experts, np.ones((1, 100), bool), None, 8).hits([4, 5])
+    hits = hits_of(Lookups(experts, np.ones((1, 100), bool), None, 8), [4, 5])
     assert hits["lru"].sum((0, 1)).tolist() == [0, 95]
     assert hits["optimal"][..., 1].sum() == 95 and 60 < hits["optimal"][..., 0].sum() < 95
 
@@ -135,8 +142,21 @@ def test_a_missing_choice_evicts_nothing() -> None:
     """One expert of two per token, three in turn: they all fit, so each is missed only once."""
     experts = np.full((1, 60, 2), -1, np.int16)
     experts[0, :, 0] = np.arange(60) % 3
-    hits = Lookups(experts, np.ones((1, 60), bool), None, 8).hits([3])
+    hits = hits_of(Lookups(experts, np.ones((1, 60), bool), None, 8), [3])
     assert hits["lru"].sum() == hits["optimal"].sum() == 57
+
+
+def test_tokens_are_counted_in_their_groups() -> None:
+    """Tokens of many experts, of which each finds all but one that the token before had."""
+    top_k, length = 130, 6
+    experts = (np.arange(top_k) + np.arange(length)[:, None])[None].astype(np.int16)
+    groups = np.arange(length)[None, None] >= np.array([0, 2, length])[:, None, None]
+    lookups = Lookups(experts, np.ones((1, length), bool), None, top_k + length)
+    hits = lookups.hits([top_k + 1, top_k + 2], groups)
+    exact = hits[:, 0, :, [POLICIES.index(rule) for rule in ("lru", "lfu", "optimal")]]
+    assert (
+        exact.transpose(1, 0, 2) == (top_k - 1) * np.array([length - 1, length - 2, 0])[:, None, None]
+    ).all()
 
 
 def test_distances_of_a_periodic_router() -> None:
@@ -167,8 +187,8 @@ def cases(requests: Sequences) -> dict[tuple[str, str], Estimator]:
     experts, present = requests.experts.numpy(), requests.present.numpy()
     heat = np.tile(np.arange(12), (len(present), 1))
     sizes = [3, 5, 8]
-    hits = Lookups(experts, present, heat, 12).hits(sizes)
-    sums = torch.from_numpy(np.stack([hits[rule].sum(1, dtype=np.float64) for rule in POLICIES], axis=2))
+    [hits] = Lookups(experts, present, heat, 12).hits(sizes, present[None])
+    sums = torch.from_numpy(hits)
     tokens = torch.from_numpy(present.sum(1))
     of_size = CacheHits(sums[:, 1], 2 * tokens, tokens * 2 * 5 / 12, tokens)
     every = (2 * tokens).double()[:, None, None].expand(-1, 1, len(POLICIES))

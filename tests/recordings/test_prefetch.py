@@ -4,11 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from moeprobe import api
+from moeprobe.metrics.analyses.prefetch import PREDICTORS, Prefetch, PrefetchHits
+from moeprobe.metrics.declaration import Estimator
+from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.recorded.engine.folds import NUM_FOLDS, folds_of, heat_of, without_fold
+from moeprobe.recorded.trace_prefetch import measure
 from moeprobe.recorded.trace_prefetch.frequencies import Frequencies, found_among, marks_of, pair_counts
 from tests.commands import refused, run
+from tests.metrics.test_sequences import value
 from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, Ids, cell, served
 
 # Intervals are asserted.
@@ -69,11 +75,9 @@ def test_frequencies_are_those_of_loops_without_the_own_fold() -> None:
     random = np.random.default_rng(0)
     known, chosen = (random.random((NUM_FOLDS, 30, 6)).argsort(2)[..., :2].astype(np.int16) for _ in range(2))
     there = np.ones((NUM_FOLDS, 30), bool)
-    marks = marks_of(known, there, 6), marks_of(chosen, there, 6)
-    pairs = np.stack([pair_counts(marks[0][fold], marks[1][fold]) for fold in range(NUM_FOLDS)])
-    found = Frequencies.of(
-        pairs, marks[0].sum(1).astype(int), marks[1].sum(1).astype(int), np.full(NUM_FOLDS, 30)
-    )
+    cues, targets = marks_of(known, there, 6), marks_of(chosen, there, 6)
+    pairs = np.stack([pair_counts(cues[fold], targets[fold]) for fold in range(NUM_FOLDS)])
+    found = Frequencies.of(pairs, cues.sum(1).astype(int), targets.sum(1).astype(int), np.full(NUM_FOLDS, 30))
     for fold in range(NUM_FOLDS):
         tokens = [
             (set(known[other, row].tolist()), set(chosen[other, row].tolist()))
@@ -104,6 +108,64 @@ def test_requests_of_one_cluster_are_in_one_fold() -> None:
     counts = np.array([[3, 0, 1], [0, 2, 2]])
     assert without_fold(counts).tolist() == [[0, 2, 2], [3, 0, 1]]
     assert heat_of(counts).tolist() == [[0, 2, 1], [2, 0, 1]]
+
+
+CASES = tuple((f"prefetch_{predictor}", "") for predictor in PREDICTORS)
+
+
+def sampled(random: np.random.Generator, requests: int) -> dict[tuple[str, str], Estimator]:
+    """Requests with experts of their own, whose tokens follow the layer before and the previous token to some degree.
+
+    E = 12, k = 2, and four experts are loaded ahead.
+    """
+    number, tokens, top_k = 12, 20, 2
+    habits = np.linspace(0, 2, number) + random.gumbel(size=(requests, 1, number))
+    strength = 4 * random.beta(2, 2, (2, requests, 1, 1))
+    before = marks(habits + random.gumbel(size=(requests, tokens, number)), top_k)
+    scores = habits + strength[0] * np.roll(before, 3, axis=2) + random.gumbel(size=before.shape)
+    chosen = np.zeros_like(before)
+    for token in range(tokens):
+        previous = chosen[:, token - 1 : token] if token else 0
+        chosen[:, token : token + 1] = marks(scores[:, token : token + 1] + strength[1] * previous, top_k)
+    present = np.arange(tokens) < random.integers(4, tokens + 1, requests)[:, None]
+    before, chosen = before * present[..., None], chosen * present[..., None]
+    folds, fitted = np.arange(requests) % NUM_FOLDS, {}
+    for predictor, known in measure._known_experts(before, chosen):
+        counts = measure._Counts.empty(number, number)
+        for fold in range(NUM_FOLDS):
+            counts.add(fold, known[folds == fold], chosen[folds == fold])
+        fitted["l", predictor] = counts.frequencies()
+    hits = measure._hits(before, chosen, folds, [4], "l", fitted).of(present)
+    parts = hits.hits[:, 0], hits.busiest[:, 0], hits.choices, hits.choices * (4 / number)
+    subject = PrefetchHits(*(torch.from_numpy(part) for part in parts))
+    columns = {name: column.numpy() for name, column in Prefetch().sums(subject).items()}
+    found = {(one.name, one.null): one for one in Prefetch().estimators(columns, aligned=True)}
+    return {case: found[case] for case in CASES}
+
+
+def marks(scores: np.ndarray, top_k: int) -> np.ndarray:
+    """The experts with the highest scores ``(..., E)``, as 0 and 1."""
+    highest = np.zeros(scores.shape, np.float32)
+    np.put_along_axis(highest, np.argsort(-scores, axis=-1)[..., :top_k], 1, axis=-1)
+    return highest
+
+
+@pytest.mark.parametrize(("requests", "runs"), [(40, 50), pytest.param(200, 100, marks=pytest.mark.slow)])
+def test_intervals_cover(requests: int, runs: int) -> None:
+    """The truth is the mean over samples of as many requests: more requests know frequencies better, and find more."""
+    random = np.random.default_rng(requests)
+    many = [{case: value(sampled(random, requests), *case) for case in CASES} for _ in range(2 * runs)]
+    truth = {case: np.mean([one[case] for one in many]) for case in CASES}
+    covered, bootstrap = dict.fromkeys(CASES, 0), Bootstrap(requests, seed=0)
+    for _ in range(runs):
+        found = sampled(random, requests)
+        asked = [(one.statistic, one.used_trials) for one in found.values()]
+        for case, replicates in zip(found, bootstrap.replicate(asked, paired=False), strict=True):
+            interval = replicates.interval()
+            covered[case] += int(interval.low <= truth[case] <= interval.high)
+    print(requests, {case: round(count / runs, 3) for case, count in covered.items()})
+    for case, count in covered.items():
+        assert count / runs >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / runs), case
 
 
 @pytest.mark.pictures

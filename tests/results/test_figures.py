@@ -13,6 +13,7 @@ from moeprobe.probes.confidence import figure as confidence
 from moeprobe.probes.discontinuity import figure as discontinuity
 from moeprobe.probes.match_ratio import figure as match_ratio
 from moeprobe.probes.sweep import figure as sweep
+from moeprobe.results.figures import panels
 from moeprobe.results.palette import colors
 from moeprobe.results.tables import frame
 from tests.results.drawn import words
@@ -54,6 +55,20 @@ def figures() -> dict[str, Figure]:
         "match": match_ratio.draw(table([None]), colors=COLORS)["match-ratio"],
         "confidence": confidence.draw(table([None]), colors=COLORS)["confidence"],
     }
+
+
+def caption_of(dataset: str, *, mark: str | None) -> str:
+    figure, _ = panels.panels(1, 1)
+    rows = table([None]).assign(dataset=dataset, split="" if dataset == "requests" else "test")
+    panels.finish(figure, rows, title="A title", notes=["A note"], mark=mark)
+    return " ".join(figure.texts[-1].get_text().split())
+
+
+def test_a_caption_says_what_was_measured_once() -> None:
+    assert caption_of("digits", mark="bars") == "A note. digits test, 30 images; bars: 95 % over images."
+    assert caption_of("digits", mark=None) == "A note. digits test."
+    assert caption_of("requests", mark="bars") == "A note. 30 requests; bars: 95 % over requests."
+    assert caption_of("requests", mark=None) == "A note."
 
 
 @pytest.mark.parametrize("name", figures())

@@ -1,12 +1,15 @@
-"""What recorded routing takes: import of responses, and agreement of two traces, against plain NumPy.
+"""What recorded routing takes: import of responses, agreement of two traces, reuse and caches of experts.
 
 NumPy reads, sorts and compares the same arrays. It checks nothing, writes no trace, and gives no chance or interval.
+Loops in Python simulate one cache; moeprobe simulates five rules with five sizes each, and windows of all sizes.
 """
 
 import base64
 import io
+import itertools
 import json
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +19,18 @@ from numpy.typing import NDArray
 from benchmarks.speed.parts.base import Part, Settings
 from benchmarks.speed.race import Contestant, Race
 from moeprobe.recorded.analyze_trace import AnalyzeTrace
+from moeprobe.recorded.engine.folds import NUM_FOLDS
+from moeprobe.recorded.locality import Locality
+from moeprobe.recorded.trace_batches import TraceBatches
 from moeprobe.recordings.import_experts import import_routed_experts
 
 _EXPERTS, _TOP_K = 128, 8
 # Tokens of a request, and the share of tokens that choose another expert the second time.
 _LENGTH, _CHANGED = 400, 0.1
 OURS_IMPORT, OURS_PAIR, PLAIN = "moeprobe trace import", "moeprobe trace analyze", "json, base64 and NumPy"
+OURS_REUSE, LOOPS = "moeprobe trace locality and batches", "json, base64 and loops: one cache, one window"
+# Places of the cache and tokens of the window that loops go through.
+_PLACES, _WINDOW = _EXPERTS // 8, 8
 
 
 class Recorded(Part):
@@ -56,6 +65,17 @@ class Recorded(Part):
                 ],
                 1e-12,
                 against=PLAIN,
+                ratio="time",
+                items=tokens,
+            )
+            yield Race(
+                f"reuse and caches of {tokens:,} tokens x {few} layers x {_TOP_K} experts",
+                [
+                    Contestant(OURS_REUSE, lambda: _reuse(traces[0]), "ours"),
+                    Contestant(LOOPS, lambda: _looped_reuse(pair[0])),
+                ],
+                1e-12,
+                against=LOOPS,
                 ratio="time",
                 items=tokens,
             )
@@ -127,3 +147,69 @@ def _plain_differing(pair: list[Path]) -> list[float]:
     first, second = (np.concatenate(_read(path)) for path in pair)
     shares: list[float] = (first != second).any(-1).mean(0).tolist()
     return shares
+
+
+def _reuse(trace: Path) -> list[float]:
+    """Return by layer the reuse by the next token, what an LRU cache finds, and the distinct experts of a window."""
+    reuse, batches = Locality(traces=[trace]).ask().table, TraceBatches(traces=[trace]).ask().table
+    values = []
+    for table, metric, severity in (
+        (reuse, "next_token_reuse", None),
+        (reuse, "cache_hit_lru", _PLACES),
+        (batches, "distinct_experts", _WINDOW),
+    ):
+        rows = table[(table["metric"] == metric) & (table["tokens"] == "token") & (table["layer"] != "")]
+        rows = rows if severity is None else rows[rows["severity"] == severity]
+        values += [float(value) for value in rows["value"]]
+    return values
+
+
+def _looped_reuse(responses: Path) -> list[float]:
+    """Return the same, request by request and token by token."""
+    requests = _read(responses)
+    layers = range(requests[0].shape[1])
+    counts = np.zeros((NUM_FOLDS, len(layers), _EXPERTS), np.int64)
+    for number, experts in enumerate(requests):
+        for layer in layers:
+            counts[number % NUM_FOLDS, layer] += np.bincount(experts[:, layer].ravel(), minlength=_EXPERTS)
+    busy = (counts - counts.sum(0)).argsort(-1, kind="stable")
+    reused, hits, distinct = (np.zeros(len(layers)) for _ in range(3))
+    for number, experts in enumerate(requests):
+        for layer in layers:
+            tokens = experts[:, layer].tolist()
+            hottest = busy[number % NUM_FOLDS, layer].tolist()
+            reused[layer] += sum(len({*one} & {*after}) for one, after in itertools.pairwise(tokens))
+            hits[layer] += _hits_of_lru(tokens, hottest)
+            distinct[layer] += _distinct_of_windows(tokens)
+    lengths = np.array([len(experts) for experts in requests])
+    pairs, windows = (lengths - 1).sum(), (lengths - _WINDOW + 1).sum()
+    parts = reused / (pairs * _TOP_K), hits / (lengths.sum() * _TOP_K), distinct / windows
+    return [float(value) for part in parts for value in part]
+
+
+def _hits_of_lru(tokens: list[list[int]], hottest: list[int]) -> int:
+    """Return how many choices are found in a cache of the experts that were used last, or else are busy elsewhere."""
+    rank = {expert: number for number, expert in enumerate(hottest)}
+    cache, hits = OrderedDict.fromkeys(reversed(hottest[:_PLACES])), 0
+    for token in tokens:
+        hits += sum(expert in cache for expert in token)
+        for expert in sorted(token, key=rank.__getitem__, reverse=True):
+            cache[expert] = None
+            cache.move_to_end(expert)
+        while len(cache) > _PLACES:
+            cache.popitem(last=False)
+    return hits
+
+
+def _distinct_of_windows(tokens: list[list[int]]) -> int:
+    """Return the distinct experts of all windows, added up."""
+    counts, total = [0] * _EXPERTS, 0
+    for end, token in enumerate(tokens):
+        for expert in token:
+            counts[expert] += 1
+        if end >= _WINDOW:
+            for expert in tokens[end - _WINDOW]:
+                counts[expert] -= 1
+        if end >= _WINDOW - 1:
+            total += _EXPERTS - counts.count(0)
+    return total

@@ -14,6 +14,7 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -128,6 +129,23 @@ class HuggingfaceAdapter(Adapter):
                 output = self._forward(texts, with_scores=with_scores)
             traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
+
+    def trace_ahead(
+        self, images: TokenBatch, *, layers: Sequence[str] | None = None
+    ) -> tuple[RoutingTrace, dict[str, Tensor]]:
+        """Apply each router to the input of the one before, too; see ``routing.AheadRoutable``."""
+        names = wanted_layers(layers, self.layer_names)
+        with long_inputs.reading_whole(self), routers.calls_of(self._layers, names) as calls:
+            _, routing = self.trace(images, layers=names, logits=False)
+        ahead: dict[str, Tensor] = {}
+        for before, name in pairwise(names):
+            layer = self._layers[name]
+            assert layer.reader is not None
+            with torch.inference_mode(), placing.in_reach(layer.module), running(f"The router of {name}"):
+                fired = calls[name].repeat(layer.module, calls[before].tokens)
+            scores = layer.reader.preference(fired).to(self.device)
+            ahead[name] = scores.reshape(*routing.layers[name].valid.shape, -1)
+        return routing, ahead
 
     def read_in_chunks(self, length: int) -> None:
         """Read longer texts in chunks from now on; raises ``UserError`` where that changes routing."""

@@ -101,6 +101,11 @@ class OutputReader:
         logits: Tensor = fired.outputs[self.logits_at]
         return logits.reshape(-1, self.num_experts).float()
 
+    def preference(self, fired: Fired) -> Tensor:
+        """Return what the experts of a choice are ranked by ``(N, E)``, without a choice: gates rise with logits."""
+        logits = self.logits(fired)
+        return logits if self.bias is None else _GATES[self.gate](logits) + self.bias.float().reshape(-1)
+
     def choice(self, fired: Fired) -> RouterChoice:
         """Return the router's own choice."""
         choice = _FORMS[self.form](fired, self.logits(fired), self.logits_at, self.top_k)

@@ -4,9 +4,10 @@ Nothing here knows a family of models by name. The library says of which class `
 of its outputs they are. Where that is a block around several routers, they are found beside their experts in it.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -72,6 +73,46 @@ def watch(layer: RouterLayer, stack: ExitStack, *, stop: bool) -> None:
     if wait:
         assert layer.experts is not None
         stack.callback(layer.experts.register_forward_pre_hook(keep_choice, with_kwargs=True).remove)
+
+
+@dataclass(frozen=True)
+class RouterCall:
+    """What a router was called with: the tokens come first, in whatever shape."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens."""
+        tokens: Tensor = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        return tokens
+
+    def repeat(self, router: nn.Module, tokens: Tensor) -> Fired:
+        """Call a router once more, with other tokens in the place of its own."""
+        tokens = tokens.reshape(self.tokens.shape).to(self.tokens)
+        first = next(iter(self.kwargs), "")
+        output = (
+            router(tokens, *self.args[1:], **self.kwargs)
+            if self.args
+            else router(**self.kwargs | {first: tokens})
+        )
+        return Fired(output if isinstance(output, tuple) else (output,))
+
+
+@contextmanager
+def calls_of(layers: Mapping[str, RouterLayer], names: Sequence[str]) -> Iterator[dict[str, RouterCall]]:
+    """Yield what the named routers are called with, filled in a forward pass inside of the block."""
+    calls: dict[str, RouterCall] = {}
+
+    def keep(name: str, router: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[name] = RouterCall(args, kwargs)
+
+    with ExitStack() as stack:
+        for name in names:
+            hook = layers[name].module.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        yield calls
 
 
 def find_routers(model: nn.Module) -> dict[str, RouterLayer]:

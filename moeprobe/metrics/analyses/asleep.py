@@ -80,10 +80,10 @@ class Asleep(ModelAnalysis["Sequences"]):
         import torch
 
         uses = subject.uses
-        token_counts = uses.by_expert(np.ones(len(uses.expert)), subject.num_experts)
+        unit_values = np.ones(len(uses.before), np.int32)
         return {
-            "request_tokens": torch.from_numpy(uses.present.sum(1)),
-            "request_uses": torch.from_numpy(token_counts),
+            "request_tokens": torch.from_numpy(uses.by_sequence(unit_values)),
+            "request_uses": torch.from_numpy(uses.by_expert(unit_values)),
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

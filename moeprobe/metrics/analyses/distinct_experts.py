@@ -94,19 +94,20 @@ class DistinctExperts(ModelAnalysis["Sequences"]):
         import torch
 
         uses, size = subject.uses, self._size
-        position, first = uses.position, uses.run_first
-        # Windows begin at these places at the earliest and at the latest, if they are to hold the token.
-        latest = np.minimum(position, uses.run_last - size + 1)
-        earliest = np.maximum(position - size + 1, first)
-        holding = np.maximum(latest - earliest + 1, 0)
+        # A window that holds a token has so many others, some of which may lie beyond the end of the run.
+        other_tokens = size - 1
+        beyond = np.maximum(other_tokens - uses.after, 0)
+        holding = np.maximum(np.minimum(uses.before, other_tokens) + 1 - beyond, 0)
         # An expert is counted where a window has it first: none that begins before its last use.
-        first_uses = np.maximum(latest - np.maximum(earliest, uses.last_use + 1) + 1, 0)
-        token_positions = np.arange(uses.present.shape[1])
-        windows = (uses.present & (uses.last - token_positions + 1 >= size)).sum(1)
+        unused = np.minimum(uses.gap, uses.before)
+        np.minimum(unused, other_tokens, out=unused)
+        unused += 1 - beyond
+        first_uses = np.maximum(unused, 0, out=unused).sum(0, dtype=np.int64)
+        windows = uses.by_sequence(uses.after >= other_tokens)
         columns = {
             "distinct_windows": windows,
             "distinct_sum": uses.by_sequence(first_uses),
-            "window_choices": uses.by_expert(holding, subject.num_experts),
+            "window_choices": uses.by_expert(holding),
             WINDOW: np.full(len(windows), size),
             "distinct_even": windows * even_distinct(subject.num_experts, subject.experts.shape[2], size),
             EXPERTS: np.full(len(windows), subject.num_experts),

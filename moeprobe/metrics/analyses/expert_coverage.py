@@ -118,10 +118,10 @@ class ExpertCoverage(ModelAnalysis["Sequences"]):
         import torch
 
         uses = subject.uses
-        token_counts = uses.by_expert(np.ones(len(uses.expert)), subject.num_experts)
+        unit_values = np.ones(len(uses.before), np.int32)
         return {
-            "covered_tokens": torch.from_numpy(uses.present.sum(1)),
-            "covered_uses": torch.from_numpy(token_counts),
+            "covered_tokens": torch.from_numpy(uses.by_sequence(unit_values)),
+            "covered_uses": torch.from_numpy(uses.by_expert(unit_values)),
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

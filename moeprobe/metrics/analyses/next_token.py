@@ -89,19 +89,20 @@ class NextToken(ModelAnalysis["Sequences"]):
 
         uses = subject.uses
         hits, trials = _count_reuse(uses)
+        rows, tokens, top_k = subject.experts.shape
+        # Sequences of one request are joined to one list: behind each a place stays empty, so that its last token and
+        # the first of the next one are no pair.
+        selected = np.full((rows, tokens + 1, top_k), NO_PAIR, np.int16)
+        present = subject.present.numpy()[..., None]
+        np.copyto(selected[:, :-1], subject.experts.numpy(), where=present)
         columns: dict[str, NDArray[Any]] = {
             "reuse_hits": hits,
             "reuse_trials": trials,
             EXPERTS: np.full(len(hits), subject.num_experts),
-            **_of_other_tokens(uses, subject.experts.shape[2], subject.num_experts),
+            **_of_other_tokens(uses, top_k),
+            "sequence_selected": selected,
         }
-        selected = subject.experts.masked_fill(~subject.present[..., None], NO_PAIR)
-        # Sequences of one request are joined to one list: behind each a place stays empty, so that its last token and
-        # the first of the next one are no pair.
-        selected = torch.nn.functional.pad(selected, (0, 0, 0, 1), value=NO_PAIR)
-        return {name: torch.from_numpy(column) for name, column in columns.items()} | {
-            "sequence_selected": selected
-        }
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return reuse by the next token with its chance levels, then the shares within some tokens."""
@@ -142,9 +143,9 @@ def _pairs(columns: Columns, num_experts: int) -> tuple[Trials, Integers]:
     """Return the pairs of a token and the next, with the share of experts in common, and where in the sequence."""
     selected = columns["sequence_selected"]
     present = selected[..., 0] != NO_PAIR
-    image, position = np.nonzero(present[:, :-1] & present[:, 1:])
-    experts = selected.astype(np.int64)
-    token, following = experts[image, position], experts[image, position + 1]
+    is_pair = present[:, :-1] & present[:, 1:]
+    image, position = np.nonzero(is_pair)
+    token, following = selected[:, :-1][is_pair], selected[:, 1:][is_pair]
     trials = Trials(
         image,
         overlap(token, following, num_experts=num_experts),
@@ -156,25 +157,25 @@ def _pairs(columns: Columns, num_experts: int) -> tuple[Trials, Integers]:
 
 def _count_reuse(uses: ExpertUses) -> tuple[Integers, Integers]:
     """Return how many choices have an expert of the last tokens, and of how many ``(B, distances)``."""
-    hits, trials = [], []
+    # As an unsigned number the gap of a missing choice is above all others.
+    gap, hits, trials = uses.gap.view(np.uint32), [], []
     for distance in DISTANCES:
-        is_trial = uses.position - uses.run_first >= distance
-        hits.append(uses.by_sequence(is_trial & (uses.last_use >= uses.position - distance)))
-        trials.append(uses.by_sequence(is_trial))
+        is_trial = uses.before >= distance
+        hits.append(uses.by_sequence(is_trial * (gap < distance).sum(0, dtype=np.int32)))
+        trials.append(uses.by_sequence(is_trial * uses.choices))
     return np.stack(hits, axis=1), np.stack(trials, axis=1)
 
 
-def _of_other_tokens(uses: ExpertUses, top_k: int, num_experts: int) -> dict[str, NDArray[Any]]:
+def _of_other_tokens(uses: ExpertUses, top_k: int) -> dict[str, NDArray[Any]]:
     """Return per sequence the pairs of neighboring tokens, their reuse, and the reuse of tokens that are no neighbors.
 
     All pairs of tokens of a sequence have Σ_e c_e² experts in common, c_e = the tokens that use expert e. Pairs of a
     token with itself and with its neighbors are subtracted.
     """
-    present = uses.present
-    tokens, pairs = present.sum(1), (present[:, :-1] & present[:, 1:]).sum(1)
-    token_counts = uses.by_expert(np.ones(len(uses.expert)), num_experts)
-    is_reused = (uses.last_use >= 0) & (uses.last_use == uses.position - 1)
-    beside = uses.by_sequence(is_reused)
+    unit_values = np.ones(len(uses.before), np.int32)
+    tokens, pairs = uses.by_sequence(unit_values), uses.by_sequence(uses.before > 0)
+    token_counts = uses.by_expert(unit_values)
+    beside = uses.by_sequence((uses.gap == 0).sum(0, dtype=np.int32))
     common = (token_counts**2).sum(1) - token_counts.sum(1) - 2 * beside
     other_pairs = tokens**2 - tokens - 2 * pairs
     several = np.where(other_pairs > 0, pairs, 0)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 PERCENTS = (50, 90)
 # Every distance up to 16 tokens, then four in each doubling.
 _DISTANCES = (*range(1, 17), *(2**power * quarter // 4 for power in range(4, 12) for quarter in (5, 6, 7, 8)))
+# Of each gap up to the one behind the largest distance; the last entry is that of -1, a missing choice.
+_BIN_OF_GAP = np.append(
+    np.searchsorted(_DISTANCES, np.arange(1, _DISTANCES[-1] + 2)), len(_DISTANCES) + 1
+).astype(np.int64)
 
 
 def _distance(percent: str) -> Metric:
@@ -62,12 +66,10 @@ class ReuseDistance(ModelAnalysis["Sequences"]):
         import torch
 
         uses = subject.uses
-        distance = np.where(
-            uses.last_use >= uses.run_first, uses.position - uses.last_use, _DISTANCES[-1] + 1
-        )
-        bins = np.searchsorted(_DISTANCES, distance)
-        rows, width = len(uses.present), len(_DISTANCES) + 1
-        counts = np.bincount(uses.sequence * width + bins, minlength=rows * width).reshape(rows, width)
+        # Missing choices are counted in a bin of their own, behind those that are further away than any distance.
+        rows, width = uses.num_sequences, len(_DISTANCES) + 2
+        bins = uses.sequence * width + _BIN_OF_GAP[np.minimum(uses.gap, _DISTANCES[-1])]
+        counts = np.bincount(bins.ravel(), minlength=rows * width).reshape(rows, width)[:, :-1]
         within = counts[:, :-1].cumsum(1)
         return {
             "distance_hits": torch.from_numpy(within),

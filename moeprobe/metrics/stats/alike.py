@@ -74,7 +74,7 @@ def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_ex
 
 def overlap(reference: Integers, view: Integers, *, num_experts: int) -> Alike:
     """Return the similarity of sets of K experts ``(M, K)``: the share of the K that is in both; below 0 = none."""
-    # What is absent gets a code that the other side never has.
+    # What is absent gets a code that the other side never has. Narrow numbers stay narrow: they compare faster.
     codes = [np.where(side < 0, num_experts + bit, side) for bit, side in enumerate((reference, view))]
     return (Codes(1 / reference.shape[1], codes[0], codes[1], num_experts + 2),)
 
@@ -169,8 +169,10 @@ def _num_equal(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Arr
     # Columns beside each other are added up faster than the few numbers of each row.
     rows, columns = (np.ascontiguousarray(side.T) for side in (reference, view))
     total = np.zeros(len(reference))
+    # The fewer bits a sum has, the faster.
+    kind = np.int8 if len(columns) <= np.iinfo(np.int8).max else np.int64
     for row in rows:
-        total += (row == columns).sum(0)
+        total += (row == columns).sum(0, dtype=kind)
     return total
 
 

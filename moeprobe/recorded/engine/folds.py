@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moeprobe.metrics.stats.busiest import NUM_FOLDS
 from moeprobe.metrics.stats.statistic import Integers
-
-NUM_FOLDS = 5
 
 
 def folds_of(ids: Sequence[str], clusters: Mapping[str, str]) -> dict[str, int]:

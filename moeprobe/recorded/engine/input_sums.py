@@ -3,6 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +12,7 @@ from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.recorded.engine.describe import most_tokens
 from moeprobe.recorded.engine.division import Division, blocks_of, share_of
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
-from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
+from moeprobe.results.stored import SumsStore, compute_parts, concat, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.runtime.progress import Progress
@@ -38,7 +39,10 @@ class InputSums(ABC):
         traces: as given.
         num_tokens: of each layer as many tokens as the longest of all inputs has.
         left_out: by trace, tokens of the first one and of it that were not compared, where any are counted.
+        in_processes: whether several processes may compute parts; ``of_block`` then changes nothing, and uses NumPy.
     """
+
+    in_processes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -88,6 +92,12 @@ class InputSums(ABC):
             for facts in division.facts(name):
                 self.add_left_out(facts.left_out)
             return concat_parts(division.read(name, len(parts)), in_files=len(self._ids) > size)
+        if division.shard is None and self.in_processes and len(parts) > 1:
+            return compute_parts(
+                lambda number: self._part(*parts[number], Progress()),
+                len(parts),
+                progress=lambda number: watcher.advance(parts[number][1] - parts[number][0]),
+            )
         if division.shard is None:
             stores = (self._part(start, stop, watcher) for start, stop in parts)
             return concat_parts(stores, in_files=len(self._ids) > size)

@@ -6,10 +6,13 @@ import numpy as np
 
 from moeprobe.metrics.stats.statistic import Integers
 from moeprobe.recorded.engine.folds import NUM_FOLDS, without_fold
-from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.reading import Block, TraceFile
+from moeprobe.runtime.processes import spread, usable
 
-# Choices of one layer that are read at a time.
-_CHOICES = 2**22
+# Choices of all layers that are read at a time: rows of some inputs lie together, whatever their layers.
+_CHOICES = 2**23
+# Parts that one process counts before others would have started.
+_OF_ONE_PROCESS = 2
 
 
 def loads_elsewhere(
@@ -23,20 +26,29 @@ def loads_elsewhere(
         ids: inputs that are counted.
         folds: of each input.
     """
-    longest = max(
+    of_input = sum(
         int(trace.num_tokens(layer, ids).max(initial=1)) * trace.layers[layer].top_k for layer in layers
     )
-    size = max(_CHOICES // max(longest, 1), 1)
-    counts = {name: np.zeros((NUM_FOLDS, trace.layers[name].num_experts), dtype=np.int64) for name in layers}
-    for start in range(0, len(ids), size):
-        part = ids[start : start + size]
-        fold = np.array([folds[name] for name in part])
-        for name in layers:
-            block = trace.read(name, part)
-            prefix, num_experts = block.layer.num_prefix_tokens, block.layer.num_experts
-            experts = block.experts[:, prefix:]
-            is_choice = (experts >= 0) & block.valid[:, prefix:, None]
-            codes = (fold[:, None, None] * num_experts + experts)[is_choice]
-            choice_counts = np.bincount(codes, minlength=counts[name].size)
-            counts[name] += choice_counts.reshape(counts[name].shape)
-    return {name: without_fold(of_layer) for name, of_layer in counts.items()}
+    size = max(_CHOICES // max(of_input, 1), 1)
+    starts = range(0, len(ids), size)
+
+    def count(part: int) -> list[Integers]:
+        names = ids[starts[part] : starts[part] + size]
+        fold = np.array([folds[name] for name in names])
+        return [_counts_by_fold(trace.read(layer, names), fold) for layer in layers]
+
+    counts = [np.zeros((NUM_FOLDS, trace.layers[layer].num_experts), dtype=np.int64) for layer in layers]
+    for of_part in spread(count, len(starts), processes=usable() if len(starts) > _OF_ONE_PROCESS else 1):
+        counts = [total + of_layer for total, of_layer in zip(counts, of_part, strict=True)]
+    return {layer: without_fold(total) for layer, total in zip(layers, counts, strict=True)}
+
+
+def _counts_by_fold(block: Block, fold: Integers) -> Integers:
+    """Return how often the inputs of a block, whose folds are ``(n,)``, chose each expert ``(F, E)``."""
+    prefix, num_experts = block.layer.num_prefix_tokens, block.layer.num_experts
+    experts = block.experts[:, prefix:]
+    # Choices that do not count have a place of their own, behind the experts.
+    codes = np.where((experts >= 0) & block.valid[:, prefix:, None], experts, np.int16(num_experts))
+    codes = codes + fold[:, None, None] * (num_experts + 1)
+    counts = np.bincount(codes.ravel(), minlength=NUM_FOLDS * (num_experts + 1))
+    return counts.reshape(NUM_FOLDS, -1)[:, :-1]

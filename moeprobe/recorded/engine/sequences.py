@@ -98,12 +98,13 @@ def tokens_of(block: Block) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
 def kinds_of(block: Block, *, is_marked: bool) -> Iterator[tuple[str, Sequences]]:
     """Yield the sequences of all tokens after the prefix and, where tokens are marked, of either part."""
     choices, is_present = tokens_of(block)
-    experts, present = torch.from_numpy(choices), torch.from_numpy(is_present)
-    num_experts = block.layer.num_experts
-    yield TEXT.token, Sequences(experts, present, num_experts)
+    experts, num_experts = torch.from_numpy(choices), block.layer.num_experts
+    all_tokens = Sequences(experts, torch.from_numpy(is_present), num_experts)
+    yield TEXT.token, all_tokens
     if is_marked:
-        unknown = torch.full_like(present, -1, dtype=torch.int8)
-        prefix = block.layer.num_prefix_tokens
-        generated = unknown if block.generated is None else torch.from_numpy(block.generated[:, prefix:])
+        generated = block.generated
+        if generated is not None:
+            generated = generated[:, block.layer.num_prefix_tokens :]
         for code, part in enumerate(PARTS):
-            yield part, Sequences(experts, present & (generated == code), num_experts)
+            present = np.zeros_like(is_present) if generated is None else is_present & (generated == code)
+            yield part, Sequences(experts, torch.from_numpy(present), num_experts, all_tokens)

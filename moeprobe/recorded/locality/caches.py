@@ -18,7 +18,7 @@ from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.cache_size import CacheSize, HitCurve
 from moeprobe.metrics.analyses.expert_cache import CacheHits, ExpertCache
 from moeprobe.metrics.analyses.shared_cache import SharedCache
-from moeprobe.metrics.cache_policies import POLICIES, Hits, Lookups
+from moeprobe.metrics.cache_policies import POLICIES, Lookups
 from moeprobe.metrics.stats.statistic import Array, Integers
 from moeprobe.recorded.engine.folds import heat_of
 from moeprobe.recordings.reading import Layer
@@ -90,6 +90,11 @@ class LayerTokens:
         """``(B, J)`` all tokens."""
         return self.masks[TEXT.token]
 
+    @property
+    def groups(self) -> NDArray[np.bool_]:
+        """``(G, B, J)`` the masks, one after the other."""
+        return np.stack(list(self.masks.values()))
+
     @cached_property
     def choices(self) -> Integers:
         """``(B, J)`` choices of each token."""
@@ -149,9 +154,8 @@ class CacheSums:
         totals: dict[str, _Caches] = {}
         for name, of_layer, hits in self._hits(tokens, ids):
             sizes = self._settings.sizes_of(name, of_layer.layer)
-            for kind, mask in of_layer.masks.items():
-                hits_of_rule = _hits_of(hits, mask)
-                caches = _Caches(hits_of_rule, (of_layer.choices * mask).sum(1), mask.sum(1), sizes)
+            for (kind, mask), of_kind in zip(of_layer.masks.items(), hits, strict=True):
+                caches = _Caches(of_kind, (of_layer.choices * mask).sum(1), mask.sum(1), sizes)
                 # Each kind by itself over all layers is enough, where there are several.
                 if kind == TEXT.token or len(tokens) == 1:
                     layer = of_layer.layer
@@ -169,8 +173,8 @@ class CacheSums:
 
     def _hits(
         self, tokens: Mapping[str, LayerTokens], ids: Sequence[str]
-    ) -> Iterator[tuple[str, LayerTokens, dict[str, Hits]]]:
-        """Yield the hits of each layer by rule ``(B, J, S)``; layers of one shape are simulated at once."""
+    ) -> Iterator[tuple[str, LayerTokens, Array]]:
+        """Yield the hits of each layer by kind ``(G, B, S, P)``; layers of one shape are simulated at once."""
         by_shape: dict[tuple[int, ...], list[str]] = {}
         for name, layer_tokens in tokens.items():
             by_shape.setdefault((layer_tokens.layer.num_experts, *layer_tokens.experts.shape), []).append(
@@ -185,10 +189,12 @@ class CacheSums:
                 None if heats[0] is None else np.concatenate([heat for heat in heats if heat is not None]),
                 layers[0].layer.num_experts,
             )
-            hits = lookups.hits(self._settings.sizes_of(names[0], layers[0].layer))
-            for index, (name, layer_tokens) in enumerate(zip(names, layers, strict=True)):
-                rows = slice(index * len(ids), (index + 1) * len(ids))
-                yield name, layer_tokens, {rule: hits_of_rule[rows] for rule, hits_of_rule in hits.items()}
+            groups = np.concatenate([layer_tokens.groups for layer_tokens in layers], axis=1)
+            hits = lookups.hits(self._settings.sizes_of(names[0], layers[0].layer), groups)
+            for layer_hits, name, layer_tokens in zip(
+                np.split(hits, len(names), axis=1), names, layers, strict=True
+            ):
+                yield name, layer_tokens, layer_hits
 
     def _heat(self, counts: Integers, ids: Sequence[str]) -> Integers | None:
         """Return the rank of experts ``(B, E)`` in other folds; None where there are no others."""
@@ -202,31 +208,26 @@ class CacheSums:
         """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""
         rows = np.array([name in self._shared_ids for name in ids])
         number, sizes = len(tokens), self._settings.sizes_of("", layer)
-        experts = np.concatenate(
-            [
-                np.where(layer_tokens.experts >= 0, layer_tokens.experts + index * layer.num_experts, -1)
-                for index, layer_tokens in enumerate(tokens.values())
-            ],
-            axis=2,
-            dtype=np.int32,
-        )
-        heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
-        lookups = Lookups(
-            experts[rows],
-            np.logical_or.reduce([layer_tokens.present for layer_tokens in tokens.values()])[rows],
-            None if heat is None else heat[rows],
-            number * layer.num_experts,
-        )
-        hits = lookups.hits([size * number for size in sizes])
         first = next(iter(tokens.values()))
-        choices = np.count_nonzero(experts >= 0, axis=2)
-        for kind, mask in first.masks.items():
-            hits_of_rule = np.zeros((len(ids), len(sizes), len(POLICIES)))
-            hits_of_rule[rows] = _hits_of(hits, mask[rows])
+        hits = np.zeros((len(first.masks), len(ids), len(sizes), len(POLICIES)))
+        if rows.any():
+            # Experts of all layers have numbers of their own, which 16 bits may not hold.
+            experts = np.concatenate([part.experts[rows] for part in tokens.values()], axis=2, dtype=np.int32)
+            first_of_layer = np.repeat(np.arange(number, dtype=np.int32) * layer.num_experts, layer.top_k)
+            heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
+            lookups = Lookups(
+                np.where(experts >= 0, experts + first_of_layer, -1),
+                np.logical_or.reduce([part.present[rows] for part in tokens.values()]),
+                None if heat is None else heat[rows],
+                number * layer.num_experts,
+            )
+            hits[:, rows] = lookups.hits([size * number for size in sizes], first.groups[:, rows])
+        choices = np.sum([part.choices for part in tokens.values()], axis=0)
+        for (kind, mask), hits_of_kind in zip(first.masks.items(), hits, strict=True):
             of_kind = (choices * mask).sum(1) * rows
             for index, size in enumerate(sizes):
                 cell = Cell(router=layer.router, top_k=layer.top_k, severity=float(size), tokens=kind)
-                subject = _cache_hits(hits_of_rule[:, index], of_kind, size / layer.num_experts)
+                subject = _cache_hits(hits_of_kind[:, index], of_kind, size / layer.num_experts)
                 yield cell, SharedCache().sums(subject)
 
 
@@ -292,12 +293,6 @@ def _cache_hits(
         constant(None if settings is None else settings.expert_bytes),
         constant(None if settings is None else settings.bandwidth),
     )
-
-
-def _hits_of(hits: Mapping[str, Hits], mask: NDArray[np.bool_]) -> Array:
-    """Return the hits ``(B, S, P)`` of the tokens of a mask ``(B, J)``, by rules in the order of ``POLICIES``."""
-    parts = [np.einsum("bjs,bj->bs", hits[rule], mask, dtype=np.float64) for rule in POLICIES]
-    return np.stack(parts, axis=2)
 
 
 def _to_first(column: Tensor, rows: int, batch: int) -> Tensor:

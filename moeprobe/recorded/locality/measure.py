@@ -105,6 +105,8 @@ class _SequenceSums(InputSums):
         shared_ids: requests for which one cache of all layers is simulated.
     """
 
+    in_processes = True
+
     def __init__(
         self,
         traces: Sequence[NamedTrace],
@@ -151,8 +153,12 @@ class _SequenceSums(InputSums):
         return replace(cell, view=RECORDED)
 
     def numbers_of_input(self) -> int:
-        """Return how many numbers the sums of the longest request hold: its choices, of all tokens and of parts."""
-        return (1 + len(PARTS)) * super().numbers_of_input()
+        """Return how many numbers the sums of the longest request hold: its choices, of all tokens and of parts.
+
+        Half of them, since they are copied less often than those of other questions, and the fewer the parts are, the
+        fewer cells are written.
+        """
+        return (1 + len(PARTS)) * super().numbers_of_input() // 2
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some requests for each trace: reuse, then what caches find."""

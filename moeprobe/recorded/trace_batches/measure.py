@@ -38,6 +38,8 @@ class TokenWindows(SequencesWork[TraceBatches]):
 class _WindowSums(InputSums):
     """The sums per request of every trace."""
 
+    in_processes = True
+
     def __init__(self, traces: Sequence[NamedTrace], layers: Sequence[str], ids: Sequence[str]) -> None:
         super().__init__(traces, layers, ids, lists=())
         # Once, since the whole column is read for it.
@@ -48,12 +50,16 @@ class _WindowSums(InputSums):
         return replace(cell, view=RECORDED)
 
     def numbers_of_input(self) -> int:
-        """Return how many numbers the sums of the longest request hold: experts by size of windows."""
+        """Return how many numbers the sums of the longest request hold: experts by size of windows.
+
+        Half of them: they are copied less often than choices, and the fewer the parts are, the fewer cells are written.
+        """
         layers = self.traces[0].trace.layers
-        return (1 + len(PARTS)) * sum(
+        numbers = sum(
             (1 + len(_sizes(longest))) * layers[layer].num_experts
             for layer, longest in self.num_tokens.items()
         )
+        return (1 + len(PARTS)) * numbers // 2
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some requests for each trace: experts of whole requests, then by the size of windows."""

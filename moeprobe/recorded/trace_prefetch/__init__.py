@@ -28,7 +28,7 @@ class TracePrefetch(MatchedTraces["Result"]):
     title = "Experts predicted ahead"
     raises = "a trace holds no sequences of tokens that choose"
     work = "moeprobe.recorded.trace_prefetch.measure:Prediction"
-    drawn_by = "moeprobe.recorded.trace_prefetch.figure:draw"
+    drawn_by = "moeprobe.results.figures.prefetch:draw"
     concluded_by = "moeprobe.recorded.trace_prefetch.sentences:sentences"
     analyses = ("prefetch",)
     headlines = ()

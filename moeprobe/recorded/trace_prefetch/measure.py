@@ -125,6 +125,8 @@ def _known_experts(before: Marks | None, marks: Marks) -> Iterator[tuple[str, Ma
 class _PrefetchSums(InputSums):
     """The sums per request of every trace."""
 
+    in_processes = True
+
     def __init__(
         self,
         traces: Sequence[NamedTrace],

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
-from moeprobe.inputs.modality import ORDINARY, Modality
+from moeprobe.inputs.modality import ORDINARY, REQUEST, Modality
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
 from moeprobe.results.figures import STYLE
@@ -97,10 +97,12 @@ def finish(
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
     modality = modality_of_table(rows, data=first["dataset"], inputs=sampled)
     what = modality.units if images[-1] != 1 else modality.sampled or modality.name
-    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark, modality.units)}"
-    data = f"{first['dataset']} {first['split']}".strip()
+    # The data of requests are called requests, which their number says, too.
+    data = "" if first["dataset"] == REQUEST.data else f"{first['dataset']} {first['split']}".strip()
+    number = "" if mark is None else f"{count} {what}; {_intervals(rows, mark, modality.units)}"
+    content = ", ".join(part for part in (data, number) if part)
     figure.suptitle(wrap(title, figure.get_figwidth()))
-    return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
+    return add_caption(figure, ". ".join(part for part in (*notes, content) if part) + ".")
 
 
 def add_caption(figure: Figure, text: str) -> Figure:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, PREFETCH
+from moeprobe.metrics.analyses.router_ahead import PREFETCH_ROUTER
 from moeprobe.metrics.declaration import CHANCE
 from moeprobe.results.layouts.cells import Table, TableCell, value
 from moeprobe.results.tables import first_and_last
@@ -15,6 +16,9 @@ LINES = (
     *((PREFETCH.make(predictor).name, "", predictor) for predictor in PREDICTORS),
     (f"{PREFETCH.make('token').name}{CHANCE}", "busiest", "busiest experts"),
     (f"{PREFETCH.make('token').name}{CHANCE}", "even", "even router"),
+    (PREFETCH_ROUTER.name, "", "next router"),
+    (f"{PREFETCH_ROUTER.name}{CHANCE}", "busiest", "busiest experts"),
+    (f"{PREFETCH_ROUTER.name}{CHANCE}", "even", "even router"),
 )
 
 
@@ -43,5 +47,9 @@ def prefetch_table(table: pd.DataFrame) -> Table | None:
                     cells = [replace(value(row), between="") if null else value(row) for row in line_rows]
                     lines.append([TableCell(layer or "all"), TableCell(name), TableCell(label), *cells])
     headings = ["layer", "checkpoint", "predicted from", *(f"{int(size):,} loaded" for size in sizes)]
-    note = "layer: the MoE layer before; token: the previous token; busiest experts: of other requests."
+    note = (
+        "next router: applied a layer earlier; busiest experts: of other inputs."
+        if (rows["metric"] == PREFETCH_ROUTER.name).any()
+        else "layer: the MoE layer before; token: the previous token; busiest experts: of other requests."
+    )
     return Table("Share of the chosen experts that are loaded ahead", headings, lines, note, keys=3, place=2)

@@ -26,6 +26,9 @@ NOT_ADDITIVE = {
     "set_jaccard_chance",
     "set_jaccard_kappa",
     *(metric.name for name in ("information", "modality", "asleep") for metric in AGGREGATES[name].measures),
+    # The busiest experts of other folds are looked for in all of them at once.
+    "prefetch_router_chance",
+    "prefetch_router_kappa",
 }
 # A checkerboard and its inverse are one observation, wherever they stand: all of them are resampled (see below).
 # Windows are compared by what all their requests choose: of many requests, neighbors are one observation beforehand.

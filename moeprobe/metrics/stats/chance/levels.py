@@ -42,7 +42,7 @@ class ResampledChance:
 
     def __init__(self, *, image: Integers, similarity: Alike, stratum: Integers, num_images: int) -> None:
         num_strata, stratum = _renumber(stratum)
-        self._trials = _counts(stratum, np.arange(num_strata), image, num_images)
+        self._trials = _counts(stratum, num_strata, image, num_images)
         # Where all strata have the same trials of each image, as with patches of a whole grid, one stands for all.
         self._times = 1
         if num_strata > 1 and _rows_are_equal(self._trials):
@@ -117,9 +117,13 @@ class _Cells:
         """Count the cells of codes ``(M, F)`` in strata ``(M,)``, whose numbers begin with 0 and leave none out."""
         number, code = _renumber(np.stack([codes.reference, codes.view]))
         cell = (stratum[:, None] * number + code).reshape(2, -1)
-        on_both_sides = _on_both_sides(cell, (int(stratum.max(initial=-1)) + 1) * number)
+        size = (int(stratum.max(initial=-1)) + 1) * number
+        on_both_sides = _on_both_sides(cell, size)
         of_code = np.repeat(image, codes.reference.shape[1])
-        reference, view = (_counts(side, on_both_sides, of_code, num_images) for side in cell)
+        reference, view = (
+            _counts(_row_numbers(side, on_both_sides, size), len(on_both_sides), of_code, num_images)
+            for side in cell
+        )
         row = np.zeros_like(on_both_sides) if one_row else on_both_sides // max(number, 1)
         return cls(codes.weight, reference, view, row)
 
@@ -201,20 +205,36 @@ def _distinct(values: Integers) -> Integers:
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
-def _counts(cell: Integers, cells: Integers, image: Integers, num_images: int) -> Any:
-    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; if large sparse: mostly never."""
-    row = np.searchsorted(cells, cell)
-    # searchsorted gives the end for values above all cells; clipped, and sorted out by the comparison below.
-    row = row.clip(max=max(len(cells) - 1, 0))
-    present = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)
-    row, image, shape = row[present], image[present], (len(cells), num_images)
-    size = shape[0] * num_images
-    if size <= DENSE_KEYS:
-        counts = np.bincount(row * num_images + image, minlength=size).astype(np.float32).reshape(shape)
-        return counts if size <= SMALL_COUNTS else sparse.csr_array(counts)
-    return sparse.csr_array(
-        sparse.coo_array((np.ones(len(row), dtype=np.float32), (row, image)), shape=shape)
-    )
+def _row_numbers(values: Integers, among: Integers, size: int) -> Integers:
+    """Return where values below ``size`` are among sorted ones, -1 where they are not."""
+    if not len(among):
+        return np.full(len(values), -1)
+    if size > DENSE_KEYS:
+        number = np.searchsorted(among, values)
+        number[number == len(among)] = -1
+        number[among[number] != values] = -1
+        return number
+    number_of = np.full(size, -1)
+    number_of[among] = np.arange(len(among))
+    return number_of[values]
+
+
+def _counts(row: Integers, num_rows: int, image: Integers, num_images: int) -> Any:
+    """Return how often each row occurs in each image, ``(U, n)``, without -1; if large sparse: mostly never.
+
+    ``image`` ascends.
+    """
+    present = row >= 0
+    row, image = row[present], image[present]
+    if num_rows * num_images <= SMALL_COUNTS:
+        counts = np.bincount(row * num_images + image, minlength=num_rows * num_images)
+        return counts.astype(np.float32).reshape(num_rows, num_images)
+    # Images ascend, so the rows are in the order of columns already; to sort them takes several times as long.
+    starts = np.searchsorted(image, np.arange(num_images + 1)).astype(np.int32)
+    entries = np.ones(len(row), dtype=np.float32), row.astype(np.int32), starts
+    sparse_counts = sparse.csc_array(entries, shape=(num_rows, num_images)).tocsr()
+    sparse_counts.sum_duplicates()
+    return sparse_counts
 
 
 def product_cost(counts: Any) -> float:

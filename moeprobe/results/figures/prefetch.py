@@ -1,4 +1,4 @@
-"""The figure of ``trace prefetch``: what is found ahead, over the layers."""
+"""The figure of experts that are predicted: what is found ahead, over the layers."""
 
 from matplotlib.figure import Figure
 
@@ -31,7 +31,7 @@ def draw(result: Result) -> dict[str, Figure]:
                     panel,
                     line,
                     layers,
-                    color=COLORS[index] if len(names) == 1 else result.sidecar.colors[name],
+                    color=COLORS[index % len(COLORS)] if len(names) == 1 else result.sidecar.colors[name],
                     label=label if len(names) == 1 else f"{name}, {label}",
                     shift=shift,
                     style=_STYLES[null],
