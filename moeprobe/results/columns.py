@@ -17,6 +17,7 @@ FLAGS = {
     "of calibration errors less than five times their floors, so there is no interval",
     "maximum": "a largest value, which has no interval: its p and its ratio compare it with relabeled experts",
     "of_images": "its noise is computed over images, so there is no interval over the units of `--unit`",
+    "fitted": "its chance level was fitted on other requests, and resamples of these leave out what others would give",
     "level": "what another value is compared with, without an interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }

@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 # More decimals are as hard to count as they are to compare: 4.5e-07.
 _MOST = 6
 # Flags of values that have no interval by their nature.
-_BARE = ("maximum", "level")
+_BARE = ("maximum", "level", "fitted")
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:

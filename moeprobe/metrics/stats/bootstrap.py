@@ -52,7 +52,7 @@ class Estimate:
 
     collapsed: chance is 1, so κ does not exist; no_mismatch: a share of mere rounding; no_cost: flips cost nothing, or
     have no price; no_stakes: no choice moves the loss; no_trials: there was nothing to count; not_measurable: the
-    interval would say nothing; few_images: under 20; maximum, level: there is none by its nature;
+    interval would say nothing; few_images: under 20; maximum, level, fitted: there is none by its nature;
     few_carriers: a mean of losses of which fewer than 10 images carry half, ``carriers`` of them;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
