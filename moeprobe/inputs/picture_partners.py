@@ -46,7 +46,10 @@ class PicturePartner:
         inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
         # The nearest pixel's, never a mean: neighbors across the edge of an object move apart.
         flow = self.flow[row.clip(0, height - 1), column.clip(0, width - 1)].astype(np.float64)
-        target = np.concatenate([at + np.where(inside[:, None], flow, np.nan), points[:, 2:]], axis=-1)
+        place = at + np.where(inside[:, None], flow, np.nan)
+        # Beyond the second picture there is no content, whatever its view shows there.
+        in_picture = ((place >= 0) & (place < self.image.size)).all(-1, keepdims=True)
+        target = np.concatenate([np.where(in_picture, place, np.nan), points[:, 2:]], axis=-1)
         displacement = apply(inverse(second), target) - points[:, :2]
         return displacement.reshape(size, size, 2).astype(np.float32)
 
@@ -66,10 +69,17 @@ def flow_of_disparity(disparity: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def flow_of_homography(homography: Map, width: int, height: int) -> NDArray[np.float32]:
-    """Return the flow ``(height, width, 2)`` of a plane, by the map from the first to the second picture."""
-    rows, columns = np.mgrid[:height, :width] + 0.5
+    """Return the flow ``(height, width, 2)`` of a plane, by the map from the first to the second picture.
+
+    The map is about whole numbers, as published ones are: a pixel's center is (column, row) there.
+    """
+    rows, columns = np.mgrid[:height, :width].astype(np.float64)
     points = np.stack([columns.ravel(), rows.ravel(), np.ones(columns.size)], axis=-1)
-    return (apply(homography, points) - points[:, :2]).reshape(height, width, 2).astype(np.float32)
+    # Behind the second camera nothing is seen.
+    is_seen = (points @ homography.T)[:, 2] * np.sign(homography[2, 2]) > 0
+    flow = np.full((height * width, 2), np.nan, dtype=np.float32)
+    flow[is_seen] = apply(homography, points[is_seen]) - points[is_seen, :2]
+    return flow.reshape(height, width, 2)
 
 
 def mark_hidden(

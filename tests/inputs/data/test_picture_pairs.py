@@ -96,7 +96,11 @@ def test_a_plane_has_the_partners_of_its_homography(seed: int) -> None:
     given = PicturePartner(Image.new("RGB", (70, 90)), flow_of_homography(homography, 80, 60))
     second = framing.to_source(given.image)
     found = geometry.correspond_displaced(given.displacement(first, second, 56)[None], grid=grid)
-    points = geometry.apply(geometry.inverse(second) @ homography @ first, grid.centers())
+    # The homography is about whole numbers, maps of views about centers of pixels at a half.
+    centered = geometry.translation(0.5, 0.5) @ homography @ geometry.translation(-0.5, -0.5)
+    in_second = geometry.apply(centered @ first, grid.centers())
+    points = geometry.apply(geometry.inverse(second) @ centered @ first, grid.centers())
+    points[((in_second < 0) | (in_second >= given.image.size)).any(-1)] = -1
     clear = (np.abs(points / 8 - np.round(points / 8)) > 0.5 / 8).all(-1)
     assert clear.sum() > 30
     np.testing.assert_array_equal(found.view[0][clear], grid.locate(points)[clear])
@@ -160,3 +164,11 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert "take picture_pairs:PATH" in refused(
         "match-ratio", str(CHECKPOINT), "--data", "digits", "--view", "second_picture", "--limit", "20"
     )
+
+
+def test_what_lies_behind_the_second_camera_is_nowhere() -> None:
+    """The third coordinate is 1 − x / 10: from column 10 on the plane is behind it."""
+    homography = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [-0.1, 0.0, 1.0]])
+    flow = flow_of_homography(homography, 20, 3)
+    assert np.isfinite(flow[:, :10]).all() and np.isnan(flow[:, 10:]).all()
+    assert flow[2, 5].tolist() == [5.0, 2.0], "(5, 2) / 0.5 = (10, 4)"
