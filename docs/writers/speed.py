@@ -23,12 +23,22 @@ _NOTES = {
     "intervals weigh much too; their cost does not grow with the images."
 }
 ON_GPU = " on a GPU"
+_HOW = (
+    "`python -m benchmarks.speed layer startup --out reports/bench/mine` runs moeprobe against other ways to "
+    "do the same work, and against limits that nothing can beat. It first checks that these ways compute the "
+    "same values, then measures all in interleaved rounds of one run. *Speed 0.95 of X*: in the same time it "
+    "does 0.95 times as much as X. *Time 0.25 of X*: it takes a quarter of the time of X. Brackets hold the "
+    "quartiles over the rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, but "
+    "does not show threads that wait for each other; how long a training waits for images is always wall "
+    "time.\n\nColumns of `table.csv`. "
+    + " ".join(f"{code(name)}: {text}." for name, text in BENCH_COLUMNS.items())
+)
 # The table of a run, and what its sidecar says.
 Run = tuple[pd.DataFrame, dict[str, Any]]
 
 
 def pages() -> dict[str, str]:
-    """Return the page of all parts that were measured."""
+    """Return the page of whole runs, and the page of the layer alone, with its GPU."""
     runs = [
         (pd.read_csv(folder / "table.csv", keep_default_na=False, na_values={"ratio": [""]}), sidecar)
         for folder in sorted(REPORTS.iterdir())
@@ -37,28 +47,30 @@ def pages() -> dict[str, str]:
     on_cpu, on_gpu = (
         [run for run in runs if (run[1]["machine"]["device"] == "cpu") is cpu] for cpu in (True, False)
     )
-    text = page(
-        f"On a CPU moeprobe reaches {_reached(on_cpu)} targets of speed, on a GPU {_reached(on_gpu)}",
+    of_layer, of_program = (
+        [run for run in on_cpu if ("layer" in run[1]["request"]["parts"]) is layer] for layer in (True, False)
+    )
+    program = page(
+        f"Whole runs of moeprobe reach {_reached(of_program)} targets of speed",
         "reports/bench",
-        _summary(on_cpu, on_gpu),
-        "`python -m benchmarks.speed layer startup --out reports/bench/mine` runs moeprobe against other ways to "
-        "do the same work, and against limits that nothing can beat. It first checks that these ways compute the "
-        "same values, then measures all in interleaved rounds of one run. *Speed 0.95 of X*: in the same time it "
-        "does 0.95 times as much as X. *Time 0.25 of X*: it takes a quarter of the time of X. Brackets hold the "
-        "quartiles over the rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, but "
-        "does not show threads that wait for each other; how long a training waits for images is always wall "
-        "time.",
-        "Columns of `table.csv`. "
-        + " ".join(f"{code(name)}: {text}." for name, text in BENCH_COLUMNS.items()),
-        *_sections(on_cpu),
+        _summary(of_program, []),
+        f"The [MoE layer alone](layer-speed.md) has a page of its own. {_HOW}",
+        *_sections(of_program),
         full_size.section(),
+    )
+    layer = page(
+        f"On a CPU the MoE layer reaches {_reached(of_layer)} targets of speed, on a GPU {_reached(on_gpu)}",
+        "reports/bench",
+        _summary(of_layer, on_gpu),
+        f"[Whole runs](speed.md) have a page of their own. {_HOW}",
+        *_sections(of_layer),
         "## On a GPU\n\nThe targets were set for a CPU. On a GPU these sizes are small: a product takes less time than "
         "the steps around it take to start, so what does fewer steps is quicker. The matrices of one MoE layer of "
         "V-MoE-S/32 with 16 images are meant to fill a CPU. Other processes used this machine at the same time. Shown "
         "is the quickest of the others; limits are in the table of the report.",
         *_sections(_against_others(on_gpu), suffix=ON_GPU),
     )
-    return {"results/speed.md": text}
+    return {"results/speed.md": program, "results/layer-speed.md": layer}
 
 
 def _reached(runs: list[Run]) -> str:
