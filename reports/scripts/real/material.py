@@ -6,6 +6,7 @@ Debian packages are downloaded and unpacked without being installed, so no right
 unpack them by other means into the folder of the second column: what is there already is not fetched again.
 """
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,8 @@ from reports.scripts.real.weights import convert
 
 # Of the video with pedestrians: clips of a second and a half.
 CLIPS, CLIP_FRAMES = 24, 16
+# A cat and a cup of coffee.
+PICTURES = ("chelsea.png", "coffee.png")
 _PICTURES = "usr/share/doc/opencv-doc/examples/data"
 
 
@@ -115,6 +118,14 @@ def _write_pair(folder: Path, pictures: tuple[Path, Path], **arrays: np.ndarray)
         np.save(folder / f"{name}.npy", array)
 
 
+def copy_pictures(root: Path) -> None:
+    """Copy the pictures that may be shown, all CC0, to ``root``/pictures."""
+    folder = root / "pictures"
+    folder.mkdir(exist_ok=True)
+    for name in PICTURES:
+        shutil.copyfile(root / "scikit-image" / "skimage" / "data" / name, folder / name)
+
+
 def make_clips(root: Path) -> None:
     """Write clips of consecutive frames of the video, evenly spaced, at a third of its resolution."""
     import av
@@ -138,6 +149,7 @@ def main(root: Path) -> None:
     for package in PACKAGES:
         print(f"{package.name}: {fetch(package, root)}")
     make_pairs(root)
+    copy_pictures(root)
     make_clips(root)
     weights = root / "vit_s14.safetensors"
     if not weights.is_file():

@@ -4,6 +4,8 @@ python -m reports.scripts.real.study build/real
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,24 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.training.start import upcycle_from
 from moeprobe.models.training.tasks import Normalise
 from moeprobe.runtime.files import write_csv
+from reports.scripts.printed import shrink
+from reports.scripts.real.material import PICTURES
 from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
 
-OUT = Path("reports/real")
+OUT, FIGURE = Path("reports/real"), Path("docs/img/real-overlay.png")
+# Of the overlay.
+LAYER, NOISE = "blocks.11", 0.1
 # Probes of photographs by name, with what is asked.
 SWEEPS: dict[str, Any] = {
     "noise": {"view": "gaussian_noise", "severities": (0.05, 0.1, 0.2)},
     "ground": {"view": "ground", "severities": (0.5, 1.0)},
-    "blur": {"view": "gaussian_blur", "severities": None},
 }
 _COLUMNS = [
     "run", "checkpoint", "train_seed", "layer", "view", "severity", "tokens", "metric", "null", "value", "ci_low",
     "ci_high", "images", "trials",
 ]  # fmt: skip
 _DIGITS = 7
+SIDECAR = "table.json"
 
 
 def paths(root: Path) -> list[Path]:
@@ -45,28 +51,60 @@ def paths(root: Path) -> list[Path]:
 
 
 def measure(root: Path) -> None:
-    """Run the probes and comparisons, and write the tables."""
-    torch.set_num_threads(2)
+    """Run the probes and comparisons, and write the tables; finished runs are read."""
     models, data, runs = paths(root), data_of(root), root / "runs"
     options: Any = {"split": "test", "figures": False}
-    results = {"crops": api.match_ratio(models, data=data, out=runs / "crops", **options)}
-    for name, asked in SWEEPS.items():
-        results[name] = api.sweep(models, data=data, out=runs / name, **asked, **options)
-    results["pairs"] = api.match_ratio(
-        models, data=f"picture_pairs:{root / 'pairs'}", view="second_picture", out=runs / "pairs", **options
-    )
-    results["frames"] = api.frames(
-        models, data=f"frames:{root / 'clips'}", out=runs / "frames", figures=False
-    )
-    results["eval"] = api.evaluate(models, data=data, out=runs / "eval", **options)
-    tables = [result.table.assign(run=name) for name, result in results.items()]
-    write_csv(OUT / "table.csv", pd.concat(tables, ignore_index=True)[_COLUMNS].round(_DIGITS))
-    compared = [
-        api.compare([runs / name], out=runs / f"{name}-compared").trainings.assign(run=name)
-        for name in ("crops", *SWEEPS, "eval")
-    ]
-    write_csv(OUT / "trainings.csv", pd.concat(compared, ignore_index=True).round(_DIGITS))
+    pairs, clips = f"picture_pairs:{root / 'pairs'}", f"frames:{root / 'clips'}"
+    questions: dict[str, Callable[[Path], object]] = {
+        "crops": lambda out: api.match_ratio(models, data=data, out=out, **options),
+        **{
+            name: partial(
+                lambda out, asked: api.sweep(models, data=data, out=out, **asked, **options), asked=asked
+            )
+            for name, asked in SWEEPS.items()
+        },
+        "pairs": lambda out: api.match_ratio(models, data=pairs, view="second_picture", out=out, **options),
+        "frames": lambda out: api.frames(models, data=clips, out=out, figures=False),
+        "eval": lambda out: api.evaluate(models, data=data, out=out, **options),
+    }
+    tables, trainings = [], []
+    for name, ask in questions.items():
+        out, compared = runs / name, runs / f"{name}-compared"
+        if not (out / SIDECAR).exists():
+            ask(out)
+        tables.append(pd.read_csv(out / "table.csv").assign(run=name))
+        if name not in ("pairs", "frames"):
+            if not (compared / SIDECAR).exists():
+                api.compare([out], out=compared, figures=False)
+            trainings.append(pd.read_csv(compared / "trainings.csv").assign(run=name))
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_csv(OUT / "table.csv", kept(pd.concat(tables, ignore_index=True))[_COLUMNS].round(_DIGITS))
+    write_csv(OUT / "trainings.csv", kept(pd.concat(trainings, ignore_index=True)).round(_DIGITS))
     write_csv(OUT / "features.csv", features(root).round(_DIGITS))
+    draw(root)
+
+
+def kept(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that the page is about: sets and first choices, κ, load and accuracy."""
+    names = ("top1_match", "top2_set_match", "load_entropy", "dead_experts", "accuracy", "gate_highest")
+    return table[table["metric"].str.startswith(names)]
+
+
+def draw(root: Path) -> None:
+    """Draw the experts of two CC0 pictures, clean and with noise, for the page."""
+    models = [checkpoint(root, model, SEEDS[0]) for model in MODELS]
+    folder = root / "runs" / "overlay"
+    api.overlay(
+        models,
+        data=f"folder:{root / 'pictures'}",
+        images=PICTURES,
+        severity=NOISE,
+        names=list(MODELS.values()),
+        layers=LAYER,
+        out=folder,
+        overwrite=True,
+    )
+    shrink(folder / "figures" / f"overlay-{LAYER}.png", FIGURE)
 
 
 def features(root: Path) -> pd.DataFrame:

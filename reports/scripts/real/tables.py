@@ -13,7 +13,6 @@ _CLAIMS = {
     ("noise", "gaussian_noise", 0.05, "patch"): "noise, σ 0.05",
     ("noise", "gaussian_noise", 0.1, "patch"): "noise, σ 0.1",
     ("noise", "gaussian_noise", 0.2, "patch"): "noise, σ 0.2",
-    ("blur", "gaussian_blur", 2.0, "patch"): "blur, σ 2",
     ("ground", "ground", 1.0, "foreground"): "another ground: patches of the object",
     ("ground", "ground", 1.0, "background"): "another ground: patches of the ground",
 }
