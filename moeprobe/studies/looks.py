@@ -2,8 +2,8 @@
 
 Each comparison may call an equal checkpoint worse by chance, so a series of them does sooner or later. How many looks
 there will be is therefore decided on first, and each has its share of the level (``families.confidence_of``). A
-history file keeps count. Nothing else may change from look to look: another reference, other data or another metric of
-the gate would be a choice made after looking.
+history file keeps count. A look is one comparison: of the reference and one new checkpoint. Nothing else may change
+from look to look: another reference, other data or another metric of the gate would be a choice made after looking.
 
 Source: a level divided among looks, Bonferroni; Dunn 1961.
 """
@@ -87,6 +87,12 @@ class LookSeries:
             checkpoints: name -> hash, the reference first.
             fixed: what no look may change.
         """
+        # The level is divided by the number of looks, so each of them is one comparison.
+        if len(checkpoints) != 2:
+            raise UserError(
+                f"A look compares the reference with one new checkpoint, and these are {len(checkpoints)} checkpoints; "
+                f"compare each new one by a command of its own, with the same {option('history')}."
+            )
         for name, digest in checkpoints.items():
             if digest is None:
                 raise UserError(

@@ -104,6 +104,17 @@ def test_nothing_may_change_from_look_to_look(
     assert series.take({"renamed": "1", "c": "3"}, ["renamed"], FIXED, failures=1) == 2
 
 
+def test_a_look_is_one_new_checkpoint(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Two comparisons in one command would have the level of one."""
+    history = tmp_path / "looks.json"
+    both = (runs["reference"], runs["first"], runs["second"])
+    said = refused("compare", *both, "--looks", 1, "--history", history)
+    assert "compares the reference with one new checkpoint, and these are 3" in said
+    by_hand = [f"{runs['reference']}={runs['first']}", f"{runs['second']}={runs['third']}"]
+    assert "these are 4 checkpoints" in refused("compare", *by_hand, "--looks", 2, "--history", history)
+    assert not history.exists()
+
+
 def test_what_is_no_history(tmp_path: Path) -> None:
     path = tmp_path / "looks.json"
     series = LookSeries(3, path)
