@@ -115,6 +115,24 @@ def test_a_look_is_one_new_checkpoint(runs: dict[str, Path], tmp_path: Path) -> 
     assert not history.exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"margin": 0.3}, "have margin 0.02, and not 0.3"),
+        ({"equivalent_within": 0.05}, "have equivalent_within null, and not 0.05"),
+    ],
+)
+def test_margins_may_not_change_after_looking(
+    changed: dict[str, float], message: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Another margin makes "the same" of what was worse."""
+    series: dict[str, Any] = {"looks": 2, "history": tmp_path / "looks.json", "margin": 0.02}
+    api.compare([runs["reference"], runs["first"]], **series)
+    for name in ("first", "second"):
+        with pytest.raises(UserError, match=message):
+            api.compare([runs["reference"], runs[name]], **series | changed)
+
+
 def test_what_is_no_history(tmp_path: Path) -> None:
     path = tmp_path / "looks.json"
     series = LookSeries(3, path)
