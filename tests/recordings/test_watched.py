@@ -9,6 +9,7 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.always_valid import first_change, watch
+from moeprobe.recorded.trace_balance.sentences import sentences
 from tests.commands import run
 from tests.recordings.test_trace_balance import LAYERS, Ids, highest, recording
 
@@ -96,6 +97,18 @@ def test_a_load_that_stays_is_not(tmp_path: Path) -> None:
     printed = " ".join(result.output.split())
     assert "Nothing shows that the load has moved in 34 batches since the baseline" in printed
     assert "Load since the baseline" in printed
+
+
+def test_batches_are_alike_where_all_layers_together_are(moved: Path) -> None:
+    """Single layers have noisy correlations, the largest of which is large by chance."""
+    table = api.trace_balance(moved, every=EVERY, baseline=BASELINE).table
+    correlations = table["metric"] == "batch_correlation"
+    assert set(table.loc[correlations, "layer"]) == {"", *LAYERS}
+    for layer in ("", LAYERS[0]):
+        planted = table.copy()
+        planted.loc[correlations, "value"] = np.where(table.loc[correlations, "layer"] == layer, 0.45, 0.1)
+        warned = [sentence for sentence in sentences(planted) if "are alike (correlation 0.45" in sentence]
+        assert len(warned) == (layer == "")
 
 
 def test_periods_are_batches_too(moved: Path, tmp_path: Path) -> None:
