@@ -39,14 +39,17 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shares_by_hand() -> np.ndarray:
-    """The share of the usual hot experts, two of 16 in each layer, in each batch."""
-    hits, totals = np.zeros((COUNT, 2)), np.zeros(COUNT)
+    """The share of the usual hot experts, two of 16 in each layer, in each batch; the last one is not full."""
+    hits, totals = np.zeros((COUNT + 1, 2)), np.zeros(COUNT + 1)
     for index in range(2):
         chosen = [
             np.bincount(
-                np.concatenate([moving(4 * batch + one, index).ravel() for one in range(4)]), minlength=16
+                np.concatenate(
+                    [moving(one, index).ravel() for one in range(first, min(first + 4, REQUESTS))]
+                ),
+                minlength=16,
             )
-            for batch in range(COUNT)
+            for first in range(0, REQUESTS, 4)
         ]
         usual = np.argsort(-np.sum(chosen[: BASELINE // 2], axis=0), kind="stable")[:2]
         hits[:, index] = [counts[usual].sum() for counts in chosen]
@@ -57,7 +60,7 @@ def shares_by_hand() -> np.ndarray:
 @pytest.mark.pictures
 def test_a_load_that_moves_is_seen(moved: Path, tmp_path: Path) -> None:
     found = api.trace_balance(moved, every=EVERY, baseline=BASELINE, out=tmp_path / "out")
-    shares = shares_by_hand()
+    shares = shares_by_hand()[:COUNT]
     grain = 1 / (4 * 16 * 2 * 2)
     watched = watch(shares[5:10], shares[10:], grain=grain, level=0.025)
     changed = first_change(shares[5:10], shares[10:], grain=grain)
@@ -124,6 +127,9 @@ def test_periods_are_batches_too(moved: Path, tmp_path: Path) -> None:
         for table in (by_hour, by_number)
     ]
     assert len(along[0]) == 35 and along[0][:34] == along[1]
+    # The last one counts as much as any other, although it has half as many requests.
+    shares = shares_by_hand()
+    assert along[0][34] == pytest.approx(shares[10:].mean() - shares[5:10].mean())
 
 
 def test_what_cannot_be_watched(moved: Path, tmp_path: Path) -> None:
