@@ -13,6 +13,7 @@ from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.results import finished
 from moeprobe.results.columns import TAILS_COLUMNS
+from moeprobe.studies.audit import result as audit_result
 from moeprobe.studies.report import reading
 from tests import commands
 
@@ -146,6 +147,16 @@ def test_a_report_reads_none_of_too_many_sums(
     # It would hash the whole file.
     monkeypatch.setattr(finished, "read", lambda _: pytest.fail("the sums are read"))
     assert "Tails:" not in api.report(folder).markdown
+
+
+def test_an_audit_reads_none_of_too_many_sums(
+    run: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = [run[0] / f"{name}.parquet" for name in ("before", "after")]
+    rows = len(pd.read_parquet(run[0] / "run" / "images.parquet"))
+    for limit in (rows, rows - 1):
+        monkeypatch.setattr(audit_result, "MOST_SUMS", limit)
+        assert ("Tails:" in api.audit(traces).html) == (limit == rows)
 
 
 @pytest.mark.pictures
