@@ -154,7 +154,7 @@ def compare(
             whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
         pairs: (reference, checkpoint) of each difference, by name or as in ``given``; none = by seed and group, or all
             against the first. A checkpoint stands in one pair. Three or more make a claim about trainings.
-        looks: number of comparisons with one reference, in all of which intervals hold at once; needs ``history``.
+        looks: number of comparisons of one new checkpoint with one reference; intervals hold in all. Needs ``history``.
         history: file that counts the looks; made at the first. A checkpoint that was looked at is the same look.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
