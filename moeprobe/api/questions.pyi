@@ -1100,7 +1100,7 @@ def trace_balance(
         every: Also say after each batch of so many requests, e.g. 200, whether the load has moved since the baseline;
             the interval holds however often you look.
         periods: Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of
-            ``every``.
+            ``every``. Periods should be complete: the last one counts as much as any other.
         baseline: Batches at the beginning that say what is usual, with ``every`` or ``periods``.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.

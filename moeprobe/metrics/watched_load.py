@@ -6,15 +6,16 @@ from moeprobe.metrics.declaration import Metric
 BATCH = "batch"
 USUAL_SHARE = Metric(
     "usual_share",
-    about="share of the choices that go to the usual hot experts, in the second half of the baseline; usual are the "
-    "eighth of the experts with the most choices in its first half",
+    about="share of a batch's choices that go to the usual hot experts: the mean over batches of the second half of "
+    "the baseline, each of which counts the same; usual are the eighth of the experts with the most choices in its "
+    "first half",
     label="choices of the usual hot experts, baseline",
     unit="share",
 )
 USUAL_CHANGE = Metric(
     "usual_share_change",
-    about="by how much more of the choices go to the usual hot experts in the batches since: their mean minus "
-    "usual_share; the interval holds after every batch at once",
+    about="by how much more of a batch's choices go to the usual hot experts since: the mean over the batches since "
+    "minus usual_share; the interval holds after every batch at once",
     label="change since the baseline",
     unit="share",
     below=USUAL_SHARE.name,

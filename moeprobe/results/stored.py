@@ -226,6 +226,17 @@ def _spans(file: Any, number: int, schema: pa.Schema) -> list[tuple[list[Any], r
     ]
 
 
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a file of sums; only its footer is read.
+
+    Raises:
+        UserError: it cannot be read, or is damaged.
+    """
+    check_regular(path)
+    with reading(path):
+        return int(open_parquet(path, version_of(path)).metadata.num_rows)
+
+
 def has_columns(path: Path) -> bool:
     """Whether a file of sums per image was written by a run that measured something."""
     return bool(open_parquet(path, version_of(path)).schema_arrow.names)

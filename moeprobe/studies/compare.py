@@ -154,7 +154,7 @@ def compare(
             whose simultaneous interval does not exclude more, so that "no significant difference" may fail.
         pairs: (reference, checkpoint) of each difference, by name or as in ``given``; none = by seed and group, or all
             against the first. A checkpoint stands in one pair. Three or more make a claim about trainings.
-        looks: number of comparisons with one reference, in all of which intervals hold at once; needs ``history``.
+        looks: number of comparisons of one new checkpoint with one reference; intervals hold in all. Needs ``history``.
         history: file that counts the looks; made at the first. A checkpoint that was looked at is the same look.
         options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
@@ -376,8 +376,7 @@ class ComparisonWork(Work[Comparison]):
         series: LookSeries | None = None,
     ) -> None:
         self.sources, self.options, self.margin = sources, options, margin
-        self.equivalent_within = equivalent_within
-        self.gate = gate or Gate(None)
+        self.equivalent_within, self.gate = equivalent_within, gate or Gate(None)
         if self.gate.metric is not None:
             # Before measuring: hours of passes must not end with "no such metric".
             self.gate.check_measured(sources.sample())
@@ -403,7 +402,8 @@ class ComparisonWork(Work[Comparison]):
         self.look: Look | None = None
         if series is not None:
             self.request["looks"] = series.looks
-            self.look = Look.of(series, measured, self.request, self.gate, is_finished=sources.work is None)
+            judged = self.request | {"equivalent_within": equivalent_within}
+            self.look = Look.of(series, measured, judged, self.gate, is_finished=sources.work is None)
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Comparison:
         """Measure, and judge the differences."""

@@ -2,8 +2,9 @@
 
 Each comparison may call an equal checkpoint worse by chance, so a series of them does sooner or later. How many looks
 there will be is therefore decided on first, and each has its share of the level (``families.confidence_of``). A
-history file keeps count. Nothing else may change from look to look: another reference, other data or another metric of
-the gate would be a choice made after looking.
+history file keeps count. A look is one comparison: of the reference and one new checkpoint. Nothing else may change
+from look to look: another reference, other data, another margin or another metric of the gate would be a choice made
+after looking.
 
 Source: a level divided among looks, Bonferroni; Dunn 1961.
 """
@@ -87,6 +88,12 @@ class LookSeries:
             checkpoints: name -> hash, the reference first.
             fixed: what no look may change.
         """
+        # The level is divided by the number of looks, so each of them is one comparison.
+        if len(checkpoints) != 2:
+            raise UserError(
+                f"A look compares the reference with one new checkpoint, and these are {len(checkpoints)} checkpoints; "
+                f"compare each new one by a command of its own, with the same {option('history')}."
+            )
         for name, digest in checkpoints.items():
             if digest is None:
                 raise UserError(
@@ -192,7 +199,7 @@ class Look:
     Attributes:
         series: which one.
         hashes: of the checkpoints by name.
-        fixed: what no look may change: all that is measured, and what fails.
+        fixed: what no look may change: all that is measured, the margins of verdicts, and what fails.
     """
 
     series: LookSeries
@@ -214,7 +221,7 @@ class Look:
         Args:
             series: that it belongs to.
             measured: what is compared.
-            request: of the comparison.
+            request: of the comparison, with its margin of equivalence.
             gate: what fails.
             is_finished: whether its sums are there, which tell recorded routing apart.
 
@@ -229,6 +236,8 @@ class Look:
         fixed = {key: content for key, content in measured.request.items() if key != "figures"}
         fixed |= {
             "unit": request.get("unit"),
+            "margin": request["margin"],
+            "equivalent_within": request["equivalent_within"],
             "fail_if_worse": gate.metric,
             "fail_unless_no_worse_than": gate.allowed,
         }

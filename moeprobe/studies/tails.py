@@ -37,6 +37,8 @@ SHARES = (0.5, 0.9, 0.99)
 _TRIALS = "trials"
 # The analyses whose sums say which tokens change.
 MATCHES = ("match", "set_match")
+# Rows of sums per input up to which reports and audits have the tails; of more, moeprobe tails says them.
+MOST_SUMS = 200_000
 _KEYS = ("checkpoint", "layer", "view", "severity", "tokens")
 _TABLE = "tails.csv"
 _FAMILY = family_of_table("tails", TAILS_COLUMNS, files=("tails.png",))

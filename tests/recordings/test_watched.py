@@ -9,6 +9,7 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.always_valid import first_change, watch
+from moeprobe.recorded.trace_balance.sentences import sentences
 from tests.commands import run
 from tests.recordings.test_trace_balance import LAYERS, Ids, highest, recording
 
@@ -38,14 +39,17 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shares_by_hand() -> np.ndarray:
-    """The share of the usual hot experts, two of 16 in each layer, in each batch."""
-    hits, totals = np.zeros((COUNT, 2)), np.zeros(COUNT)
+    """The share of the usual hot experts, two of 16 in each layer, in each batch; the last one is not full."""
+    hits, totals = np.zeros((COUNT + 1, 2)), np.zeros(COUNT + 1)
     for index in range(2):
         chosen = [
             np.bincount(
-                np.concatenate([moving(4 * batch + one, index).ravel() for one in range(4)]), minlength=16
+                np.concatenate(
+                    [moving(one, index).ravel() for one in range(first, min(first + 4, REQUESTS))]
+                ),
+                minlength=16,
             )
-            for batch in range(COUNT)
+            for first in range(0, REQUESTS, 4)
         ]
         usual = np.argsort(-np.sum(chosen[: BASELINE // 2], axis=0), kind="stable")[:2]
         hits[:, index] = [counts[usual].sum() for counts in chosen]
@@ -56,7 +60,7 @@ def shares_by_hand() -> np.ndarray:
 @pytest.mark.pictures
 def test_a_load_that_moves_is_seen(moved: Path, tmp_path: Path) -> None:
     found = api.trace_balance(moved, every=EVERY, baseline=BASELINE, out=tmp_path / "out")
-    shares = shares_by_hand()
+    shares = shares_by_hand()[:COUNT]
     grain = 1 / (4 * 16 * 2 * 2)
     watched = watch(shares[5:10], shares[10:], grain=grain, level=0.025)
     changed = first_change(shares[5:10], shares[10:], grain=grain)
@@ -98,6 +102,18 @@ def test_a_load_that_stays_is_not(tmp_path: Path) -> None:
     assert "Load since the baseline" in printed
 
 
+def test_batches_are_alike_where_all_layers_together_are(moved: Path) -> None:
+    """Single layers have noisy correlations, the largest of which is large by chance."""
+    table = api.trace_balance(moved, every=EVERY, baseline=BASELINE).table
+    correlations = table["metric"] == "batch_correlation"
+    assert set(table.loc[correlations, "layer"]) == {"", *LAYERS}
+    for layer in ("", LAYERS[0]):
+        planted = table.copy()
+        planted.loc[correlations, "value"] = np.where(table.loc[correlations, "layer"] == layer, 0.45, 0.1)
+        warned = [sentence for sentence in sentences(planted) if "are alike (correlation 0.45" in sentence]
+        assert len(warned) == (layer == "")
+
+
 def test_periods_are_batches_too(moved: Path, tmp_path: Path) -> None:
     """Hours of four requests, and the last of two: the same batches and one more."""
     hours = pd.DataFrame({"image_id": [f"r{number}" for number in range(REQUESTS)]})
@@ -111,6 +127,9 @@ def test_periods_are_batches_too(moved: Path, tmp_path: Path) -> None:
         for table in (by_hour, by_number)
     ]
     assert len(along[0]) == 35 and along[0][:34] == along[1]
+    # The last one counts as much as any other, although it has half as many requests.
+    shares = shares_by_hand()
+    assert along[0][34] == pytest.approx(shares[10:].mean() - shares[5:10].mean())
 
 
 def test_what_cannot_be_watched(moved: Path, tmp_path: Path) -> None:

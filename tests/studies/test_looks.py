@@ -104,6 +104,35 @@ def test_nothing_may_change_from_look_to_look(
     assert series.take({"renamed": "1", "c": "3"}, ["renamed"], FIXED, failures=1) == 2
 
 
+def test_a_look_is_one_new_checkpoint(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Two comparisons in one command would have the level of one."""
+    history = tmp_path / "looks.json"
+    both = (runs["reference"], runs["first"], runs["second"])
+    said = refused("compare", *both, "--looks", 1, "--history", history)
+    assert "compares the reference with one new checkpoint, and these are 3" in said
+    by_hand = [f"{runs['reference']}={runs['first']}", f"{runs['second']}={runs['third']}"]
+    assert "these are 4 checkpoints" in refused("compare", *by_hand, "--looks", 2, "--history", history)
+    assert not history.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"margin": 0.3}, "have margin 0.02, and not 0.3"),
+        ({"equivalent_within": 0.05}, "have equivalent_within null, and not 0.05"),
+    ],
+)
+def test_margins_may_not_change_after_looking(
+    changed: dict[str, float], message: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Another margin makes "the same" of what was worse."""
+    series: dict[str, Any] = {"looks": 2, "history": tmp_path / "looks.json", "margin": 0.02}
+    api.compare([runs["reference"], runs["first"]], **series)
+    for name in ("first", "second"):
+        with pytest.raises(UserError, match=message):
+            api.compare([runs["reference"], runs[name]], **series | changed)
+
+
 def test_what_is_no_history(tmp_path: Path) -> None:
     path = tmp_path / "looks.json"
     series = LookSeries(3, path)

@@ -11,7 +11,10 @@ from matplotlib.collections import LineCollection
 
 from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.results import finished
 from moeprobe.results.columns import TAILS_COLUMNS
+from moeprobe.studies.audit import result as audit_result
+from moeprobe.studies.report import reading
 from tests import commands
 
 
@@ -106,6 +109,54 @@ def test_a_report_has_them(run: tuple[Path, np.ndarray], tmp_path: Path) -> None
     shutil.copytree(folder / "run", copy)
     (copy / "images.parquet").unlink()
     assert "Tails:" not in api.report(copy).markdown
+
+
+def test_a_report_needs_no_sums_that_can_be_read(run: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    """The table is an extra: what a run's sums lack or need takes no report away."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run[0] / "run", damaged)
+    content = (damaged / "images.parquet").read_bytes()
+    # Without its footer, and with a page that is none.
+    for broken in (
+        content[: len(content) // 2],
+        content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :],
+    ):
+        (damaged / "images.parquet").write_bytes(broken)
+        with pytest.raises(UserError):
+            api.tails(damaged)
+        assert "Tails:" not in api.report(damaged).markdown
+    for name, changed in (("plugins", [{"source": "lost.py"}]), ("analyses", ["match", "forgotten"])):
+        unknown = tmp_path / name
+        shutil.copytree(run[0] / "run", unknown)
+        sidecar = json.loads((unknown / "table.json").read_text())
+        sidecar["request"][name] = changed
+        (unknown / "table.json").write_text(json.dumps(sidecar))
+        with pytest.raises(UserError):
+            api.tails(unknown)
+        assert "Tails:" not in api.report(unknown).markdown
+
+
+def test_a_report_reads_none_of_too_many_sums(
+    run: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run[0] / "run"
+    rows = len(pd.read_parquet(folder / "images.parquet"))
+    monkeypatch.setattr(reading, "MOST_SUMS", rows)
+    assert "Tails:" in api.report(folder).markdown
+    monkeypatch.setattr(reading, "MOST_SUMS", rows - 1)
+    # It would hash the whole file.
+    monkeypatch.setattr(finished, "read", lambda _: pytest.fail("the sums are read"))
+    assert "Tails:" not in api.report(folder).markdown
+
+
+def test_an_audit_reads_none_of_too_many_sums(
+    run: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = [run[0] / f"{name}.parquet" for name in ("before", "after")]
+    rows = len(pd.read_parquet(run[0] / "run" / "images.parquet"))
+    for limit in (rows, rows - 1):
+        monkeypatch.setattr(audit_result, "MOST_SUMS", limit)
+        assert ("Tails:" in api.audit(traces).html) == (limit == rows)
 
 
 @pytest.mark.pictures

@@ -75,8 +75,8 @@ def compare(
         int | None,
         typer.Option(
             metavar="N",
-            help="This is one of N comparisons with one reference, e.g. in CI: intervals hold in all of them at once. "
-            "Needs --history.",
+            help="This is one of N comparisons of one new checkpoint with one reference, e.g. in CI: intervals hold in "
+            "all of them at once. Needs --history.",
         ),
     ] = None,
     history: Annotated[

@@ -70,7 +70,8 @@ class TraceBalance(RecordingProbe["Result"]):
     periods: Annotated[
         Path | None,
         Arg(
-            "Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of --every."
+            "Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of --every. "
+            "Periods should be complete: the last one counts as much as any other."
         ),
     ] = None
     baseline: Annotated[

@@ -36,7 +36,7 @@ from moeprobe.studies.audit import sentences
 from moeprobe.studies.audit.recorded import RECORDED
 from moeprobe.studies.report.pictures import Picture, read_pictures
 from moeprobe.studies.report.render import data_address, markdown_environment, policy_hash, template_text
-from moeprobe.studies.tails import MATCHES, tails_of
+from moeprobe.studies.tails import MATCHES, MOST_SUMS, tails_of
 
 KIND, VERDICTS = "audit", "verdicts.csv"
 _LARGEST_PAGE = 2**30
@@ -332,11 +332,12 @@ def _table(result: AuditContent, line: sentences.PropertyLine, modality: Modalit
 
 
 def _tails(result: AuditContent, name: str) -> Table | None:
-    """Return the table of the inputs that change most in a run; None where it compares no routings."""
+    """Return the table of the inputs that change most in a run; None where it compares no routings, or very many."""
     run = result.runs.get(name)
     if run is None or not {*run.sidecar.request.analyses} & {*MATCHES}:
         return None
-    tails = tails_of(run.sums, run.sidecar.request)
+    # The shares of all inputs in all layers are held in memory at once.
+    tails = tails_of(run.sums, run.sidecar.request) if run.sums.num_rows <= MOST_SUMS else None
     if tails is None:
         return None
     return tails_table(rename_table(tails.table, names_in(result.sidecar)), tails.modality, folded=True)

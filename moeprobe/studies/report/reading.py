@@ -36,12 +36,13 @@ from moeprobe.results.sidecars import (
     rename,
     rename_table,
 )
+from moeprobe.results.stored import count_rows
 from moeprobe.runtime.files import is_file, is_folder, is_there, resolve
 from moeprobe.runtime.run_files import FINISHED, IMAGES, REQUEST, SHARD
 from moeprobe.runtime.short_paths import shortest_ends
 from moeprobe.runtime.similar_paths import did_you_mean_path
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_picture, read_pictures
-from moeprobe.studies.tails import MATCHES, Tails, tails_of
+from moeprobe.studies.tails import MATCHES, MOST_SUMS, Tails, tails_of
 
 _COLOR = re.compile("#[0-9A-Fa-f]{6}")
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
@@ -53,8 +54,6 @@ _VALUE_COLUMNS = {
 _PATCH_INDICES = ("row", "token", "perturbed_expert", "clean_patch_expert", "clean_token_expert")
 _PATCH_MARGINS = ("perturbed_margin", "clean_margin")
 _CLASS_COLUMNS = {"checkpoint", "layer", "tokens", "class", "expert", "value", "ci_low", "ci_high", *COUNTS}
-# Rows of sums per input that a report reads; of more, moeprobe tails says the tails.
-_MOST_SUMS = 200_000
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
 
@@ -72,7 +71,8 @@ class Run(RunTables):
         pixels: the images of an overlay, a row per image; None = there are none.
         misnamed: whether its figures were drawn with other names of checkpoints than the report's.
         trainings: the claims about trainings of a comparison; None = there are none.
-        tails: quantiles over inputs of what changes; None where the run holds no such sums, or too many.
+        tails: quantiles over inputs of what changes; None where the run holds no such sums that can be read, or too
+            many.
         miscolored: checkpoints that these figures show in another color than the report's other runs do.
     """
 
@@ -205,13 +205,18 @@ def _with_other_names(run: Run, names: Mapping[str, str]) -> Run:
 
 
 def _tails(path: Path, sidecar: Sidecar) -> Tails | None:
-    """Return the tails of a run with sums of matches; None where they would take long to read."""
+    """Return the tails of a run with sums of matches; None where they cannot be read, or would take long."""
     if not is_file(path / IMAGES) or not {*sidecar.request.analyses} & {*MATCHES}:
         return None
-    measured = finished.read(path)
-    if measured.sums.num_rows > _MOST_SUMS:
+    try:
+        # Before anything else is read, since a run's sums are hashed as a whole.
+        if count_rows(path / IMAGES) > MOST_SUMS:
+            return None
+        measured = finished.read(path)
+        return tails_of(measured.sums, measured.request, units=measured.units)
+    except UserError:
+        # Nothing else of a report needs the sums, or the plug-ins that they were made with.
         return None
-    return tails_of(measured.sums, measured.request, units=measured.units)
 
 
 def _read_sidecar(path: Path) -> Sidecar:
