@@ -66,6 +66,9 @@ def test_a_router_is_applied_to_the_input_of_the_one_before() -> None:
     hook.remove()
     routing, ahead = model.trace_ahead(images)
     assert list(ahead) == ["blocks.3"]
+    alone, ahead_alone = model.trace_ahead(images, layers=["blocks.3"])
+    assert list(alone.layers) == ["blocks.3"]
+    torch.testing.assert_close(ahead_alone, ahead)
     [weight] = [part for part in second.router.parameters() if part.ndim == 2]
     logits = seen[0] @ (weight if len(weight) == seen[0].shape[-1] else weight.T)
     torch.testing.assert_close(ahead["blocks.3"], logits.softmax(-1), atol=1e-6, rtol=1e-4)
@@ -111,6 +114,11 @@ def test_of_a_model_without_blocks_between_its_routers_all_is_known(tmp_path: Pa
     for number in (1, 2):
         expected = seen[number - 1][0].reshape(2, 9, -1) @ gates[number].weight.T
         torch.testing.assert_close(ahead[f"layers.{number}"], expected)
+    # The layer before is the model's, chosen or not.
+    for chosen in (["layers.0", "layers.2"], ["layers.2"]):
+        routing, of_chosen = opened.trace_ahead(batch, layers=chosen)
+        assert list(routing.layers) == chosen and list(of_chosen) == ["layers.2"]
+        torch.testing.assert_close(of_chosen["layers.2"], ahead["layers.2"])
     with torch.no_grad():
         for layer in opened.model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -126,7 +134,7 @@ def test_of_a_model_without_blocks_between_its_routers_all_is_known(tmp_path: Pa
     ("fields", "options", "message"),
     [
         ({"loaded": (9,)}, {}, "so no more can be loaded ahead"),
-        ({}, {"layers": ["blocks.3"]}, "has one MoE layer here"),
+        ({}, {"layers": ["blocks.1"]}, "has none before blocks.1; choose others with"),
     ],
 )
 def test_what_predicts_nothing_is_refused(fields: Any, options: Any, message: str) -> None:
