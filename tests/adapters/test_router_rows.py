@@ -1,5 +1,6 @@
 """Routers' rows read from checkpoints, models of transformers and modules with hooks, and what is printed of them."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,27 @@ def test_only_routers_and_the_embedding_are_read(folder: Path, monkeypatch: pyte
         np.testing.assert_array_equal(row.embedding, expected[layer].embedding)
         assert row.start == expected[layer].start
         assert (row.start.law, row.start.std) == ("normal", pytest.approx(0.02))
+
+
+@pytest.mark.parametrize("quantized", [{"quant_method": "fp8"}, None])
+def test_models_quantized_in_a_part_of_their_configuration_are_loaded(
+    quantized: dict[str, Any] | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of pictures and text has the settings of its text in a configuration of its own."""
+    from moeprobe.adapters.huggingface import router_rows
+
+    load_outline = router_rows.load_outline
+
+    def load_nested(*arguments: Any, **options: Any) -> Any:
+        model, *others = load_outline(*arguments, **options)
+        of_text = copy.deepcopy(model.config)
+        if quantized is not None:
+            of_text.quantization_config = quantized
+        model.config.get_text_config = lambda **_: of_text
+        return model, *others
+
+    monkeypatch.setattr(router_rows, "load_outline", load_nested)
+    assert (router_rows.read_rows(str(folder)) is None) is (quantized is not None)
 
 
 def test_other_names_in_the_files_are_found_or_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
