@@ -243,6 +243,7 @@ class Vmoe:
                 start=expert_rows.start,
                 bias=None if bias is None else as_array(bias),
                 top_k=layer.router.top_k,
+                is_choice_by_scores=expert_rows.is_choice_by_scores,
                 embedding=embedding if weight.shape[1] == embedding.shape[1] else None,
             )
         return rows

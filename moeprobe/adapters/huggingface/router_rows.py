@@ -99,6 +99,7 @@ def _make(
         bias=arrays[names.bias].reshape(-1) if names.bias else None,
         is_bias_of_gates=names.is_bias_of_gates,
         top_k=None if is_grouped else top_k,
+        is_choice_by_scores=not names.is_bias_of_gates,
         embedding=embedding if embedding is not None and embedding.shape[1] == rows.shape[1] else None,
     )
 
