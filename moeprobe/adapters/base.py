@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,12 @@ def wanted_layers(layers: Sequence[str] | None, available: Sequence[str]) -> lis
         if name not in available:
             raise UserError(describe_unknown("MoE layer", name, available))
     return [name for name in available if layers is None or name in layers]
+
+
+def layers_before(names: Sequence[str], available: Sequence[str]) -> dict[str, str]:
+    """Return the model's MoE layer before each of the named ones; the model's first has none."""
+    before = {name: earlier for earlier, name in pairwise(available)}
+    return {name: before[name] for name in names if name in before}
 
 
 class PassEnd(BaseException):

@@ -83,6 +83,7 @@ def inspect_routers(sources: Sequence[str]) -> dict[str, Any]:
                     **numbers,
                     **find_faults(router).plain(),
                     "untrained": {key: list(band) for key, band in untrained.items()},
+                    "is_choice_by_scores": router.is_choice_by_scores,
                     "start_is_known": router.start.is_known,
                     "outside": [key for key, band in untrained.items() if _is_outside(numbers[key], band)],
                 }

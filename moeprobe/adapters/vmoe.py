@@ -1,13 +1,12 @@
 """Our own sparse timm transformers, made traceable."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import wanted_layers
+from moeprobe.adapters.base import layers_before, wanted_layers
 from moeprobe.adapters.router_rows import as_array
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
@@ -244,6 +243,7 @@ class Vmoe:
                 start=expert_rows.start,
                 bias=None if bias is None else as_array(bias),
                 top_k=layer.router.top_k,
+                is_choice_by_scores=expert_rows.is_choice_by_scores,
                 embedding=embedding if weight.shape[1] == embedding.shape[1] else None,
             )
         return rows
@@ -266,9 +266,11 @@ class Vmoe:
         self, images: Tensor, *, layers: Sequence[str] | None = None
     ) -> tuple[RoutingTrace, dict[str, Tensor]]:
         """Apply each router to the input of the one before, too; see ``routing.AheadRoutable``."""
-        inputs = self.router_inputs(images, layers=layers)
-        routing = RoutingTrace({name: self.route(name, tokens) for name, tokens in inputs.items()})
-        ahead = {name: self.route(name, inputs[before]) for before, name in pairwise(inputs)}
+        names = wanted_layers(layers, self.layer_names)
+        before = layers_before(names, self.layer_names)
+        inputs = self.router_inputs(images, layers=[*names, *before.values()])
+        routing = RoutingTrace({name: self.route(name, inputs[name]) for name in names})
+        ahead = {name: self.route(name, inputs[earlier]) for name, earlier in before.items()}
         return routing, {
             name: layer.gates if layer.scores is None else layer.scores for name, layer in ahead.items()
         }

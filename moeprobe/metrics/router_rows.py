@@ -34,7 +34,7 @@ class RowNumbers:
         largest_cosine: of two rows.
         effective_rank: exp(entropy of the singular values, as shares of their sum): from 1 to the number of rows.
         common_share: share of the squared lengths that lies in the mean row, which moves the scores of all experts
-            alike and so changes no choice.
+            alike and so changes no choice by scores.
         embedding_share: share of the squared lengths along as many leading directions of the embedding as there are
             rows.
     """

@@ -103,8 +103,8 @@ class Evaluator:
 
     def _resample(self, stored: StoredCell) -> CellValues:
         names, columns = stored.load_all()
-        all_estimators = self._estimators(columns)
         units = Units.of(names, self._unit_of)
+        all_estimators = self._estimators({**columns, **units.columns()})
         # Without units, all cells of as many images share their resamples.
         key = len(names) if units.number is None else tuple(units.number.tolist())
         if key not in self._bootstraps:
@@ -190,9 +190,10 @@ class Evaluator:
     ) -> dict[NumberName, Replicates]:
         """Return numbers of the sample alone; ``units`` of all images in order, None = they are the units."""
         sample_units = None if units is None else units.take(sample.indices)
+        columns = sample.columns() | ({} if sample_units is None else sample_units.columns())
         numbers = {
             estimator.key: linearized.linearize_all(estimator.statistic, estimator.used_trials, sample_units)
-            for estimator in self._estimators(sample.columns())
+            for estimator in self._estimators(columns)
             if estimator.key in names
         }
         if units is not None:

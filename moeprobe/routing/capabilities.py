@@ -240,10 +240,10 @@ class AheadRoutable(Traceable, Protocol):
     def trace_ahead(
         self, images: Any, *, layers: Sequence[str] | None = None
     ) -> tuple[RoutingTrace, dict[str, Tensor]]:
-        """Return the routing of a pass, and for each of its layers but the first what its choice is read off.
+        """Return the routing of a pass, and for each of its layers but the model's first what its choice is read off.
 
         These are scores ``(B, T, E)``, higher = rather chosen, of the layer's router for the input of the router of the
-        layer before.
+        model's MoE layer before, whether that is one of ``layers`` or not.
 
         Args:
             images: ``(B, 3, H, W)`` in [0, 1], or a ``TokenBatch``.

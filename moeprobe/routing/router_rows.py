@@ -66,6 +66,8 @@ class RouterRows:
         is_bias_of_gates: the bias is added to gates, which are within [0, 1], and serves the choice alone; otherwise
             it is added to the product.
         top_k: experts of a token; None where tokens do not choose, or choose among groups of experts first.
+        is_choice_by_scores: the choice follows from the products, and would not change if all rows had a vector more;
+            False where rows are normalized, where a bias is of gates, or where nothing is chosen.
         embedding: ``(N, D)`` vectors that put the input into the space of the tokens; None = not known, or the router
             reads tokens of another width.
     """
@@ -75,4 +77,5 @@ class RouterRows:
     bias: Array | None = None
     is_bias_of_gates: bool = False
     top_k: int | None = None
+    is_choice_by_scores: bool = True
     embedding: Array | None = None

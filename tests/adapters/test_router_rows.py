@@ -1,5 +1,6 @@
 """Routers' rows read from checkpoints, models of transformers and modules with hooks, and what is printed of them."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from moeprobe import api
 from moeprobe.adapters import inspect_routers as inspection
 from moeprobe.adapters.inspect_routers import inspect_routers, read_router_rows
 from moeprobe.adapters.router_rows import RowNames, name_rows, spread_slices
+from moeprobe.cli.front.router_table import show_routers
+from moeprobe.metrics.router_rows import find_faults
 from tests.adapters import zoo
 from tests.commands import refused, run
+from tests.routing.routings import checkpoint
 
 REFERENCE = Path(__file__).parents[2] / "checkpoints" / "reference"
 BASELINE, PRC = (str(REFERENCE / f"digits-{objective}-k2-seed0") for objective in ("baseline", "prc"))
@@ -91,6 +95,20 @@ def test_vectors_are_spread_over_an_embedding(number: int) -> None:
     assert (indices[0], indices[-1]) == (0, number - 1)
 
 
+@pytest.mark.parametrize(
+    ("router", "changes_none"),
+    [("softmax_token_choice", True), ("cosine_token_choice", False), ("soft_moe", False), ("dense", False)],
+)
+def test_the_legend_says_no_more_of_a_choice_than_holds(
+    router: str, changes_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = checkpoint(router=router).model.router_rows()  # type: ignore[attr-defined]
+    monkeypatch.setattr(inspection, "read_router_rows", lambda source: (source, rows))
+    _, legend, *_ = show_routers(inspect_routers(["a"]))
+    assert isinstance(legend, str) and ("all rows share, which changes no choice." in legend) is changes_none
+    assert "all rows share" in legend
+
+
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "several are put side by side with --routers" in refused("inspect", BASELINE, PRC)
     assert "leave it out with --routers" in refused("inspect", BASELINE, "--routers", "--check")
@@ -127,6 +145,27 @@ def test_only_routers_and_the_embedding_are_read(folder: Path, monkeypatch: pyte
         assert (row.start.law, row.start.std) == ("normal", pytest.approx(0.02))
 
 
+@pytest.mark.parametrize("quantized", [{"quant_method": "fp8"}, None])
+def test_models_quantized_in_a_part_of_their_configuration_are_loaded(
+    quantized: dict[str, Any] | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of pictures and text has the settings of its text in a configuration of its own."""
+    from moeprobe.adapters.huggingface import router_rows
+
+    load_outline = router_rows.load_outline
+
+    def load_nested(*arguments: Any, **options: Any) -> Any:
+        model, *others = load_outline(*arguments, **options)
+        of_text = copy.deepcopy(model.config)
+        if quantized is not None:
+            of_text.quantization_config = quantized
+        model.config.get_text_config = lambda **_: of_text
+        return model, *others
+
+    monkeypatch.setattr(router_rows, "load_outline", load_nested)
+    assert (router_rows.read_rows(str(folder)) is None) is (quantized is not None)
+
+
 def test_other_names_in_the_files_are_found_or_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
     from moeprobe.adapters.huggingface.router_rows import read_rows
 
@@ -159,10 +198,24 @@ def test_biases_of_a_module_with_hooks_are_printed(monkeypatch: pytest.MonkeyPat
     described = inspect_routers(["biased"])["checkpoints"][0]["layers"]
     assert described[0]["unreachable"] == (2,) and described[1]["unreachable"] == ()
     assert not described[0]["start_is_known"]
-    from moeprobe.cli.front.router_table import show_routers
-
     sentences = [part for part in show_routers(inspect_routers(["biased"])) if isinstance(part, str)]
     assert any(
         f"{first} of biased: no token" in sentence and "expert 2" in sentence for sentence in sentences
     )
     assert "How this model's routers start is not known" in sentences[0]
+
+
+class CountingMoe(zoo.TokenMoe):
+    """Its router has a number for each expert that is added to nothing."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate.register_buffer("load", 100.0 * torch.arange(self.gate.out_features))
+
+
+def test_numbers_of_experts_by_another_name_are_no_bias() -> None:
+    hooks = api.Hooks(zoo.vit(CountingMoe), routers="blocks.*.mlp.gate", top_k=2, **zoo.VIT)
+    rows = hooks.router_rows()
+    assert rows and all(
+        row is not None and row.bias is None and not find_faults(row).unreachable for row in rows.values()
+    )

@@ -19,6 +19,10 @@ from moeprobe.metrics.stats.busiest import NUM_FOLDS, BusiestElsewhere
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.router_prefetch import RouterPrefetch
+from moeprobe.results.stored import of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
+from moeprobe.results.values import Evaluator
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.progress import Progress
 from tests.metrics.test_sequences import value
@@ -62,6 +66,9 @@ def test_a_router_is_applied_to_the_input_of_the_one_before() -> None:
     hook.remove()
     routing, ahead = model.trace_ahead(images)
     assert list(ahead) == ["blocks.3"]
+    alone, ahead_alone = model.trace_ahead(images, layers=["blocks.3"])
+    assert list(alone.layers) == ["blocks.3"]
+    torch.testing.assert_close(ahead_alone, ahead)
     [weight] = [part for part in second.router.parameters() if part.ndim == 2]
     logits = seen[0] @ (weight if len(weight) == seen[0].shape[-1] else weight.T)
     torch.testing.assert_close(ahead["blocks.3"], logits.softmax(-1), atol=1e-6, rtol=1e-4)
@@ -107,6 +114,11 @@ def test_of_a_model_without_blocks_between_its_routers_all_is_known(tmp_path: Pa
     for number in (1, 2):
         expected = seen[number - 1][0].reshape(2, 9, -1) @ gates[number].weight.T
         torch.testing.assert_close(ahead[f"layers.{number}"], expected)
+    # The layer before is the model's, chosen or not.
+    for chosen in (["layers.0", "layers.2"], ["layers.2"]):
+        routing, of_chosen = opened.trace_ahead(batch, layers=chosen)
+        assert list(routing.layers) == chosen and list(of_chosen) == ["layers.2"]
+        torch.testing.assert_close(of_chosen["layers.2"], ahead["layers.2"])
     with torch.no_grad():
         for layer in opened.model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -122,7 +134,7 @@ def test_of_a_model_without_blocks_between_its_routers_all_is_known(tmp_path: Pa
     ("fields", "options", "message"),
     [
         ({"loaded": (9,)}, {}, "so no more can be loaded ahead"),
-        ({}, {"layers": ["blocks.3"]}, "has one MoE layer here"),
+        ({}, {"layers": ["blocks.1"]}, "has none before blocks.1; choose others with"),
     ],
 )
 def test_what_predicts_nothing_is_refused(fields: Any, options: Any, message: str) -> None:
@@ -133,20 +145,43 @@ def test_what_predicts_nothing_is_refused(fields: Any, options: Any, message: st
         prepare(RouterPrefetch(), [chosen], data="digits", options=Options(limit=3))
 
 
-def test_the_busiest_experts_are_those_of_other_folds() -> None:
+@pytest.mark.parametrize("has_units", [False, True])
+def test_the_busiest_experts_are_those_of_other_folds(has_units: bool) -> None:
     random = np.random.default_rng(0)
     uses = random.integers(0, 9, (13, 2, 6)).astype(float)
     weights = random.integers(0, 3, (13, 4)).astype(float)
-    computed = BusiestElsewhere(uses, 2).evaluate(weights)
+    unit = random.integers(0, 7, 13) if has_units else np.arange(13)
+    computed = BusiestElsewhere(uses, 2, unit if has_units else None).evaluate(weights)
     for column, drawn in enumerate(weights.T):
         hits = 0.0
         for row in range(13):
-            others = [other for other in range(13) if other % NUM_FOLDS != row % NUM_FOLDS]
+            others = [other for other in range(13) if unit[other] % NUM_FOLDS != unit[row] % NUM_FOLDS]
             for layer in range(2):
                 loads = sum(drawn[other] * uses[other, layer] for other in others)
                 best = sorted(range(6), key=lambda e: (-loads[e], e))[:2]
                 hits += drawn[row] * uses[row, layer, best].sum()
         assert computed[column] == pytest.approx(hits / (drawn @ uses.sum((1, 2))))
+
+
+@pytest.mark.parametrize("largest", [2000, 30])
+def test_inputs_of_one_unit_are_no_other_inputs(largest: int) -> None:
+    """Five units of eight inputs choose an expert of their own, so the busiest ones of other units find nothing."""
+    names = np.random.default_rng(0).permutation([f"{row:02d}" for row in range(40)]).tolist()
+    unit_of = {name: f"video {int(name) // 8}" for name in names}
+    uses = torch.zeros(40, 1, 5, dtype=torch.long)
+    uses[torch.arange(40), 0, torch.tensor([int(name) // 8 for name in names])] = 3
+    accumulator = Accumulator()
+    sums = RouterAhead().sums(AheadHits(uses.sum((1, 2)), uses, 1))
+    accumulator.add(Cell("layers.1", "r", 1), names, {name: column.numpy() for name, column in sums.items()})
+    (stored,) = of_table(image_table(accumulator, checkpoint="a"))
+
+    def busiest(unit_of: dict[str, str] | None) -> float:
+        evaluate = Evaluator((RouterAhead(),), aligned=True, seed=0, largest=largest, unit_of=unit_of)
+        numbers = evaluate(stored).numbers
+        (key,) = (key for key in numbers if key.metric == "prefetch_router_chance" and key.null == "busiest")
+        return numbers[key].point
+
+    assert busiest(unit_of) == 0 < busiest(None)
 
 
 CASES = (("prefetch_router", ""), ("prefetch_router_chance", "busiest"), ("prefetch_router_kappa", "busiest"))

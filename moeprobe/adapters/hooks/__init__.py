@@ -235,12 +235,15 @@ class Hooks(Adapter):
                 rows[name] = None
                 continue
             weight = as_array(tensors[names.rows])
+            # A tensor of another name may be a temperature or a count: nothing says that gates get it.
+            has_bias = bool(names.bias) and not names.is_bias_of_gates
             rows[name] = RouterRows(
                 rows=weight,
                 start=Start.of_linear(weight.shape[1]),
-                bias=as_array(tensors[names.bias]).reshape(-1) if names.bias else None,
-                is_bias_of_gates=names.is_bias_of_gates,
+                bias=as_array(tensors[names.bias]).reshape(-1) if has_bias else None,
                 top_k=layer.top_k if layer.by_gates else None,
+                # A router of one's own may normalize rows, unless it is the linear layer itself.
+                is_choice_by_scores=isinstance(module, nn.Linear),
             )
         return rows
 

@@ -14,13 +14,12 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, wanted_layers
+from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, layers_before, wanted_layers
 from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, long_inputs, outputs, placing, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
@@ -135,16 +134,14 @@ class HuggingfaceAdapter(Adapter):
     ) -> tuple[RoutingTrace, dict[str, Tensor]]:
         """Apply each router to the input of the one before, too; see ``routing.AheadRoutable``."""
         names = wanted_layers(layers, self.layer_names)
-        with long_inputs.reading_whole(self), routers.calls_of(self._layers, names) as calls:
+        before = layers_before(names, self.layer_names)
+        called = {*names, *before.values()}
+        with long_inputs.reading_whole(self), routers.calls_of(self._layers, called) as calls:
             _, routing = self.trace(images, layers=names, logits=False)
-        ahead: dict[str, Tensor] = {}
-        for before, name in pairwise(names):
-            layer = self._layers[name]
-            assert layer.reader is not None
-            with torch.inference_mode(), placing.in_reach(layer.module), running(f"The router of {name}"):
-                fired = calls[name].repeat(layer.module, calls[before].tokens)
-            scores = layer.reader.preference(fired).to(self.device)
-            ahead[name] = scores.reshape(*routing.layers[name].valid.shape, -1)
+        ahead = {}
+        for name, earlier in before.items():
+            scores = routers.scores_for(name, self._layers[name], calls[name], calls[earlier].tokens)
+            ahead[name] = scores.to(self.device).reshape(*routing.layers[name].valid.shape, -1)
         return routing, ahead
 
     def read_in_chunks(self, length: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from moeprobe.adapters.huggingface import heads, placing, routers
 from moeprobe.adapters.huggingface.files import load_outline, name_of
 from moeprobe.adapters.huggingface.outline import check_routers
+from moeprobe.adapters.huggingface.quantized import method_of
 from moeprobe.adapters.huggingface.settings import num_experts_of, split_settings, top_k_of
 from moeprobe.adapters.router_rows import RowNames, as_array, name_rows, spread_slices
 from moeprobe.routing.router_rows import Array, RouterRows, Start
@@ -54,7 +55,7 @@ def read_rows(reference: str) -> tuple[str, dict[str, RouterRows | None]] | None
         return None
     model, *_ = load_outline(location, dtype=AUTO, settings=settings, placement=None)
     num_experts = num_experts_of(model.config)
-    if num_experts is None or getattr(model.config, "quantization_config", None) is not None:
+    if num_experts is None or method_of(model.config):
         return None
     body, layers = heads.text_part(model), check_routers(model)
     paths = {id(module): path for path, module in model.named_modules()}
@@ -98,6 +99,7 @@ def _make(
         bias=arrays[names.bias].reshape(-1) if names.bias else None,
         is_bias_of_gates=names.is_bias_of_gates,
         top_k=None if is_grouped else top_k,
+        is_choice_by_scores=not names.is_bias_of_gates,
         embedding=embedding if embedding is not None and embedding.shape[1] == rows.shape[1] else None,
     )
 

@@ -4,15 +4,18 @@ Nothing here knows a family of models by name. The library says of which class `
 of its outputs they are. Where that is a block around several routers, they are found beside their experts in it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import PassEnd
+from moeprobe.adapters.foreign_errors import running
+from moeprobe.adapters.huggingface import placing
 from moeprobe.adapters.huggingface.outputs import Fired, OutputReader
 from moeprobe.errors import UserError, option
 
@@ -100,8 +103,15 @@ class RouterCall:
         return Fired(output if isinstance(output, tuple) else (output,))
 
 
+def scores_for(name: str, layer: RouterLayer, call: RouterCall, tokens: Tensor) -> Tensor:
+    """Return the scores ``(N, E)`` by which the router of the layer ``name`` ranks experts for other tokens."""
+    assert layer.reader is not None
+    with torch.inference_mode(), placing.in_reach(layer.module), running(f"The router of {name}"):
+        return layer.reader.preference(call.repeat(layer.module, tokens))
+
+
 @contextmanager
-def calls_of(layers: Mapping[str, RouterLayer], names: Sequence[str]) -> Iterator[dict[str, RouterCall]]:
+def calls_of(layers: Mapping[str, RouterLayer], names: Collection[str]) -> Iterator[dict[str, RouterCall]]:
     """Yield what the named routers are called with, filled in a forward pass inside of the block."""
     calls: dict[str, RouterCall] = {}
 

@@ -58,8 +58,11 @@ def show_routers(inspection: Mapping[str, Any]) -> list[Table | str]:
             table.add_row(layer, checkpoint, size, *cells, *bias)
     legend = (
         f"* outside of what {BAND:.0%} of {DRAWS} untrained routers show. Row length: the shortest and the longest. In "
-        "common: share of the squared lengths that all rows share, which changes no choice."
+        "common: share of the squared lengths that all rows share"
     )
+    # What all products have in common changes a choice where rows are normalized first.
+    is_harmless = all(row["is_choice_by_scores"] for row in rows_with_weights)
+    legend += ", which changes no choice." if is_harmless else "."
     if "in embedding" in columns:
         legend += (
             " In embedding: share along the leading directions of the embedding, as many as there are rows."

@@ -18,6 +18,7 @@ from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.busiest import BusiestElsewhere
 from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.units import UNIT_NUMBER
 from moeprobe.metrics.token_kinds import EXPERTS
 
 if TYPE_CHECKING:
@@ -90,8 +91,10 @@ class RouterAhead(ModelAnalysis[AheadHits]):
         uses = columns["ahead_uses"].astype(np.float64).reshape(len(choices), -1, num_experts)
         loaded = round(num_experts * float(even.sum()) / max(float(trials.sum()), 1.0))
         recall = Share(columns["ahead_hits"].astype(np.float64), trials)
+        unit = columns[UNIT_NUMBER].astype(np.int64) if UNIT_NUMBER in columns else None
+        busiest = BusiestElsewhere(uses, loaded, unit)
         return [
             PREFETCH_ROUTER.raw(recall, choices),
-            *PREFETCH_ROUTER.chance_and_kappa("busiest", BusiestElsewhere(uses, loaded), recall, choices),
+            *PREFETCH_ROUTER.chance_and_kappa("busiest", busiest, recall, choices),
             *PREFETCH_ROUTER.chance_and_kappa("even", Share(even, trials), recall, choices),
         ]

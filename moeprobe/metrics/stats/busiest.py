@@ -1,7 +1,8 @@
 """The share of the choices that the busiest experts of other inputs have.
 
-The inputs are divided into folds. The m experts that are chosen most often outside of a fold are looked for in it.
-Which experts these are varies with the inputs, too, so a resample chooses them anew.
+The inputs are divided into folds, those of one sampled unit (a video, a document) together. The m experts that are
+chosen most often outside of a fold are looked for in it. Which experts these are varies with the inputs, too, so a
+resample chooses them anew.
 
 Axes: n inputs, L layers, E experts, F folds, R resamples.
 """
@@ -11,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.statistic import Array, Integers, divide
 
 NUM_FOLDS = 5
 # Loads of experts in resamples that are in memory at a time.
@@ -34,10 +35,12 @@ class BusiestElsewhere:
     Attributes:
         uses: ``(n, L, E)`` tokens of an input that choose each expert.
         number: m.
+        unit: the number of each input's unit ``(n,)``, all of which is in one fold; None = every input is one.
     """
 
     uses: Array
     number: int
+    unit: Integers | None = None
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
@@ -49,7 +52,7 @@ class BusiestElsewhere:
         total = np.tensordot(weights, self.uses, (0, 0))
         hits = np.zeros(weights.shape[1])
         for fold in range(NUM_FOLDS):
-            rows = slice(fold, None, NUM_FOLDS)
+            rows = self._fold == fold
             inside = np.tensordot(weights[rows], self.uses[rows], (0, 0))
             hits += np.take_along_axis(inside, self._busiest(total - inside), 2).sum((1, 2))
         return divide(hits, total.sum((1, 2)))
@@ -62,11 +65,15 @@ class BusiestElsewhere:
         return divide(hits - share * choices, choices.sum())
 
     @cached_property
+    def _fold(self) -> np.ndarray:
+        """``(n,)`` the fold of each input."""
+        return (np.arange(len(self.uses)) if self.unit is None else self.unit) % NUM_FOLDS
+
+    @cached_property
     def _fitted(self) -> np.ndarray:
         """``(n, L, m)`` the busiest experts for each input."""
-        fold = np.arange(len(self.uses)) % NUM_FOLDS
-        inside = np.stack([self.uses[fold == number].sum(0) for number in range(NUM_FOLDS)])
-        return self._busiest(inside.sum(0) - inside)[fold]
+        inside = np.stack([self.uses[self._fold == number].sum(0) for number in range(NUM_FOLDS)])
+        return self._busiest(inside.sum(0) - inside)[self._fold]
 
     def _busiest(self, loads: Array) -> np.ndarray:
         """Return the busiest experts ``(..., m)``; ties to the lower expert."""

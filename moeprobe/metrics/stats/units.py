@@ -2,7 +2,8 @@
 
 Images of one patient, frames of one video and requests of one hour are not independent. A resample then draws whole
 units: an image's weight is how often its unit was drawn. An influence on a value adds up within a unit, and the
-standard error is over units. Values and chance levels are of the same images as without units.
+standard error is over units. Values and chance levels are of the same images as without units, except where a level is
+fitted on other units (``UNIT_NUMBER``).
 
 Sources: resamples of whole clusters, Davison and Hinkley 1997 (section 3.8); variance of linearized statistics over
 clusters, Binder 1983.
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError, option
 from moeprobe.metrics.stats.statistic import Array, Integers
+
+# The column of the number of each image's unit, where units were sampled.
+UNIT_NUMBER = "unit_number"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class Units:
             )
         names, number = np.unique([unit_of[name] for name in image_ids], return_inverse=True)
         return cls(number, len(names))
+
+    def columns(self) -> dict[str, Integers]:
+        """Return the column ``UNIT_NUMBER``, for what is fitted on other units; nothing where images are the units."""
+        return {} if self.number is None else {UNIT_NUMBER: self.number}
 
     def take(self, rows: NDArray[np.generic] | slice) -> Units:
         """Return the units of some of the images; there are as many units as before."""

@@ -1,7 +1,7 @@
 """The work of ``regret``: each batch as it is, then sampled tokens with each of some other choices.
 
 The tokens of all inputs of a batch get their n-th other choice together, each in a pass of its own input. So one
-forward pass tries as many choices as a batch holds.
+forward pass tries as many choices as a batch holds. The router's choice is forced in the same way.
 
 Axes: B inputs, T tokens, N sampled tokens, M tried choices.
 """
@@ -77,11 +77,11 @@ class RegretMeasurement(VariantsMeasurement):
 
     @property
     def passes(self) -> int:
-        """The most passes per input: tried choices count as whole passes, though they may begin at their layer."""
+        """The most passes per input: options count as whole passes, though they may begin at their layer."""
         return 1 + max(
             sum(
                 (self.probe.patches + layer.num_prefix_tokens)
-                * min(self.probe.tried, layer.top_k * (layer.num_experts - layer.top_k))
+                * (1 + min(self.probe.tried, layer.top_k * (layer.num_experts - layer.top_k)))
                 for layer in routing_of_blank_input(model, self.options.layers)
                 if can_flip(layer)
             )
@@ -114,14 +114,18 @@ class RegretMeasurement(VariantsMeasurement):
 
 
 def _try(choices: OtherChoices, rise: Callable[[ForcedSets], Tensor], *, delta: float) -> TriedChoices:
-    """Return what the choices do to the loss."""
+    """Return what the choices do to the loss, beside the router's choice forced in the same way.
+
+    A forced pass differs from a whole one by rounding, even where it repeats the router's choice. All options share
+    this difference, so it would move the router's choice alone among them.
+    """
     index = choices.source, choices.token
-    rises = [rise(forced)[index].double() for forced in choices.forced()]
+    rises = torch.stack([rise(forced)[index].double() for forced in choices.forced()], 1)
     return TriedChoices(
         inputs=len(choices.weight),
         source=choices.source,
         weight=choices.weight[index],
-        rise=torch.stack(rises, 1),
+        rise=rises[:, 1:] - rises[:, :1],
         gates=choices.gates,
         delta=delta,
     )

@@ -56,8 +56,11 @@ class OtherChoices:
         return of_token.gather(1, sets.flatten(1)).view_as(sets).sum(-1)
 
     def forced(self) -> Iterator[ForcedSets]:
-        """Yield what is forced on all sampled tokens, one tried choice after the other."""
+        """Yield what is forced on all sampled tokens, one option after the other, the router's choice first."""
         index, sets = (self.source, self.token), self.sets
+        yield ForcedSets(
+            self.layer.selected, self.weight, self.layer.gates if self.has_equal_weights else None
+        )
         for number in range(self.position.shape[1]):
             selected = self.layer.selected.clone()
             selected[index] = sets[:, 1 + number].to(selected.dtype)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import Checkpoint, layers_before
 from moeprobe.declarations import CLEAN
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.batches import Batch, TextBatch
@@ -41,11 +41,15 @@ class PrefetchMeasurement(VariantsMeasurement):
                     "predicted with them; trace record and trace prefetch predict from its choices."
                 )
             layers = chosen_layers(model.model.layer_names, self.options.layers)
-            if len(layers) < 2:
+            predicted = layers_before(layers, model.model.layer_names)
+            if not predicted:
                 raise UserError(
-                    f"{model.name} has one MoE layer here, and experts are predicted from the MoE layer before."
+                    f"Experts are predicted from the MoE layer before, and {model.name} has none before "
+                    f"{', '.join(layers) or 'its layers'}; choose others with {option('layers')}."
                 )
             for name, routing in zip(layers, routing_of_blank_input(model, self.options.layers), strict=True):
+                if name not in predicted:
+                    continue
                 if not routing.tokens_choose or routing.top_k >= routing.num_experts:
                     raise UserError(
                         f"In {name} of {model.name} tokens do not choose some of several experts, so none is loaded "

@@ -50,12 +50,13 @@ class Decision:
 class ScoringRows:
     """What a router scores experts by: ``weight`` ``(R, D)``, how it starts, and ``bias`` ``(R,)`` or None.
 
-    R is the number of experts, or of the slots of all experts.
+    R is the number of experts, or of the slots of all experts. ``is_choice_by_scores`` as of ``RouterRows``.
     """
 
     weight: Tensor
     start: Start
     bias: Tensor | None = None
+    is_choice_by_scores: bool = True
 
 
 class Router(nn.Module, ABC):

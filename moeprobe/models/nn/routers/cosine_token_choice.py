@@ -71,7 +71,7 @@ class CosineTokenChoice(LimitedRouter):
 
     def expert_rows(self) -> ScoringRows:
         """Return the directions in the narrow space."""
-        return ScoringRows(self.directions.T, Start("normal", _DIRECTIONS_STD))
+        return ScoringRows(self.directions.T, Start("normal", _DIRECTIONS_STD), is_choice_by_scores=False)
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

@@ -80,7 +80,7 @@ class Dense(Router):
         """Return the rows of the gate's last layer; with a hidden layer, they score its units."""
         last = self.gate if isinstance(self.gate, nn.Linear) else list(self.gate.children())[-1]
         assert isinstance(last, nn.Linear)
-        return ScoringRows(last.weight, Start.lecun(last.in_features), last.bias)
+        return ScoringRows(last.weight, Start.lecun(last.in_features), last.bias, is_choice_by_scores=False)
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""

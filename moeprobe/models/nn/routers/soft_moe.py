@@ -94,7 +94,7 @@ class SoftMoe(Router):
 
     def expert_rows(self) -> ScoringRows:
         """Return a row for each slot, before it is normalized."""
-        return ScoringRows(self.phi.flatten(1).T, Start.lecun(len(self.phi)))
+        return ScoringRows(self.phi.flatten(1).T, Start.lecun(len(self.phi)), is_choice_by_scores=False)
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E·C)``, None for none."""
