@@ -46,10 +46,10 @@ class PicturePartner:
         inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
         # The nearest pixel's, never a mean: neighbors across the edge of an object move apart.
         flow = self.flow[row.clip(0, height - 1), column.clip(0, width - 1)].astype(np.float64)
-        place = at + np.where(inside[:, None], flow, np.nan)
+        second_point = at + np.where(inside[:, None], flow, np.nan)
         # Beyond the second picture there is no content, whatever its view shows there.
-        in_picture = ((place >= 0) & (place < self.image.size)).all(-1, keepdims=True)
-        target = np.concatenate([np.where(in_picture, place, np.nan), points[:, 2:]], axis=-1)
+        in_picture = ((second_point >= 0) & (second_point < self.image.size)).all(-1, keepdims=True)
+        target = np.concatenate([np.where(in_picture, second_point, np.nan), points[:, 2:]], axis=-1)
         displacement = apply(inverse(second), target) - points[:, :2]
         return displacement.reshape(size, size, 2).astype(np.float32)
 
