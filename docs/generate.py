@@ -51,8 +51,8 @@ FIGURES = {
 # Figures that nothing above holds, and what made them: a script in reports/scripts, or something no script does.
 DRAWN = {
     "data.png": "guide_figures",
-    "overlay-strip.png": "guide_figures",
     "overlay-texts.png": "guide_figures",
+    "real-overlay.png": "a study of its own",
     "overlay-picture.png": "guide_figures",
     "modality.png": "guide_figures",
     "shards.png": "guide_figures",

@@ -32,9 +32,6 @@ from tests.adapters.tiny_pictures import save as save_tiny
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "img"
-OVERLAY = ROOT / "reports/fashion/seed0/overlay/figures/overlay-blocks.1.png"
-# Pixels of the first two rows of the committed overlay, without the names above them.
-STRIP = (30, 124, 1440, 920)
 SHOWN = ("digits", "shapes", "checkerboard")
 # The image of the data set shapes that is corrupted.
 SHAPE = 8
@@ -43,7 +40,6 @@ SHAPE = 8
 def main(names: Sequence[str]) -> None:
     """Draw them."""
     pictures = {
-        "overlay-strip": strip,
         "overlay-texts": texts,
         "overlay-picture": picture,
         "modality": modality,
@@ -60,21 +56,6 @@ def main(names: Sequence[str]) -> None:
         [path] = save(pictures[name](), IMAGES / name)
         with Image.open(path) as image:
             in_256_colors(image).save(path, optimize=True)
-
-
-def strip() -> Figure:
-    """Return the first two images of an overlay under the names of models and inputs."""
-    with Image.open(OVERLAY) as image:
-        pixels = np.asarray(image.convert("RGB").crop(STRIP))
-    figure = Figure(figsize=(9.4, 6.0))
-    ax = figure.add_axes((0, 0, 1, 0.885))
-    ax.imshow(pixels, interpolation="lanczos")
-    ax.set_axis_off()
-    for place, model in ((0.25, "V-MoE"), (0.75, "V-MoE with PRC")):
-        figure.text(place, 0.965, model, ha="center", va="center", fontsize=14, weight="bold")
-    for place, shown in zip((0.125, 0.375, 0.625, 0.875), ("clean", "noise, σ = 0.1") * 2, strict=True):
-        figure.text(place, 0.905, shown, ha="center", va="center", fontsize=11)
-    return figure
 
 
 def flips() -> Figure:

@@ -85,9 +85,10 @@ def measure(root: Path) -> None:
 
 
 def kept(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that the page is about: sets and first choices, κ, load and accuracy."""
-    names = ("top1_match", "top2_set_match", "load_entropy", "dead_experts", "accuracy", "gate_highest")
-    return table[table["metric"].str.startswith(names)]
+    """Return the rows that the page is about: match of sets and κ, load and accuracy, of patches and the output."""
+    is_named = table["metric"].isin(["top2_set_match", "load_entropy", "dead_experts", "accuracy"])
+    is_named |= (table["metric"] == "top2_set_match_kappa") & (table["null"] == "pooled")
+    return table[is_named & table["tokens"].fillna("").isin(["", "patch", "foreground", "background"])]
 
 
 def draw(root: Path) -> None:

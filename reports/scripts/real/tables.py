@@ -58,9 +58,8 @@ def claims(folder: Path) -> list[str]:
                 for model in MODELS
             ]
             interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
-            lines.append(
-                f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {row['judgement']} |"
-            )
+            word = row["judgement"] or row["verdict"]
+            lines.append(f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {word} |")
     return lines
 
 
@@ -96,8 +95,9 @@ def flips(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    words = dict.fromkeys(("layer", "view", "tokens", "null"), str)
-    return pd.read_csv(path, dtype=words).fillna(dict.fromkeys(words, ""))
+    words = dict.fromkeys(("layer", "view", "tokens", "null", "judgement", "verdict"), str)
+    table = pd.read_csv(path, dtype=words)
+    return table.fillna({name: "" for name in words if name in table})
 
 
 def _cell(
