@@ -46,6 +46,7 @@ PROBES = {
     "flips": ["--patches", "2"],
     "experts": ["--layers", "first"],
     "regret": ["--tried", "2"],
+    "prefetch": [],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
     "margins": ["--sigmas", "0.1,0.3", "--draws", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],

@@ -23,14 +23,14 @@ _LOADS = 2**21
 class BusiestElsewhere:
     """The share of choices whose expert is among the m busiest of its layer in the inputs of other folds.
 
-    Three inputs, each in a fold of its own. The busiest expert of two of them is 0, 0 or 1; 2 + 3 + 1 of the 12 choices
-    have it:
+    Three inputs, each in a fold of its own. The busiest expert of the other two is either (a tie), 1 and 0, and
+    2 + 1 + 1 of the 12 choices have it:
 
     >>> import numpy as np
     >>> from moeprobe.metrics.stats.busiest import BusiestElsewhere
     >>> uses = np.array([[[2.0, 2.0]], [[3.0, 1.0]], [[1.0, 3.0]]])
-    >>> float(BusiestElsewhere(uses, 1).evaluate(np.ones((3, 1)))[0])
-    0.5
+    >>> round(float(BusiestElsewhere(uses, 1).evaluate(np.ones((3, 1)))[0]), 3)
+    0.333
 
     Attributes:
         uses: ``(n, L, E)`` tokens of an input that choose each expert.

@@ -41,7 +41,7 @@ _COLUMNS = [
     "run", "checkpoint", "train_seed", "layer", "view", "severity", "tokens", "metric", "null", "value", "ci_low",
     "ci_high", "images", "trials",
 ]  # fmt: skip
-_DIGITS = 7
+_DIGITS = 5
 SIDECAR = "table.json"
 
 
@@ -88,6 +88,8 @@ def kept(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that the page is about: the match of patches' sets, κ by what patches show, and accuracy."""
     is_kappa = (table["metric"] == "top2_set_match_kappa") & (table["null"] == "pooled")
     is_kappa &= table["tokens"].isin(["patch", "foreground", "background"])
+    # Of what is behind objects only their new ground says something.
+    is_kappa &= (table["tokens"] == "patch") | (table["run"] == "ground")
     is_match = (table["metric"] == "top2_set_match") & (table["tokens"] == "patch")
     return table[is_kappa | is_match | (table["metric"] == "accuracy")]
 
