@@ -18,7 +18,7 @@ from moeprobe.judging.differences import are_comparable, check_same_images, has_
 from moeprobe.judging.excluded import Excluded
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.families import confidence_of
+from moeprobe.metrics.stats.proportions import CONFIDENCE
 from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results.columns import TRAININGS_COLUMNS, TRAININGS_NUMBERS
@@ -79,7 +79,6 @@ def compare_trainings(
     run_info: About,
     pairs: Mapping[Pair, Sequence[Pair]],
     margin: float = words.MARGIN,
-    looks: int = 1,
 ) -> pd.DataFrame:
     """Return the mean difference of each group of pairs, a row for each number of each cell.
 
@@ -89,7 +88,6 @@ def compare_trainings(
         run_info: what all rows share.
         pairs: as ``groups_of_pairs`` returns them.
         margin: differences inside ± margin count as none, of shares.
-        looks: of a series of comparisons, in all of which the intervals are to hold.
     """
     value = Evaluator.for_differences(
         analyses, aligned=run_info.aligned, seed=run_info.seed, unit_of=run_info.unit_of
@@ -106,7 +104,7 @@ def compare_trainings(
                 rows += _rows(
                     groups, [(valued[checkpoint], valued[reference]) for checkpoint, reference in members]
                 )
-    return _judge(pd.DataFrame(rows), margin, looks) if rows else pd.DataFrame()
+    return _judge(pd.DataFrame(rows), margin) if rows else pd.DataFrame()
 
 
 def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> list[Row]:
@@ -164,12 +162,12 @@ def _difference(name: NumberName, values: CellValues, reference: CellValues) -> 
     return sides[0].point - sides[1].point + len(first) * (first - second)
 
 
-def _judge(table: pd.DataFrame, margin: float, looks: int) -> pd.DataFrame:
+def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Return the rows with intervals that hold for a whole family, and with their words."""
     judged = []
     for _, family in table.groupby(FAMILY, sort=False):
         # Each interval is wide enough that all of the family hold at once.
-        confidence = confidence_of(looks) ** (1 / len(family))
+        confidence = CONFIDENCE ** (1 / len(family))
         for row in family.to_dict("records"):
             estimate = estimate_of(row)
             ci_low, ci_high = estimate.ends()

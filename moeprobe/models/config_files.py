@@ -73,7 +73,9 @@ def find(source: str, available: Iterable[str], *, what: str, folder: str = "") 
             return root / folder / f"{source}.yaml"
     if len(available) > _MOST_NAMED:
         hint = did_you_mean(source, available)
-        raise UserError(f"There is no {what} {quote(source)}.{hint} moeprobe list configs names all.")
+        raise UserError(
+            f"There is no {what} {quote(source)}.{hint} moeprobe list {folder or 'configs'} names all."
+        )
     raise UserError(describe_unknown(what, source, available))
 
 

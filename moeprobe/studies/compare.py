@@ -481,7 +481,6 @@ class ComparisonWork(Work[Comparison]):
             if by_hand
             else trainings.groups_of_pairs(pairs, groups),
             margin=self.margin,
-            looks=self.request.get("looks", 1),
         )
         return table, over_trainings
 

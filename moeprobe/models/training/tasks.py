@@ -6,6 +6,7 @@ Axes: B rows of a batch, V visible patches.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -182,11 +183,14 @@ class Classification(Task):
         are 0 for a batch without any; all other terms use all rows.
         """
         images, labels, targets = rows
+        watching: AbstractContextManager[list[Tensor]] = (
+            last_features(self.model) if self._dense else nullcontext([])
+        )
         with (
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
             self._by_class(self.model, labels),
             capture(self.model) as decisions,
-            last_features(self.model) as features,
+            watching as features,
         ):
             logits = self.model(images)
             taught = {}

@@ -3,7 +3,7 @@
     python -m reports.scripts.real.material build/real
 
 Debian packages are downloaded and unpacked without being installed, so no rights are needed. Where there is no Debian,
-unpack them by other means into the folder of the second column: what is there already is not fetched again.
+unpack them by other means into ``build/real/PACKAGE``: what is there already is not fetched again.
 """
 
 import shutil
