@@ -277,6 +277,5 @@ def load_views(spec: RunSpec, subject: Subject, *, workers: int) -> None:
     loading = Loading(subject.sizes.batch, workers)
     made = batches(spec.dataset, spec.indices, recipe(spec, subject.framing), loading=loading)
     for batch in made:
-        first, *others = batch.to_source
-        for other in others if not spec.aligned else ():
-            correspond(first, other, grid=grid, source_size=batch.source_size)
+        for view in range(1, len(batch.views)) if not spec.aligned else ():
+            batch.correspond(view, grid)

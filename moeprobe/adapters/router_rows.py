@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moeprobe.routing.router_rows import Array
 
@@ -24,6 +24,16 @@ class RowNames:
     def is_bias_of_gates(self) -> bool:
         """Whether the bias is none of a linear layer: families then add it to gates, for the choice alone."""
         return bool(self.bias) and self.bias.rpartition(".")[2] != "bias"
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a router by name."""
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors, which may be without memory (on torch's meta device)."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def name_rows(shapes: Mapping[str, tuple[int, ...]], num_experts: int) -> RowNames | None:

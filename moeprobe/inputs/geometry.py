@@ -174,12 +174,22 @@ def correspond_displaced(displacement: NDArray[np.float32], *, grid: PatchGrid) 
     Returns:
         The pairs; -1 where the center of a patch is nowhere in the other view.
     """
-    centers = grid.centers()[:, :2]
-    column, row = np.floor(centers).astype(np.int64).T
-    points = centers + displacement[:, row, column].astype(np.float64)
+    points = displaced_centers(displacement, grid)
     is_visible = np.isfinite(points).all(-1, keepdims=True)
     partner = grid.locate(np.where(is_visible, points, -1.0))
     return _pair_patches(partner, np.zeros(len(displacement), dtype=bool))
+
+
+def displaced_centers(displacement: NDArray[np.float32], grid: PatchGrid) -> NDArray[np.float64]:
+    """Return where the centers of the reference's patches are in the other view ``(B, P, 2)``.
+
+    Args:
+        displacement: as of ``correspond_displaced``.
+        grid: the patches.
+    """
+    centers = grid.centers()[:, :2]
+    column, row = np.floor(centers).astype(np.int64).T
+    return centers + displacement[:, row, column].astype(np.float64)
 
 
 def correspond_released(

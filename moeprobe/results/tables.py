@@ -27,6 +27,8 @@ from moeprobe.runtime.parquet_writer import open_parquet_writer
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
 NOTE = b"moeprobe"
+# What the line of a value has in these columns where no interval is known.
+WITHOUT_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": ""}
 # With more layers a figure has an axis in place of panels, and sentences and columns name the first and the last.
 SHOWN_LAYERS = 4
 

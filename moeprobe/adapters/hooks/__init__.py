@@ -23,7 +23,7 @@ from moeprobe.adapters.hooks.module import HookedModule, move
 from moeprobe.adapters.hooks.output import describe_output
 from moeprobe.adapters.hooks.replay import replayed_scores, why_not_forced
 from moeprobe.adapters.hooks.trial import RANDOM, batch_dependence, images_to_try, learn
-from moeprobe.adapters.router_rows import as_array, name_rows
+from moeprobe.adapters.router_rows import as_array, name_rows, shapes_of, tensors_of
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
@@ -229,8 +229,8 @@ class Hooks(Adapter):
         rows: dict[str, RouterRows | None] = {}
         for name, layer in self._layers.items():
             module = self._module.net.get_submodule(layer.module)
-            tensors = dict([*module.named_parameters(), *module.named_buffers()])
-            names = name_rows({key: tuple(value.shape) for key, value in tensors.items()}, layer.num_experts)
+            tensors = tensors_of(module)
+            names = name_rows(shapes_of(tensors), layer.num_experts)
             if names is None:
                 rows[name] = None
                 continue

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeprobe.adapters.huggingface import heads, placing, routers
 from moeprobe.adapters.huggingface.files import load_outline, name_of
 from moeprobe.adapters.huggingface.outline import check_routers
 from moeprobe.adapters.huggingface.quantized import method_of
 from moeprobe.adapters.huggingface.settings import num_experts_of, split_settings, top_k_of
-from moeprobe.adapters.router_rows import RowNames, as_array, name_rows, spread_slices
+from moeprobe.adapters.router_rows import RowNames, as_array, name_rows, shapes_of, spread_slices, tensors_of
 from moeprobe.routing.router_rows import Array, RouterRows, Start
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import expand, is_folder
@@ -34,10 +34,8 @@ def rows_of_model(adapter: "HuggingfaceAdapter") -> dict[str, RouterRows | None]
     for name, layer in adapter.layers.items():
         assert layer.reader is not None
         with placing.in_reach(layer.module):
-            tensors = _tensors_of(layer.module)
-            names = name_rows(
-                {key: tuple(value.shape) for key, value in tensors.items()}, layer.reader.num_experts
-            )
+            tensors = tensors_of(layer.module)
+            names = name_rows(shapes_of(tensors), layer.reader.num_experts)
             rows[name] = None
             if names is not None:
                 rows[name] = _make(names, tensors, adapter.body.config, layer.reader.top_k, embedding)
@@ -64,7 +62,7 @@ def read_rows(reference: str) -> tuple[str, dict[str, RouterRows | None]] | None
     vectors = files.read(f"{paths[id(embedding)]}.weight", tuple(embedding.weight.shape), in_part=True)
     rows: dict[str, RouterRows | None] = {}
     for name, layer in zip(routers.short_names(list(layers)), layers.values(), strict=True):
-        shapes = {key: tuple(value.shape) for key, value in _tensors_of(layer.module).items()}
+        shapes = shapes_of(tensors_of(layer.module))
         names = name_rows(shapes, num_experts)
         if names is None:
             rows[name] = None
@@ -78,10 +76,6 @@ def read_rows(reference: str) -> tuple[str, dict[str, RouterRows | None]] | None
             return None
         rows[name] = _make(names, tensors, body.config, top_k_of(model.config), vectors)
     return name_of(location, settings, AUTO), rows
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    return dict([*module.named_parameters(), *module.named_buffers()])
 
 
 def _make(

@@ -67,10 +67,9 @@ def pair_up(
     ``experts`` belong to their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
     """
     if views[1].displacement is not None:
-        pairs = geometry.correspond_displaced(views[1].displacement[None], grid=grid)
-        order = (0, 1)
-        column, row = grid.centers()[:, :2].astype(int).T
-        points = grid.centers()[:, :2] + views[1].displacement[row, column]
+        displacement = views[1].displacement[None]
+        pairs, order = geometry.correspond_displaced(displacement, grid=grid), (0, 1)
+        points = geometry.displaced_centers(displacement, grid)[0]
     else:
         maps = [view.to_source[None] for view in views]
         pairs = geometry.correspond(*maps, grid=grid, source_size=np.array([source_size], dtype=float))

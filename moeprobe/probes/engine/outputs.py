@@ -5,9 +5,10 @@ from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import Probe
+from moeprobe.errors import UserError
 from moeprobe.probes.engine.blank_passes import has_output
-from moeprobe.probes.engine.run_spec import OF_FEATURES
-from moeprobe.routing.capabilities import FEATURES, SCORES, output_kind
+from moeprobe.probes.engine.run_spec import OF_FEATURES, chosen_layers
+from moeprobe.routing.capabilities import FEATURES, SCORES, Rerouted, check_replayable, output_kind
 
 
 def without_missing_output(
@@ -31,3 +32,24 @@ def _output_of(model: Checkpoint) -> str | None:
 def gives_scores(model: Checkpoint) -> bool:
     """Whether a model returns class scores, and not only its routing or features."""
     return _output_of(model) == SCORES
+
+
+def check_forced_choices(
+    model: Checkpoint, layers: Sequence[str] | None, *, irreplayable: str, scoreless: str
+) -> None:
+    """Raise ``UserError`` unless layers can be made to choose otherwise, and what that does to an output is measured.
+
+    Texts are measured by probabilities of tokens, images by class scores.
+
+    Args:
+        model: the checkpoint.
+        layers: as chosen by the user; None = all.
+        irreplayable: ends the sentence where a routing cannot be replayed.
+        scoreless: ends it where there are no class scores.
+    """
+    if isinstance(model.model, Rerouted):
+        model.model.check_replay(chosen_layers(model.model.layer_names, layers))
+        return
+    check_replayable(model.name, model.model, irreplayable)
+    if not gives_scores(model):
+        raise UserError(f"{model.name} gives no class scores, so {scoreless}.")

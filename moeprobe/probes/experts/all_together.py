@@ -23,12 +23,12 @@ from moeprobe.metrics.analyses.experts import (
 from moeprobe.metrics.stats.many import RATE, ExpertsTest, false_discovery, shrink
 from moeprobe.results.numbers import number
 from moeprobe.results.summaries import About
+from moeprobe.results.tables import WITHOUT_INTERVAL
 from moeprobe.results.values import CellValues
 
 Row = dict[str, Any]
 # What the column ``layer`` says of all layers together.
 _ALL = "all"
-_NO_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": ""}
 
 
 def rows_of_all(
@@ -56,7 +56,7 @@ def rows_of_all(
         p = test.add(prices, influences)
         first, num_layers = layer[0][0], num_layers + 1
         lines += [
-            row | _NO_INTERVAL | {"metric": PRICE_AMONG.name, "value": float(price)}
+            row | WITHOUT_INTERVAL | {"metric": PRICE_AMONG.name, "value": float(price)}
             for (row, _), price in zip(layer, shrink(prices, influences), strict=True)
         ]
         lines.append(_line(first, PRICES_DIFFER.name, p, len(layer)))
@@ -69,7 +69,7 @@ def rows_of_all(
     p_values = [special.stdtr(row["images"] - 1, -row["value"] / error) for row, error in tested]
     rates = false_discovery(np.array(p_values))
     lines += [
-        row | _NO_INTERVAL | {"metric": MISSED_RATE.name, "value": float(rate)}
+        row | WITHOUT_INTERVAL | {"metric": MISSED_RATE.name, "value": float(rate)}
         for (row, _), rate in zip(tested, rates, strict=True)
     ]
     return lines
@@ -89,7 +89,7 @@ def _influences(values: CellValues, experts: Sequence[int]) -> Any:
 def _line(row: Row, metric: str, value: float, experts: int) -> Row:
     """Return the line of a number about several experts, whose trials are the experts."""
     empty = {"expert": None, "carriers": None, "flag": ""}
-    return row | _NO_INTERVAL | empty | {"metric": metric, "value": value, "trials": experts}
+    return row | WITHOUT_INTERVAL | empty | {"metric": metric, "value": value, "trials": experts}
 
 
 def sentences(table: pd.DataFrame) -> list[str]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import CLEAN
-from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
 from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
@@ -24,15 +23,15 @@ from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
-from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
+from moeprobe.probes.engine.outputs import check_forced_choices
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.experts.redundancy import redundancy_rows
 from moeprobe.results import summaries
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, Separable, check_replayable
+from moeprobe.routing.capabilities import Replayable, Rerouted, Resumable, Separable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
 
@@ -50,12 +49,12 @@ class ExpertsMeasurement(VariantsMeasurement):
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
-            if isinstance(model.model, Rerouted):
-                model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
-            else:
-                check_replayable(model.name, model.model, "no expert can be banned or forced")
-                if not gives_scores(model):
-                    raise UserError(f"{model.name} gives no class scores, so no expert has a price.")
+            check_forced_choices(
+                model,
+                self.options.layers,
+                irreplayable="no expert can be banned or forced",
+                scoreless="no expert has a price",
+            )
         check_some_layer(
             self.models,
             self.options.layers,

@@ -34,7 +34,7 @@ from moeprobe.probes.experts import all_together
 from moeprobe.results import summaries
 from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
-from moeprobe.results.tables import first_and_last
+from moeprobe.results.tables import WITHOUT_INTERVAL, first_and_last
 from moeprobe.results.values import CellValues, Evaluator
 
 Row = dict[str, Any]
@@ -136,12 +136,11 @@ def _for_all(row: Row, error: float, num_experts: int) -> Row:
 
 def _may_go(band: Sequence[Row], loss: float) -> list[Row]:
     """Return the lines of which experts of a layer may go, and of their number; no value where no interval is known."""
-    empty = {"ci_low": np.nan, "ci_high": np.nan, "interval": ""}
     lines = [
         row
         | {"metric": DISPENSABLE.name, "severity": loss, "value": float(row["ci_high"] < loss)}
         | ({"value": np.nan} if np.isnan(row["ci_high"]) else {})
-        | empty
+        | WITHOUT_INTERVAL
         for row in band
     ]
     values = np.array([line["value"] for line in lines])

@@ -28,8 +28,8 @@ from moeprobe.probes.engine.batch_sums import labels_of, load_batches, readable_
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
-from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
+from moeprobe.probes.engine.outputs import check_forced_choices
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.flips import FIXED, Flips
 from moeprobe.probes.flips.held_out import (
     HELD_OUT,
@@ -49,7 +49,7 @@ from moeprobe.probes.flips.texts import (
 )
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Replayable, Rerouted, check_replayable
+from moeprobe.routing.capabilities import Replayable, Rerouted
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 # Images whose margins say where the deciles are, the first of the run: the same in every batch and shard.
@@ -90,18 +90,18 @@ class FlipsMeasurement(VariantsMeasurement):
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
+            check_forced_choices(
+                model,
+                self.options.layers,
+                irreplayable="flips cannot be forced",
+                scoreless="its flips have no price",
+            )
             if isinstance(model.model, Rerouted):
-                model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
                 check_writes(model)
                 if self.probe.predict:
                     raise UserError(
                         f"{model.name} reads texts, and {option('predict')} adds up prices of images; leave it out."
                     )
-                continue
-            # Texts are priced by probabilities of tokens, images by class scores: hence two checks.
-            check_replayable(model.name, model.model, "flips cannot be forced")
-            if not gives_scores(model):
-                raise UserError(f"{model.name} gives no class scores, so its flips have no price.")
         check_some_layer(
             self.models,
             self.options.layers,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import CLEAN
-from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.choices import ChoicesAnalysis, TriedChoices
 from moeprobe.metrics.analyses.selection import can_flip
@@ -24,8 +23,8 @@ from moeprobe.probes.engine.batch_sums import labels_of
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.checks import check_some_layer
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
-from moeprobe.probes.engine.outputs import gives_scores
-from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
+from moeprobe.probes.engine.outputs import check_forced_choices
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.flips.price import CleanPass, ForcedSets, price_flips, run_clean
 from moeprobe.probes.flips.texts import (
     CleanTexts,
@@ -38,7 +37,7 @@ from moeprobe.probes.regret import EQUAL, Regret
 from moeprobe.probes.regret.tried import OtherChoices, draw_choices
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Rerouted, check_replayable
+from moeprobe.routing.capabilities import Rerouted
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 # From what is forced on tokens of a layer to the rise of the loss of each ``(B, T)``, in nats.
@@ -53,13 +52,14 @@ class RegretMeasurement(VariantsMeasurement):
     def check_models(self) -> None:
         """Raise ``UserError`` unless tokens of the models choose, and can be made to choose otherwise."""
         for model in self.models:
+            check_forced_choices(
+                model,
+                self.options.layers,
+                irreplayable="no other choice can be tried",
+                scoreless="no choice has a loss",
+            )
             if isinstance(model.model, Rerouted):
-                model.model.check_replay(chosen_layers(model.model.layer_names, self.options.layers))
                 check_writes(model)
-                continue
-            check_replayable(model.name, model.model, "no other choice can be tried")
-            if not gives_scores(model):
-                raise UserError(f"{model.name} gives no class scores, so no choice has a loss.")
         check_some_layer(
             self.models,
             self.options.layers,

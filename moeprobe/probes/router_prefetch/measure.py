@@ -18,13 +18,10 @@ from moeprobe.metrics.analyses.router_ahead import AheadHits, RouterAhead
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
 from moeprobe.probes.engine.measurement import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.engine.run_spec import RunSpec, chosen_layers
-from moeprobe.probes.router_prefetch import RouterPrefetch
+from moeprobe.probes.router_prefetch import RouterPrefetch, sizes_of
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import AheadRoutable
 from moeprobe.routing.record import LayerRouting
-
-# Loaded experts, as multiples of k.
-_MULTIPLES = (1, 2, 4)
 
 
 class PrefetchMeasurement(VariantsMeasurement):
@@ -55,24 +52,11 @@ class PrefetchMeasurement(VariantsMeasurement):
                         f"In {name} of {model.name} tokens do not choose some of several experts, so none is loaded "
                         f"ahead; leave the layer out with {option('layers')}."
                     )
-                sizes_of(self.probe.loaded, name, routing)
+                sizes_of(self.probe.loaded, name, top_k=routing.top_k, num_experts=routing.num_experts)
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
         return partial(_batch_sums, spec, model, self.probe.loaded)
-
-
-def sizes_of(loaded: Sequence[int] | None, name: str, routing: LayerRouting) -> list[int]:
-    """Return how many experts of a layer are loaded ahead; raises ``UserError`` where it has not as many."""
-    if loaded is None:
-        return sorted({min(multiple * routing.top_k, routing.num_experts - 1) for multiple in _MULTIPLES})
-    for size in loaded:
-        if size > routing.num_experts:
-            raise UserError(
-                f"{name} has {routing.num_experts} experts, so no more can be loaded ahead; got "
-                f"{option('loaded', size)}."
-            )
-    return sorted(set(loaded))
 
 
 def _batch_sums(
@@ -86,7 +70,8 @@ def _batch_sums(
     of_layers: list[tuple[LayerRouting, list[AheadHits]]] = []
     for name, scores in ahead.items():
         layer = routing.layers[name]
-        subjects = _hits(layer, scores, sizes_of(loaded, name, layer))
+        sizes = sizes_of(loaded, name, top_k=layer.top_k, num_experts=layer.num_experts)
+        subjects = _hits(layer, scores, sizes)
         of_layers.append((layer, subjects))
         cell = Cell(spec.label_of(model, name), layer.router, layer.top_k, tokens=layer.modality.token)
         sums |= {

@@ -18,10 +18,10 @@ from moeprobe.metrics.stats.linearized import LARGEST
 from moeprobe.metrics.stats.many import RATE, ExpertsTest, false_discovery, shrink
 from moeprobe.metrics.stats.statistic import Array, divide
 from moeprobe.results.numbers import end
+from moeprobe.results.tables import WITHOUT_INTERVAL
 
 # What the column ``layer`` says of all layers together.
 _ALL = "all"
-_NO_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": "", "flag": ""}
 
 
 def rows_of_layers(
@@ -62,7 +62,7 @@ def rows_of_layers(
 
 
 def _line(row: Mapping[str, Any], metric: str, value: float) -> dict[str, Any]:
-    return {**row, **_NO_INTERVAL, "metric": metric, "null": "", "value": value}
+    return {**row, **WITHOUT_INTERVAL, "flag": "", "metric": metric, "null": "", "value": value}
 
 
 def sentence(table: pd.DataFrame) -> str:

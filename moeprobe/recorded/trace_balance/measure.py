@@ -43,7 +43,7 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import SumsStore, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import image_table, with_rows
+from moeprobe.results.tables import WITHOUT_INTERVAL, image_table, with_rows
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress
 
@@ -53,8 +53,6 @@ _VIEW, SECOND_HALF = "windows", ", second half"
 REQUESTS_AT_ONCE, _GATES = 256, 2**22
 # Counts of experts that are in memory at a time.
 _COUNTS = 2**24
-# What the lines of a number without an interval have in these columns.
-_WITHOUT_INTERVAL = {"ci_low": np.nan, "ci_high": np.nan, "interval": "", "flag": ""}
 # By layer: how often each sample chose each expert ``(n, E)``, and what its inputs use ``(2, n)``.
 _Choices = dict[str, NDArray[np.integer[Any]]]
 _Uses = dict[str, NDArray[np.int64]]
@@ -217,7 +215,8 @@ class LoadOverTime(DividedWork[TraceBalance]):
             number = Replicates(row.value, np.empty(0), images=len(requests.names), trials=row.trials)
             yield (
                 summaries.row(info, self.name, cell, NumberName(row.metric, "", row.expert), number)
-                | _WITHOUT_INTERVAL
+                | WITHOUT_INTERVAL
+                | {"flag": ""}
             )
 
     def _watched_rows(
@@ -237,7 +236,7 @@ class LoadOverTime(DividedWork[TraceBalance]):
             line = summaries.row(info, self.name, cell, NumberName(row.metric, ""), number)
             low, high = row.ends
             method = ALWAYS_VALID if low == low else ""
-            yield line | _WITHOUT_INTERVAL | {"ci_low": low, "ci_high": high, "interval": method}
+            yield line | {"ci_low": low, "ci_high": high, "interval": method, "flag": ""}
 
     def measure(
         self, progress: Progress

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from moeprobe.declarations import Arg, Layout
+from moeprobe.declarations import Layout
 from moeprobe.declarations.recording_probe import NAMED, TRACES, Files, MatchedTraces
+from moeprobe.probes.router_prefetch import LOADED
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -39,7 +40,4 @@ class TracePrefetch(MatchedTraces["Result"]):
     unit = "requests"
 
     traces: Annotated[Files, TRACES]
-    loaded: Annotated[
-        Sequence[int] | None,
-        Arg("Experts of each layer that are loaded ahead, comma-separated; default k, 2 k and 4 k.", low=1),
-    ] = None
+    loaded: Annotated[Sequence[int] | None, LOADED] = None

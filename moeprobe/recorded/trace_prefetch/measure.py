@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.declarations.options import Options
-from moeprobe.errors import UserError, option
+from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, Prefetch, PrefetchHits
 from moeprobe.metrics.stats.statistic import Integers
+from moeprobe.probes.router_prefetch import sizes_of
 from moeprobe.recorded.engine.folds import NUM_FOLDS, folds_of
 from moeprobe.recorded.engine.input_sums import InputSums
 from moeprobe.recorded.engine.sequences import RECORDED, SequencesWork, kinds_of, tokens_of
@@ -34,8 +35,6 @@ from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
 
-# Loaded experts, as multiples of k.
-_MULTIPLES = (1, 2, 4)
 Marks = NDArray[np.float32]
 
 
@@ -73,15 +72,7 @@ class Prediction(SequencesWork[TracePrefetch]):
 
 
 def _sizes(loaded: Sequence[int] | None, name: str, layer: Layer) -> list[int]:
-    """Return how many experts of a layer are loaded ahead; raises ``UserError`` where it has not as many."""
-    if loaded is None:
-        return sorted({min(multiple * layer.top_k, layer.num_experts - 1) for multiple in _MULTIPLES})
-    for size in loaded:
-        if size > layer.num_experts:
-            raise UserError(
-                f"{name} has {layer.num_experts} experts, so no more can be loaded ahead; got {option('loaded', size)}."
-            )
-    return sorted(set(loaded))
+    return sizes_of(loaded, name, top_k=layer.top_k, num_experts=layer.num_experts)
 
 
 @dataclass

@@ -59,13 +59,9 @@ def hot_experts_table(table: pd.DataFrame) -> Table | None:
     Args:
         table: values over all windows.
     """
-    overlaps = table[table["metric"] == HOT_OVERLAP.name]
-    if overlaps.empty:
-        return None
-    view = overlaps["view"].iloc[0]
-    columns = {label: (metric, view) for label, metric in _HOT.items()}
     note = "next load: share of the choices that go to the experts that were hot in the window before."
-    return _table(table, columns, caption="Overlap of hot experts, from window to window", note=note)
+    caption = "Overlap of hot experts, from window to window"
+    return _of_one_view(table, HOT_OVERLAP.name, _HOT, caption=caption, note=note)
 
 
 def watched_table(table: pd.DataFrame) -> Table | None:
@@ -74,16 +70,24 @@ def watched_table(table: pd.DataFrame) -> Table | None:
     Args:
         table: values over all batches.
     """
-    rows = table[table["metric"] == USUAL_CHANGE.name]
-    if rows.empty:
-        return None
-    view = rows["view"].iloc[0]
-    columns = {label: (metric, view) for label, metric in _WATCHED.items()}
     note = (
         "usual: share of the choices of the experts that were hot in the baseline. The intervals of change hold after "
         "every batch at once, those of single layers for all layers."
     )
-    return _table(table, columns, caption="Load since the baseline", note=note)
+    return _of_one_view(table, USUAL_CHANGE.name, _WATCHED, caption="Load since the baseline", note=note)
+
+
+def _of_one_view(
+    table: pd.DataFrame, leading: str, labels: Mapping[str, str], *, caption: str, note: str
+) -> Table | None:
+    """Return the table of the metrics by ``labels`` in the view of the ``leading`` one; None where that is absent."""
+    rows = table[table["metric"] == leading]
+    if rows.empty:
+        return None
+    view = rows["view"].iloc[0]
+    return _table(
+        table, {label: (metric, view) for label, metric in labels.items()}, caption=caption, note=note
+    )
 
 
 def placements(table: pd.DataFrame) -> list[str]:

@@ -31,8 +31,7 @@ def quality(folder: Path) -> list[str]:
     dense = features[features["checkpoint"] == "dense"].iloc[0]
     lines.append(f"| dense ViT-S/14, as published | 1 | {dense['nearest_neighbor']:.3f} | – |")
     for model, label in MODELS.items():
-        rows = features[features["checkpoint"].str.startswith(f"photographs-{model}-")]
-        hits = accuracy[accuracy["checkpoint"].str.startswith(f"photographs-{model}-")]
+        rows, hits = _of_model(features, model), _of_model(accuracy, model)
         cells = (
             span(column.astype(float)) for column in (rows["cosine"], rows["nearest_neighbor"], hits["value"])
         )
@@ -52,11 +51,7 @@ def claims(folder: Path) -> list[str]:
         rows = _cell(trainings, run, view, severity, tokens, _KAPPA)
         for row in rows.to_dict("records"):
             values = _cell(table, run, view, severity, tokens, _KAPPA)
-            values = values[values["layer"] == row["layer"]]
-            cells = [
-                span(values.loc[values["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
-                for model in MODELS
-            ]
+            cells = _spans(values[values["layer"] == row["layer"]])
             interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
             word = row["judgement"] or row["verdict"]
             lines.append(f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {word} |")
@@ -71,11 +66,7 @@ def pairs(folder: Path) -> list[str]:
         rows = table[(table["run"] == run) & (table["tokens"] == "patch") & (table["null"] == "")]
         rows = rows[rows["metric"] == _SET_MATCH]
         for layer, of_layer in rows.groupby("layer", sort=False):
-            cells = [
-                span(of_layer.loc[of_layer["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
-                for model in MODELS
-            ]
-            lines.append(f"| {label} | `{layer}` | {' | '.join(cells)} |")
+            lines.append(f"| {label} | `{layer}` | {' | '.join(_spans(of_layer))} |")
     return lines
 
 
@@ -86,12 +77,19 @@ def flips(folder: Path) -> list[str]:
     rows = rows[rows["tokens"] == "patch"]
     lines = [f"| flips against | MoE layer | {' | '.join(MODELS.values())} |", "|---|---|---|---|"]
     for (view, layer), of_view in rows.groupby(["view", "layer"], sort=False):
-        cells = [
-            span(1 - of_view.loc[of_view["checkpoint"].str.startswith(f"photographs-{model}-"), "value"])
-            for model in MODELS
-        ]
+        cells = _spans(of_view.assign(value=1 - of_view["value"]))
         lines.append(f"| {view} | `{layer}` | {' | '.join(cells)} |")
     return lines
+
+
+def _of_model(rows: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return the rows of the three seeds of a model."""
+    return rows[rows["checkpoint"].str.startswith(f"photographs-{model}-")]
+
+
+def _spans(rows: pd.DataFrame) -> list[str]:
+    """Return the lowest and the highest value of each model's seeds."""
+    return [span(_of_model(rows, model)["value"]) for model in MODELS]
 
 
 def _read(path: Path) -> pd.DataFrame:
