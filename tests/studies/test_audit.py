@@ -168,7 +168,7 @@ def test_what_is_left_out_calls_models_as_the_user_does(monkeypatch: pytest.Monk
     def cannot(name: str, *_: Any) -> None:
         raise UserError(f"{name} cannot replay a routing.")
 
-    monkeypatch.setattr("moeprobe.probes.experts.measure.check_replayable", cannot)
+    monkeypatch.setattr("moeprobe.probes.engine.outputs.check_replayable", cannot)
     plan = api.plan_audit(MODEL, probes=("confidence", "experts"), names="mine", **FEW)
     assert plan.left_out["experts"] == "mine cannot replay a routing."
 
