@@ -13,12 +13,14 @@ from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.trace_paths import find_parts
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_folder, is_there
+from moeprobe.runtime.object_stores import check_local
 
 
 def check_destination(path: Path, *, overwrite: bool, rows_per_file: int | None = None) -> None:
     """Raise ``UserError`` unless ``path`` is free or holds a trace, in one file or in parts."""
     if rows_per_file is not None and rows_per_file < 1:
         raise UserError(f"{option('rows_per_file')} takes a positive number; got {rows_per_file}.")
+    check_local(path)
     if rows_per_file is None and path.suffix != ".parquet":
         raise UserError(
             f"A trace is one file; end its name in .parquet, e.g. {path}.parquet, or write a folder of parts with "

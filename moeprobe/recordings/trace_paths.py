@@ -1,10 +1,15 @@
-"""Which files a user's path of a trace stands for: itself, the parts in a folder, or those that match a pattern."""
+"""Which files a user's path of a trace stands for: itself, the parts in a folder, or those that match a pattern.
+
+A path may be an address in an object store, whose files are copied first.
+"""
 
 import glob
 from pathlib import Path
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.files import is_folder, is_there
+from moeprobe.runtime.object_stores import copies_of, is_remote
+from moeprobe.runtime.progress import Progress
 
 _SUFFIX = ".parquet"
 # What folders of checkpoints and of runs hold, and folders of parts do not.
@@ -13,12 +18,18 @@ _OTHERS = (".json", ".safetensors")
 _WILDCARDS = set("*?[")
 
 
-def find_parts(path: Path) -> list[Path]:
+def find_parts(path: Path, *, watcher: Progress | None = None) -> list[Path]:
     """Return the files of the trace that a path names, in their order.
 
+    Args:
+        path: a file, a folder of parts, or a pattern; also in an object store.
+        watcher: receives how the copying from an object store advances.
+
     Raises:
-        UserError: it is a folder or a pattern without any.
+        UserError: it is a folder or a pattern without any, or a store cannot be read.
     """
+    if is_remote(path):
+        return copies_of(path, suffix=_SUFFIX, watcher=watcher)
     if is_folder(path):
         parts = _parts_in(path)
         if not parts:
@@ -35,7 +46,7 @@ def find_parts(path: Path) -> list[Path]:
 def is_trace_path(source: str | Path) -> bool:
     """Whether a path is one of a trace, and not of a checkpoint: by its name, or by what the folder holds."""
     path = Path(source)
-    if path.suffix == _SUFFIX:
+    if path.suffix == _SUFFIX or is_remote(source):
         return True
     return (
         is_folder(path)

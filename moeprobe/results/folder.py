@@ -28,6 +28,7 @@ from moeprobe.runtime import files
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.runtime.object_stores import check_local
 from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.runtime.run_files import FINISHED, IMAGES, PARTS, REQUEST, SHARD, SHARDS, UNITS
 
@@ -291,6 +292,7 @@ def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
 
     A run with another request is detected only once the request is known.
     """
+    check_local(path)
     path = files.absolute(path)
     with contextlib.suppress(FinishedError):
         _check_outside(path, read_request(path) or {"kind": ""}, overwrite=overwrite, shared=False)

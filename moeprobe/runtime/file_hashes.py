@@ -101,5 +101,10 @@ def _entry(path: Path) -> Path:
 
 
 def _folder() -> Path:
+    return cache_folder() / "hashes"
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what moeprobe can make again."""
     usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or expand(usual), "moeprobe", "hashes")
+    return Path(os.environ.get("XDG_CACHE_HOME") or expand(usual), "moeprobe")

@@ -39,10 +39,12 @@ def check_trace(
 
     Example: `moeprobe trace check traces/served.parquet --against traces/again.parquet`
     """
+    import shlex
     from dataclasses import asdict
 
     from moeprobe.cli.front.screen import Bar, console
     from moeprobe.recordings.check_trace import check_trace
+    from moeprobe.runtime.object_stores import spell
 
     with Bar("rows") as bar:
         checked = check_trace(trace, against=against, match=match, watcher=bar)
@@ -73,7 +75,7 @@ def check_trace(
         elif not checked.findings:
             screen.print("No fault of capture is known that looks like this.", soft_wrap=True)
         if checked.sound and not checked.load_only:
-            recordings = " ".join(str(path) for path in (against, trace) if path is not None)
+            recordings = shlex.join(spell(path) for path in (against, trace) if path is not None)
             screen.print(f"Next: moeprobe audit {recordings}", soft_wrap=True)
     if not checked.sound:
         raise typer.Exit(FAILED)

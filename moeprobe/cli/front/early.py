@@ -139,9 +139,11 @@ def check_folder(out: Path | None, *, overwrite: bool) -> None:
 
 def check_traces(paths: Sequence[Path]) -> None:
     """Raise ``UserError`` unless every path is a file, a folder of parts, or a pattern that some files match."""
+    from moeprobe.cli.front.screen import Bar  # it brings what draws
     from moeprobe.recordings.reading import TraceFile
     from moeprobe.recordings.trace_paths import find_parts
 
-    for path in paths:
-        if not all(map(is_file, find_parts(path))):
-            TraceFile(path)  # says what is there instead
+    with Bar("MiB") as bar:
+        for path in paths:
+            if not all(map(is_file, find_parts(path, watcher=bar))):
+                TraceFile(path)  # says what is there instead

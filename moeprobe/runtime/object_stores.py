@@ -1,0 +1,210 @@
+"""Files in object stores (S3, Google Cloud Storage, Azure): each is copied once into the user's folder for caches.
+
+A question hashes all bytes of a file before it reads its rows, so every byte is needed; a copy fetches it once. A copy
+holds as long as the object has the same size and time of its last change.
+"""
+
+import contextlib
+import fnmatch
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.file_hashes import cache_folder
+from moeprobe.runtime.files import atomic_file, is_file, read_json, write_json
+from moeprobe.runtime.locks import Lock
+from moeprobe.runtime.progress import Progress
+
+# Not at once: most paths are local.
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+# What Arrow reads by itself; any other store through its ``fsspec`` package, e.g. ``fsspec+sftp://``.
+_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "hf")
+# A ``Path`` makes one slash of the two.
+_ADDRESS = re.compile(rf"({'|'.join(_STORES)}|fsspec\+[a-z0-9]+):/{{1,2}}(?=[^/])")
+_WILDCARDS = re.compile(r"[*?\[]")
+_PART = 2**22
+# Arrow asks Google's store again for 15 minutes unless it is told otherwise.
+_GOOGLE, _PATIENCE = ("gs", "gcs"), "retry_limit_seconds"
+_SECONDS = 30
+# Some clients quote all their attempts.
+_LONGEST_REASON = 300
+# Copies of objects without a time, which are taken for the present ones until this process ends.
+_UNDATED: set[Path] = set()
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is an address in an object store.
+
+    >>> from moeprobe.runtime.object_stores import is_remote
+    >>> [is_remote(path) for path in ("s3://traces/served.parquet", "traces/served.parquet", "c:/served.parquet")]
+    [True, False, False]
+    """
+    return _ADDRESS.match(str(path)) is not None
+
+
+def spell(path: str | Path) -> str:
+    """Return a path as the user typed it, for a command: an address with both of its slashes, with its settings."""
+    scheme, colon, name = str(path).partition(":")
+    return f"{scheme}{colon}//{name.lstrip('/')}" if is_remote(path) else str(path)
+
+
+def address_of(path: str | Path) -> str:
+    """Return an address with both of its slashes and without a user's key and settings, as sentences show it."""
+    scheme, address, _ = _split(path)
+    bucket, slash, name = address.partition("/")
+    return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{name}"
+
+
+def check_local(path: Path) -> None:
+    """Raise ``UserError`` where something is to be written into an object store."""
+    if is_remote(path):
+        raise UserError(
+            f"Cannot write {address_of(path)}: name a local path, and copy what is written there."
+        )
+
+
+def copies_of(path: str | Path, *, suffix: str, watcher: Progress | None = None) -> list[Path]:
+    """Return local copies of an object, of those in a folder, or of those that match a pattern, in their order.
+
+    Args:
+        path: the address, e.g. ``s3://bucket/traces/*.parquet``.
+        suffix: of the objects that a folder is looked through for.
+        watcher: receives how many megabytes have come.
+
+    Raises:
+        UserError: the store cannot be read, or has no such object.
+    """
+    with _reading(path):
+        store, objects = _find(path, suffix)
+    return [_copy(store, entry, path, watcher or Progress()) for entry in objects]
+
+
+@contextlib.contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Raise ``UserError`` where a store answers with an error; its client raises some of its own kinds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".") or type(error).__name__
+        raise UserError(f"Cannot read {address_of(path)}: {reason}.") from error
+
+
+def _find(path: str | Path, suffix: str) -> "tuple[FileSystem, list[FileInfo]]":
+    """Return the store of an address, and the objects that it stands for."""
+    from pyarrow.fs import FileSystem, FileType
+
+    scheme, name, settings = _split(path)
+    if scheme in _GOOGLE and _PATIENCE not in settings:
+        settings = "&".join(filter(None, (settings, f"{_PATIENCE}={_SECONDS}")))
+    plain = _WILDCARDS.split(name)[0]
+    root = plain.rpartition("/")[0] if plain != name else plain
+    store, inside = FileSystem.from_uri(f"{scheme}://{root}" + f"?{settings}" * bool(settings))
+    if plain != name:
+        pattern = name[len(root) :].strip("/").split("/")
+        entries = [
+            info
+            for info in _listing(store, inside, recursive=True)
+            if _matches(info.path[len(inside) :].strip("/").split("/"), pattern)
+        ]
+        what = "no object matches the pattern"
+    else:
+        info = store.get_file_info(inside)
+        is_folder = info.type is FileType.Directory
+        entries = [info] if info.type is FileType.File else []
+        if is_folder:
+            entries = [part for part in _listing(store, inside) if part.path.endswith(suffix)]
+        what = f"the folder has no {suffix} files" if is_folder else "there is no such object"
+    if not entries:
+        raise UserError(f"Cannot read {address_of(path)}: {what}.")
+    return store, entries
+
+
+def _listing(store: "FileSystem", folder: str, *, recursive: bool = False) -> "list[FileInfo]":
+    from pyarrow.fs import FileSelector, FileType
+
+    # Hidden files, and those that begin with an underscore, are notes of programs that write in parts.
+    infos = store.get_file_info(FileSelector(folder, recursive=recursive))
+    files = [info for info in infos if info.type is FileType.File]
+    return sorted(
+        (info for info in files if not info.base_name.startswith((".", "_"))), key=lambda info: info.path
+    )
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the names of a path match a pattern, name by name; ``**`` stands for any number of them."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(_matches(names[skipped:], pattern[1:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
+
+
+def _copy(store: "FileSystem", entry: "FileInfo", path: str | Path, watcher: Progress) -> Path:
+    """Return the copy of an object in a folder of its own, which is made unless it is of the present object."""
+    home = _home(path, entry.path)
+    copy, note = home / Path(entry.base_name).name, home / "object.json"
+    facts = [entry.size, entry.mtime_ns]
+    home.mkdir(parents=True, exist_ok=True)
+    # Ranks of one command ask for the same object.
+    with Lock(home / ".lock", wait=True):
+        is_known = copy in _UNDATED or (is_file(note) and read_json(note) == facts)
+        if is_known and is_file(copy) and copy.stat().st_size == entry.size:
+            return copy
+        note.unlink(missing_ok=True)
+        _check_room(home, entry)
+        watcher.start(f"copy of {entry.base_name}", -(-entry.size // _PART) * _PART >> 20)
+        with atomic_file(copy) as temporary, temporary.open("wb") as file:
+            for part in _parts(store, entry, path):
+                file.write(part)
+                watcher.advance(_PART >> 20)
+        if copy.stat().st_size != entry.size:
+            raise UserError(
+                f"Cannot read {entry.path}: {copy.stat().st_size:,} of its {entry.size:,} bytes have come; give the "
+                "command again."
+            )
+        if entry.mtime_ns is None:
+            _UNDATED.add(copy)
+        else:
+            write_json(note, facts)
+    return copy
+
+
+def _parts(store: "FileSystem", entry: "FileInfo", path: str | Path) -> Iterator[bytes]:
+    with _reading(path), store.open_input_stream(entry.path) as stream:
+        while part := stream.read(_PART):
+            yield part
+
+
+def _check_room(folder: Path, entry: "FileInfo") -> None:
+    """Raise ``UserError`` where a disk has no room for an object."""
+    free = shutil.disk_usage(folder).free
+    if entry.size > free:
+        raise UserError(
+            f"{entry.path} has {entry.size:,} bytes, and {folder} has room for {free:,}; let XDG_CACHE_HOME name a "
+            "folder on a larger disk."
+        )
+
+
+def _home(path: str | Path, name: str) -> Path:
+    """Return the folder for the copy of an object; stores at different addresses may have objects of one name."""
+    scheme, _, settings = _split(path)
+    key = "\n".join((scheme, settings, name))
+    return cache_folder() / "objects" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
+
+
+def _split(path: str | Path) -> tuple[str, str, str]:
+    """Return the scheme of an address, the name behind its slashes, and the settings behind ``?``."""
+    scheme, _, address = str(path).partition(":")
+    address = address.lstrip("/")
+    name, _, settings = address.rpartition("?")
+    # A pattern may hold a question mark; settings (region=eu-west-1) have an equals sign.
+    return (scheme, name, settings) if "=" in settings else (scheme, address, "")
