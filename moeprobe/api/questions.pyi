@@ -50,6 +50,7 @@ __all__ = [
     "sweep",
     "trace_balance",
     "trace_batches",
+    "trace_coverage",
     "trace_locality",
     "trace_prefetch",
 ]
@@ -391,37 +392,33 @@ def corruptions(
     """
 
 def coverage(
-    traces: str | Path | Sequence[str | Path],
+    models: Models,
     *,
+    data: str | None = None,
     need: int = 128,
+    other_data: Sequence[str] = (),
     write: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
-    layers: str | Sequence[str] | None = None,
-    names: str | Sequence[str] | None = None,
-    seed: int = 0,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    figures: bool = True,
-    svg: bool = False,
-    command: str = '',
+    **changes: Unpack[Keywords],
 ) -> Result:
     """How many tokens of calibration data until every expert of every layer has enough of them?
 
-    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens of a recording, in random orders of its
-    requests, beside an even router (coupon collector); the experts that never get n; which of several recordings covers
-    most with as many tokens; and a small subset of requests that is enough.
+    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens (patches) of the data, in random orders
+    of the inputs, beside an even router (coupon collector); the experts that never get n; which of several data sets
+    covers most with as many tokens; and a small subset of inputs that is enough.
 
     Args:
-        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         need: Tokens n that every expert of every layer should have.
+        other_data: Other data sets, to compare with ``data`` for as many tokens each.
         write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
     Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no tokens that
-            choose.
+        UserError: something named does not exist or does not fit.
     """
 
 def determinism(
@@ -1140,6 +1137,40 @@ def trace_batches(
     Raises:
         UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no sequences of
             tokens that choose.
+    """
+
+def trace_coverage(
+    traces: str | Path | Sequence[str | Path],
+    *,
+    need: int = 128,
+    write: str | Path | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    layers: str | Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+) -> Result:
+    """How many recorded tokens until every expert of every layer has enough of them?
+
+    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens of a recording, in random orders of its
+    requests, beside an even router (coupon collector); the experts that never get n; which of several recordings covers
+    most with as many tokens; and a small subset of requests that is enough.
+
+    Args:
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        need: Tokens n that every expert of every layer should have.
+        write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no tokens that
+            choose.
     """
 
 def trace_locality(

@@ -16,6 +16,7 @@ from moeprobe.metrics.analyses.choices import TriedChoices
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.expert_cache import CacheHits
+from moeprobe.metrics.analyses.expert_coverage import ExpertTokens
 from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
 from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
 from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, PredictedCosts
@@ -82,6 +83,7 @@ Asked = (
     | OutputPair
     | Corners
     | Differences
+    | ExpertTokens
     | LogProbabilities
     | NoiseResponse
     | PredictedCosts
@@ -151,7 +153,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | HitCurve
         | PrefetchHits
         | TriedChoices
-        | AheadHits,
+        | AheadHits
+        | ExpertTokens,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -335,6 +338,14 @@ def _sequences() -> list[Asked]:
     return [Sequences(experts, present, 6)]
 
 
+def _expert_tokens() -> list[Asked]:
+    """Inputs of several lengths, one without tokens."""
+    random = torch.Generator().manual_seed(0)
+    uses = torch.randint(0, 9, (SIZE, 6), generator=random)
+    uses[1] = 0
+    return [ExpertTokens(uses.sum(1), uses)]
+
+
 def _input_uses() -> list[Asked]:
     """Experts of one or several inputs of a sample; one has no choice."""
     return [InputUses(torch.tensor([9, 7, 0, 12, 5]), torch.tensor([2, 1, 0, 3, 1]))]
@@ -412,7 +423,7 @@ OF_TOKENS = {
     "cache_size": _hit_curves,
     "distinct_experts": _sequences,
     "asleep": _sequences,
-    "expert_coverage": _sequences,
+    "expert_coverage": _expert_tokens,
     "prefetch": _predictions,
     "router_ahead": _ahead,
     "experts": _experts,

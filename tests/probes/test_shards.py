@@ -47,6 +47,7 @@ PROBES = {
     "experts": ["--layers", "first"],
     "regret": ["--tried", "2"],
     "prefetch": [],
+    "coverage": ["--need", "16"],
     "corruptions": ["--corruptions", "fog,zoom_blur", "--severities", "5"],
     "margins": ["--sigmas", "0.1,0.3", "--draws", "2"],
     "attack": ["--epsilons", "0,4", "--steps", "1"],
