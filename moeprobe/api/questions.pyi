@@ -543,7 +543,8 @@ def experts(
     *,
     data: str | None = None,
     loss: float | None = None,
-    draws: int = 4,
+    experts_per_layer: int | None = None,
+    draws: int | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -551,7 +552,8 @@ def experts(
     """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
-    random, or relabeled. The rise of the loss is measured for each. For moeprobe's own models, the outputs of all
+    random, or relabeled. The rise of the loss is measured for each. With many experts, some of each layer are measured
+    one by one, and one drawn for each input stands for the mean over all. For moeprobe's own models, the outputs of all
     experts on the same patches are compared as well. ```loss`` 0.01` lists the experts that may go, each alone, at a
     loss below 0.01.
 
@@ -559,7 +561,10 @@ def experts(
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         loss: List the experts whose ban alone raises the loss by less than this, in nats; default: no list.
-        draws: Random choices, and permutations, of experts that are drawn for each input.
+        experts_per_layer: Experts of each layer that are banned and forced one by one, drawn by their load; default
+            all, or as many as 100 passes per input allow.
+        draws: Random choices, and permutations, of experts that are drawn for each input; default 4, or 1 where experts
+            are drawn, too.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

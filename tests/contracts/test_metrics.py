@@ -26,6 +26,7 @@ FROM_SEVERAL_CELLS = (
     "experts_price_among",
     "experts_prices_differ_p",
     "experts_missed_rate",
+    "experts_measured",
     "experts_covered",
     "experts_covered_even",
     "tokens_needed",

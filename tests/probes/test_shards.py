@@ -44,7 +44,7 @@ PROBES = {
     "precision": ["--formats", "int8", "--parts", "router,experts"],
     "determinism": ["--batches", "1,5", "--repeats", "1"],
     "flips": ["--patches", "2"],
-    "experts": ["--layers", "first"],
+    "experts": ["--layers", "first", "--experts-per-layer", "3"],
     "regret": ["--tried", "2"],
     "prefetch": [],
     "coverage": ["--need", "16"],
