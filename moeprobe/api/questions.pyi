@@ -1242,8 +1242,8 @@ def trace_prefetch(
 
     Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
     or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other
-    requests and an even router. m is k, 2 k and 4 k by default. With ``layers``, the layer before is the chosen one
-    before, so leave none out between two.
+    requests and an even router. m is k, 2 k and 4 k by default. The layer before is that of the recording, whether
+    ``layers`` chooses it or not.
 
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
