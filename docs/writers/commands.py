@@ -24,7 +24,7 @@ PAGES = {
 SERVERS = {"server", "trace mismatch", "trace indexer"}
 _SERVERS_PAGE = ("servers", "Commands for servers")
 # Commands that ask which experts are needed when, or how much data they need.
-EXPERTS = {"trace locality", "prefetch", "trace prefetch", "trace batches", "coverage"}
+EXPERTS = {"trace locality", "prefetch", "trace prefetch", "trace batches", "coverage", "trace coverage"}
 _EXPERTS_PAGE = ("experts", "Commands for experts in memory and calibration")
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10

@@ -41,7 +41,6 @@ TRACES = (
     "prefetch",
     "distinct_experts",
     "asleep",
-    "expert_coverage",
     "input_experts",
     "indexer",
 )

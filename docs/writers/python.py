@@ -37,7 +37,9 @@ TRACES = {
     "prefetch",
     "trace_prefetch",
     "trace_batches",
+    # Beside the same of recordings.
     "coverage",
+    "trace_coverage",
     "drift",
 }
 RECORDINGS = {"record", "recorded_routing", "import_trace", "import_routed_experts", "check_trace"}

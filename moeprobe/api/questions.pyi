@@ -50,6 +50,7 @@ __all__ = [
     "sweep",
     "trace_balance",
     "trace_batches",
+    "trace_coverage",
     "trace_locality",
     "trace_prefetch",
 ]
@@ -391,37 +392,33 @@ def corruptions(
     """
 
 def coverage(
-    traces: str | Path | Sequence[str | Path],
+    models: Models,
     *,
+    data: str | None = None,
     need: int = 128,
+    other_data: Sequence[str] = (),
     write: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
-    layers: str | Sequence[str] | None = None,
-    names: str | Sequence[str] | None = None,
-    seed: int = 0,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    figures: bool = True,
-    svg: bool = False,
-    command: str = '',
+    **changes: Unpack[Keywords],
 ) -> Result:
     """How many tokens of calibration data until every expert of every layer has enough of them?
 
-    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens of a recording, in random orders of its
-    requests, beside an even router (coupon collector); the experts that never get n; which of several recordings covers
-    most with as many tokens; and a small subset of requests that is enough.
+    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens (patches) of the data, in random orders
+    of the inputs, beside an even router (coupon collector); the experts that never get n; which of several data sets
+    covers most with as many tokens; and a small subset of inputs that is enough.
 
     Args:
-        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         need: Tokens n that every expert of every layer should have.
+        other_data: Other data sets, to compare with ``data`` for as many tokens each.
         write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
     Raises:
-        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no tokens that
-            choose.
+        UserError: something named does not exist or does not fit.
     """
 
 def determinism(
@@ -546,7 +543,8 @@ def experts(
     *,
     data: str | None = None,
     loss: float | None = None,
-    draws: int = 4,
+    experts_per_layer: int | None = None,
+    draws: int | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -554,7 +552,8 @@ def experts(
     """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
-    random, or relabeled. The rise of the loss is measured for each. For moeprobe's own models, the outputs of all
+    random, or relabeled. The rise of the loss is measured for each. With many experts, some of each layer are measured
+    one by one, and one drawn for each input stands for the mean over all. For moeprobe's own models, the outputs of all
     experts on the same patches are compared as well. ```loss`` 0.01` lists the experts that may go, each alone, at a
     loss below 0.01.
 
@@ -562,7 +561,10 @@ def experts(
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         loss: List the experts whose ban alone raises the loss by less than this, in nats; default: no list.
-        draws: Random choices, and permutations, of experts that are drawn for each input.
+        experts_per_layer: Experts of each layer that are banned and forced one by one, drawn by their load; default
+            all, or as many as 100 passes per input allow.
+        draws: Random choices, and permutations, of experts that are drawn for each input; default 4, or 1 where experts
+            are drawn, too.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
@@ -1142,6 +1144,40 @@ def trace_batches(
             tokens that choose.
     """
 
+def trace_coverage(
+    traces: str | Path | Sequence[str | Path],
+    *,
+    need: int = 128,
+    write: str | Path | None = None,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    layers: str | Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    figures: bool = True,
+    svg: bool = False,
+    command: str = '',
+) -> Result:
+    """How many recorded tokens until every expert of every layer has enough of them?
+
+    For GPTQ, AWQ or NVFP4: the share of experts with n tokens over the tokens of a recording, in random orders of its
+    requests, beside an even router (coupon collector); the experts that never get n; which of several recordings covers
+    most with as many tokens; and a small subset of requests that is enough.
+
+    Args:
+        traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
+        need: Tokens n that every expert of every layer should have.
+        write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
+        options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
+        watcher: receives how the run advances; None = a progress bar in a notebook.
+
+    Raises:
+        UserError: a file is damaged or missing, or recordings cannot be compared, or a trace holds no tokens that
+            choose.
+    """
+
 def trace_locality(
     traces: str | Path | Sequence[str | Path],
     *,
@@ -1206,8 +1242,8 @@ def trace_prefetch(
 
     Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
     or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other
-    requests and an even router. m is k, 2 k and 4 k by default. With ``layers``, the layer before is the chosen one
-    before, so leave none out between two.
+    requests and an even router. m is k, 2 k and 4 k by default. The layer before is that of the recording, whether
+    ``layers`` chooses it or not.
 
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.

@@ -36,7 +36,7 @@ class Layout(enum.Enum):
     REUSE = "a line per layer, on reuse along sequences, and on caches of experts"
     PREFETCH = "a line per layer and predictor, on experts that are loaded ahead"
     BATCHES = "a line per layer, on distinct experts of batches, and on experts asleep"
-    COVERAGE = "a line per recording, on tokens until every expert has enough"
+    COVERAGE = "a line per model, data set or recording, on tokens until every expert has enough"
     LOAD_OVER_TIME = "a line per layer, on hot experts and on ranks"
     OVERLAYS = "a line per drawn image"
     PAIRS = "a line per image, on patches with a partner"

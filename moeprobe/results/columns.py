@@ -69,7 +69,7 @@ COLUMNS: dict[str, str] = {
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
     "balance` the window or the batch, for `trace locality` the experts in a cache, for `trace prefetch` those loaded "
-    "ahead, for `trace batches` and `coverage` the tokens; empty for pairs of random views",
+    "ahead, for `trace batches`, `coverage` and `trace coverage` the tokens; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "

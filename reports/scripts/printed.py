@@ -49,6 +49,7 @@ PAGES = (
     "guide/tradeoff.md",
     "guide/training.md",
     "concepts/aligned-experts.md",
+    "concepts/experts.md",
 )
 # Figures that the commands draw: the file in docs/img, and where a command wrote it.
 FIGURES = {

@@ -16,8 +16,9 @@ from moeprobe.metrics.analyses.choices import TriedChoices
 from moeprobe.metrics.analyses.critical_noise import NoiseResponse
 from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.analyses.expert_cache import CacheHits
+from moeprobe.metrics.analyses.expert_coverage import ExpertTokens
 from moeprobe.metrics.analyses.expert_outputs import LayerOutputs
-from moeprobe.metrics.analyses.experts import INTERVENTIONS, PER_EXPERT, Outcome
+from moeprobe.metrics.analyses.experts import DRAWN, INTERVENTIONS, PER_EXPERT, Interventions, Outcome
 from moeprobe.metrics.analyses.flip_costs import PRICED_KINDS, PredictedCosts
 from moeprobe.metrics.analyses.flip_prediction import PredictedFlips
 from moeprobe.metrics.analyses.flips import FORCED, ForcedFlips
@@ -76,12 +77,13 @@ EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
 Record = TypeVar("Record")
 # What is forced, by its name.
-Forced = dict[str, ForcedFlips | ForcedTextFlips | Outcome]
+Forced = dict[str, ForcedFlips | ForcedTextFlips]
 Asked = (
     LayerPair
     | OutputPair
     | Corners
     | Differences
+    | ExpertTokens
     | LogProbabilities
     | NoiseResponse
     | PredictedCosts
@@ -102,6 +104,7 @@ Asked = (
     | PrefetchHits
     | TriedChoices
     | AheadHits
+    | Interventions
     | list[Path]
     | Forced
 )
@@ -113,6 +116,9 @@ def cut_record(record: Record, rows: slice) -> Record:
         some_tokens = record.among((record.source >= rows.start) & (record.source < rows.stop))
         source = some_tokens.source - rows.start
         return dataclasses.replace(some_tokens, inputs=rows.stop - rows.start, source=source)  # type: ignore[return-value]
+    if isinstance(record, Interventions):
+        outcomes = {name: cut_record(outcome, rows) for name, outcome in record.outcomes.items()}
+        return dataclasses.replace(record, outcomes=outcomes)
     kind: Any = type(record)
     fields = [getattr(record, field.name) for field in dataclasses.fields(kind)]
     values = (one if one is None or isinstance(one, tuple | int) else one[rows] for one in fields)
@@ -151,7 +157,9 @@ def cut(pair: Asked, rows: slice) -> Asked:
         | HitCurve
         | PrefetchHits
         | TriedChoices
-        | AheadHits,
+        | AheadHits
+        | ExpertTokens
+        | Interventions,
     ):
         return cut_record(pair, rows)
     if isinstance(pair, Corners):
@@ -299,7 +307,7 @@ def _margins() -> tuple[list[Asked], list[Asked], list[Asked]]:
 
 
 def _experts() -> list[Asked]:
-    """Interventions on images, one without a label, and on texts, which have no answers."""
+    """Interventions on images, one without a label, and on texts, which have no answers; the texts' on some experts."""
     random = torch.Generator().manual_seed(0)
 
     def outcome(number: int, *, is_text: bool) -> Outcome:
@@ -309,9 +317,17 @@ def _experts() -> list[Asked]:
         price, correct = price * (trials > 0)[:, None], correct & (trials > 0)[:, None]
         return Outcome(price, trials, None if is_text else correct, None if is_text else answer)
 
+    def interventions(*, is_text: bool) -> dict[str, Outcome]:
+        return {name: outcome(3 if name in PER_EXPERT else 1, is_text=is_text) for name in INTERVENTIONS}
+
+    drawn = {f"{name}{DRAWN}": outcome(2, is_text=True) for name in PER_EXPERT}
+    # All interventions on an input have the same trials.
+    texts = interventions(is_text=True) | drawn
+    trials = texts["without"].trials
+    texts = {name: dataclasses.replace(one, trials=trials) for name, one in texts.items()}
     return [
-        {name: outcome(3 if name in PER_EXPERT else 1, is_text=is_text) for name in INTERVENTIONS}
-        for is_text in (False, True)
+        Interventions(interventions(is_text=False), num_experts=3),
+        Interventions(texts, num_experts=9, measured=[1, 4, 8]),
     ]
 
 
@@ -333,6 +349,14 @@ def _sequences() -> list[Asked]:
     present[1] = False
     present[3, 1:] = False
     return [Sequences(experts, present, 6)]
+
+
+def _expert_tokens() -> list[Asked]:
+    """Inputs of several lengths, one without tokens."""
+    random = torch.Generator().manual_seed(0)
+    uses = torch.randint(0, 9, (SIZE, 6), generator=random)
+    uses[1] = 0
+    return [ExpertTokens(uses.sum(1), uses)]
 
 
 def _input_uses() -> list[Asked]:
@@ -412,7 +436,7 @@ OF_TOKENS = {
     "cache_size": _hit_curves,
     "distinct_experts": _sequences,
     "asleep": _sequences,
-    "expert_coverage": _sequences,
+    "expert_coverage": _expert_tokens,
     "prefetch": _predictions,
     "router_ahead": _ahead,
     "experts": _experts,

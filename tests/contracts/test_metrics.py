@@ -17,7 +17,7 @@ METRICS = [
     one.representative if isinstance(one, MetricFamily) else one for one in registry.all_declarations()
 ]
 # Their rows follow from those of several cells: tests/probes/test_margins.py and test_experts.py
-# have them, and tests/recordings/test_coverage.py.
+# have them, and tests/probes/test_coverage.py.
 FROM_SEVERAL_CELLS = (
     "set_survival_band",
     "experts_price_band",
@@ -26,13 +26,15 @@ FROM_SEVERAL_CELLS = (
     "experts_price_among",
     "experts_prices_differ_p",
     "experts_missed_rate",
+    "experts_measured",
     "experts_covered",
     "experts_covered_even",
     "tokens_needed",
     "tokens_needed_even",
+    "inputs_needed",
     "experts_below",
     "subset_tokens",
-    "subset_requests",
+    "subset_inputs",
 )
 FAMILIES = [one for one in registry.all_declarations() if isinstance(one, MetricFamily)]
 

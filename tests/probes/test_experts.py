@@ -440,6 +440,10 @@ def test_draws_are_of_each_input_and_their_mean_is_taken() -> None:
     names = ["a", "b", "c"]
     drawn = {k: list(v) for k, v in _interventions(layer, names, **arguments).items()}
     assert [len(sets) for sets in drawn.values()] == [8, 8, 3, 3]
+    few = _interventions(layer, names, **arguments, measured=[1, 6])
+    assert {kind: len(list(sets)) for kind, sets in few.items()} == {
+        "without_drawn": 3, "forced_drawn": 3, "without": 2, "forced": 2, "random": 3, "permuted": 3,
+    }  # fmt: skip
     maps = set()
     for sets, image in itertools.product(drawn["permuted"], range(3)):
         pairs = set(

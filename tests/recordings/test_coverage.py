@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moeprobe import api
-from moeprobe.recorded.coverage.collect import EvenRouter, Orders, greedy_subset
+from moeprobe.probes.coverage.collect import EvenRouter, Orders, greedy_subset
 from tests.commands import refused, run
 from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, Ids, cell, served
 
@@ -101,11 +101,11 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
         served(tmp_path / f"{name}.parquet", ids) for name, ids in (("narrow", narrow), ("even", evenly))
     )
     subset = tmp_path / "subset.jsonl"
-    found = api.coverage([narrow_trace, even_trace], need=8, write=subset)
+    found = api.trace_coverage([narrow_trace, even_trace], need=8, write=subset)
     whole = {
         (name, metric): cell(found.table, metric, layer="", checkpoint=name)
         for name in ("narrow", "even")
-        for metric in ("experts_below", "tokens_needed", "subset_tokens", "subset_requests")
+        for metric in ("experts_below", "tokens_needed", "subset_tokens", "subset_inputs")
     }
     assert whole["narrow", "experts_below"]["value"] == 1
     assert np.isnan(whole["narrow", "tokens_needed"]["value"])
@@ -118,7 +118,7 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
     assert even["value"] - 3 < needed["value"] < even["value"] + 2 * ROWS
     lines = [json.loads(line) for line in subset.read_text().splitlines()]
     of_even = [line for line in lines if line["recording"] == "even"]
-    assert len(of_even) == whole["even", "subset_requests"]["value"]
+    assert len(of_even) == whole["even", "subset_inputs"]["value"]
     assert sum(line["tokens"] for line in of_even) == whole["even", "subset_tokens"]["value"]
     curve = found.table[(found.table["metric"] == "experts_covered") & (found.table["checkpoint"] == "even")]
     assert curve["value"].is_monotonic_increasing and curve["value"].iloc[-1] == 1
@@ -130,19 +130,21 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
 @pytest.mark.pictures
 def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     trace = served(tmp_path / "a.parquet", evenly)
-    result = run("coverage", trace, "--need", "8", "--out", tmp_path / "run")
+    result = run("trace", "coverage", trace, "--need", "8", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
     assert "no confidence intervals. 24 requests; seed 0." in printed
     assert printed.startswith("a: every expert has enough after")
     assert (tmp_path / "run" / "figures" / "coverage.png").exists()
     # What is finished is not computed again, but the subset is written.
-    asked = ("coverage", trace, "--need", "8", "--write", tmp_path / "subset.jsonl")
+    asked = ("trace", "coverage", trace, "--need", "8", "--write", tmp_path / "subset.jsonl")
     assert run(*asked, "--out", tmp_path / "run").exit_code == 0
     subset = (tmp_path / "subset.jsonl").read_bytes()
     assert subset and run(*asked, "--overwrite").exit_code == 0
     assert (tmp_path / "subset.jsonl").read_bytes() == subset
     (tmp_path / "mine.jsonl").write_text("precious")
-    assert "exists; choose another name" in refused("coverage", trace, "--write", tmp_path / "mine.jsonl")
+    assert "exists; choose another name" in refused(
+        "trace", "coverage", trace, "--write", tmp_path / "mine.jsonl"
+    )
     assert (tmp_path / "mine.jsonl").read_text() == "precious"
-    assert "takes a whole number from 1 up" in refused("coverage", trace, "--need", "0")
+    assert "takes a whole number from 1 up" in refused("trace", "coverage", trace, "--need", "0")

@@ -92,7 +92,7 @@ def test_every_command_takes_a_folder(traces: Path) -> None:
         ["trace", "locality", folder],
         ["trace", "balance", folder, "--ranks", 2],
         ["trace", "drift", folder, second],
-        ["coverage", folder, "--need", 1],
+        ["trace", "coverage", folder, "--need", 1],
     ):
         result = run(*command, "--json")
         assert result.exit_code == 0, result.output

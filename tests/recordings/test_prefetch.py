@@ -15,7 +15,7 @@ from moeprobe.recorded.trace_prefetch import measure
 from moeprobe.recorded.trace_prefetch.frequencies import Frequencies, found_among, marks_of, pair_counts
 from tests.commands import refused, run
 from tests.metrics.test_sequences import value
-from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, Ids, cell, served
+from tests.recordings.test_locality import CONFIG, EXPERTS, LAYERS, TOP_K, Ids, cell, served
 
 # Intervals are asserted.
 pytestmark = pytest.mark.resamples
@@ -180,3 +180,27 @@ def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     single = served(tmp_path / "one.parquet", following, requests=1)
     assert "predictions are made from other requests" in refused("trace", "prefetch", single)
     assert "so no more can be loaded ahead" in refused("trace", "prefetch", trace, "--loaded", "21")
+
+
+def test_the_layer_before_is_that_of_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer follows from the middle one, which is not chosen, and not from the first."""
+    monkeypatch.setattr("tests.recordings.test_locality.CONFIG", CONFIG | {"num_hidden_layers": 3})
+
+    def chained(request: int) -> Ids:
+        random = np.random.default_rng([12, request])
+        ids = random.random((ROWS, 3, EXPERTS)).argsort(2)[..., :TOP_K]
+        ids[:, 2] = (ids[:, 1] * 7 + 3) % EXPERTS
+        return ids
+
+    trace = served(tmp_path / "a.parquet", chained, requests=30)
+    chosen = api.trace_prefetch(trace, layers=["layers.0", "layers.2"]).table
+    found = cell(chosen, "prefetch_layer", layer="layers.2", severity=float(TOP_K))
+    assert found["value"] > 0.97
+    # Whatever is chosen, a layer has the numbers that it has among all.
+    numbers = ["metric", "null", "tokens", "severity", "value", "trials"]
+    for table in (api.trace_prefetch(trace).table, api.trace_prefetch(trace, layers=["layers.2"]).table):
+        of_layer, expected = (
+            rows.loc[rows["layer"] == "layers.2", numbers].reset_index(drop=True) for rows in (table, chosen)
+        )
+        assert len(expected) and of_layer.equals(expected)
+    assert set(chosen["layer"]) == {"layers.0", "layers.2", ""}

@@ -19,13 +19,14 @@ def test_an_audit(trained: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["paper", "compare", "report", "merge", "curves", "coverage", "trace align", "correspond"]
+    "command",
+    ["paper", "compare", "report", "merge", "curves", "trace coverage", "trace align", "correspond"],
 )
 def test_every_other(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in ONE_OF_TWO.items():
         monkeypatch.setenv(name, value)
-    own = {"correspond": ["a", "--view", "random_crop"], "coverage": ["a"]}
+    own = {"correspond": ["a", "--view", "random_crop"], "trace coverage": ["a"]}
     given = own.get(command, ["a", "b"])
     assert f"moeprobe {command} takes one process" in refused(*command.split(), *given, "--out", "out")
     assert not list(tmp_path.iterdir())

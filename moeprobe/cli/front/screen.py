@@ -161,7 +161,9 @@ def footing(result: "Result") -> str:
     request, table = result.sidecar.request, result.table
     kind = registry.of_kind(request.kind)
     sampled = None if kind is None else kind.sampled
-    images, modality = max(table["images"]), modality_of_table(table, data=request.data, inputs=sampled)
+    # Several data sets have inputs of their own each.
+    images = int(table.groupby("dataset", dropna=False)["images"].max().sum())
+    modality = modality_of_table(table, data=request.data, inputs=sampled)
     parts = [
         sources(images, modality, data=request.data, split=request.split),
         *_intervals(kind, table, modality),

@@ -383,7 +383,7 @@ def prefetch(result: "Result") -> Printed:
 
 
 def coverage(result: "Result") -> Printed:
-    """Return the output for the coverage of experts: sentences, and a line per recording."""
+    """Return the output for the coverage of experts: sentences, and a line per source."""
     return _with_sentences(result, coverage_table(result.table))
 
 

@@ -5,12 +5,15 @@ choose as their routers do. Four kinds of sets: without one expert (the runner-u
 every token (in place of the last chosen one), another one drawn at random, and the experts relabeled along a cycle of
 all. What is random is drawn for each input by itself, so intervals over inputs include it.
 
-Axes: B inputs, E experts, N interventions of a kind: E where each is about one expert, else the random draws.
+Of many experts, only some are banned and forced one by one. The means over all experts are then those of an expert that
+is drawn for each input.
+
+Axes: B inputs, E experts, N interventions of a kind: single experts, all or some, or the random draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,8 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.token_kinds import EXPERTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +44,10 @@ _LABELED = {
 }
 BANNED = "without"
 PER_EXPERT = (BANNED, "forced")
+# Ends the name of what is done with an expert that is drawn for each input.
+DRAWN = "_drawn"
+# Column of the experts that are measured one by one, the same for all inputs; it is absent where they are all.
+_MEASURED_EXPERTS = "experts_measured"
 
 # The numbers, each with its description, its label, and the rest of its declaration.
 _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -60,7 +69,9 @@ _MEASURED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def intervention_metric(measured: str, intervention: str) -> Metric:
     """Return the metric that is ``measured`` (price, accuracy, answer) under an intervention."""
     meaning, label, declared = _MEASURED[measured]
-    of_expert = " (column expert; empty: the mean over all)" if intervention in PER_EXPERT else ""
+    of_expert = (
+        " (column expert; empty: the mean over all of the layer)" if intervention in PER_EXPERT else ""
+    )
     return Metric(
         f"experts_{measured}_{intervention}",
         about=f"{meaning}: {INTERVENTIONS[intervention]}{of_expert}",
@@ -122,6 +133,15 @@ MISSED_RATE = Metric(
 )
 
 
+MEASURED_EXPERTS = Metric(
+    "experts_measured",
+    about="experts of the layer that are banned and forced one by one, drawn by their load, where they are not all; "
+    "trials are all its experts",
+    label="experts measured one by one",
+    unit="whole",
+)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the interventions of one kind make of a batch.
@@ -140,17 +160,33 @@ class Outcome:
     answer: Tensor | None
 
 
-class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
+@dataclass(frozen=True)
+class Interventions:
+    """What is done to a layer.
+
+    Attributes:
+        outcomes: by kind; those that end in ``DRAWN`` are of an expert drawn for each input.
+        num_experts: E.
+        measured: experts that ``PER_EXPERT`` are about; None = all.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    num_experts: int
+    measured: Sequence[int] | None = None
+
+
+class ExpertsAnalysis(ModelAnalysis[Interventions]):
     """Loss and answers when an expert is banned, forced on every token, or sets are random or relabeled.
 
     Two images, each without expert 0 and without expert 1. Their loss rises by 0.1 and 0.4, and by 0.3 and 0.2: 0.2
     without expert 0, 0.3 without expert 1, 0.25 on average:
 
     >>> import torch
-    >>> from moeprobe.metrics.analyses.experts import INTERVENTIONS, ExpertsAnalysis, Outcome
+    >>> from moeprobe.metrics.analyses.experts import INTERVENTIONS, ExpertsAnalysis, Interventions, Outcome
     >>> from moeprobe.metrics.by_hand import numbers
     >>> price, trials = torch.tensor([[0.1, 0.4], [0.3, 0.2]]), torch.ones(2, dtype=torch.int64)
-    >>> value = numbers(ExpertsAnalysis(), dict.fromkeys(INTERVENTIONS, Outcome(price, trials, None, None)))
+    >>> outcomes = dict.fromkeys(INTERVENTIONS, Outcome(price, trials, None, None))
+    >>> value = numbers(ExpertsAnalysis(), Interventions(outcomes, num_experts=2))
     >>> value["experts_price_without 0"], value["experts_price_without 1"], value["experts_price_without"]
     (0.2, 0.3, 0.25)
     """
@@ -171,23 +207,28 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
         PRICE_AMONG,
         PRICES_DIFFER,
         MISSED_RATE,
+        MEASURED_EXPERTS,
     )
     signature = "experts_trials_without"
 
-    def sums(self, subject: Mapping[str, Outcome]) -> dict[str, Tensor]:
+    def sums(self, subject: Interventions) -> dict[str, Tensor]:
         """Return per input the trials, and for each intervention the summed price and answers."""
         import torch
 
         columns: dict[str, Tensor] = {}
-        for intervention, outcome in subject.items():
+        for intervention, outcome in subject.outcomes.items():
             columns[f"experts_trials_{intervention}"] = outcome.trials
             columns[f"experts_inputs_{intervention}"] = torch.ones_like(outcome.trials)
             measured = {"price": outcome.price, "accuracy": outcome.correct, "answer": outcome.answer}
             columns |= {
-                intervention_metric(name, intervention).name: value.double()
+                f"experts_{name}_{intervention}": value.double()
                 for name, value in measured.items()
                 if value is not None
             }
+        if subject.measured is not None:
+            inputs = len(columns["experts_trials_without"])
+            columns[_MEASURED_EXPERTS] = torch.tensor(subject.measured).expand(inputs, -1)
+            columns[EXPERTS] = torch.full((inputs,), subject.num_experts)
         return columns
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
@@ -201,7 +242,25 @@ class ExpertsAnalysis(ModelAnalysis[Mapping[str, Outcome]]):
                     continue
                 estimate = metric.mean_of if measured == "price" else metric.share_of
                 values = columns[metric.name].astype(np.float64)
-                estimators.append(estimate(values.sum(1), trials * values.shape[1]))
-                for expert, of_one in enumerate(values.T if intervention in PER_EXPERT else ()):
-                    estimators.append(estimate(of_one, trials, expert=expert))
+                over_all = columns.get(f"{metric.name}{DRAWN}", values).astype(np.float64)
+                estimators.append(estimate(over_all.sum(1), trials * over_all.shape[1]))
+                if intervention in PER_EXPERT:
+                    estimators += [
+                        estimate(of_one, trials, expert=expert)
+                        for expert, of_one in by_expert(columns, values)
+                    ]
         return estimators
+
+
+def by_expert(columns: Columns, values: Array) -> Iterator[tuple[int, Array]]:
+    """Yield each expert that is measured by itself, and its values ``(n,)`` of those ``(n, N)`` of all of them."""
+    measured = columns.get(_MEASURED_EXPERTS)
+    experts = range(values.shape[1]) if measured is None else measured[0].tolist()
+    yield from zip(experts, values.T, strict=True)
+
+
+def sample_of(columns: Columns) -> tuple[int, int] | None:
+    """Return how many experts of a layer are measured by themselves, and how many it has; None where all are."""
+    if _MEASURED_EXPERTS not in columns:
+        return None
+    return columns[_MEASURED_EXPERTS].shape[1], int(columns[EXPERTS][0])

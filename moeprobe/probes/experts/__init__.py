@@ -15,7 +15,8 @@ class Experts(Probe["Result"]):
     """Which experts are dispensable, and which are redundant?
 
     In one layer at a time, all tokens get other sets: without one expert, with one expert on every token, drawn at
-    random, or relabeled. The rise of the loss is measured for each. For moeprobe's own models, the outputs of all
+    random, or relabeled. The rise of the loss is measured for each. With many experts, some of each layer are measured
+    one by one, and one drawn for each input stands for the mean over all. For moeprobe's own models, the outputs of all
     experts on the same patches are compared as well. `--loss 0.01` lists the experts that may go, each alone, at a
     loss below 0.01.
 
@@ -70,10 +71,23 @@ class Experts(Probe["Result"]):
             what="a number of nats",
         ),
     ] = None
+    experts_per_layer: Annotated[
+        int | None,
+        Arg(
+            "Experts of each layer that are banned and forced one by one, drawn by their load; default all, or as many "
+            "as 100 passes per input allow.",
+            low=1,
+        ),
+    ] = None
     draws: Annotated[
-        int,
-        Arg("Random choices, and permutations, of experts that are drawn for each input.", low=1, high=1000),
-    ] = 4
+        int | None,
+        Arg(
+            "Random choices, and permutations, of experts that are drawn for each input; default 4, or 1 where experts "
+            "are drawn, too.",
+            low=1,
+            high=1000,
+        ),
+    ] = None
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the tables."""

@@ -16,7 +16,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.declarations import CLEAN
 from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.metrics.analyses.expert_outputs import ExpertOutputsAnalysis, LayerOutputs
-from moeprobe.metrics.analyses.experts import ExpertsAnalysis, Outcome
+from moeprobe.metrics.analyses.experts import DRAWN, ExpertsAnalysis, Interventions, Outcome
 from moeprobe.metrics.analyses.load import loads
 from moeprobe.metrics.analyses.selection import can_flip, other_sets, runner_up
 from moeprobe.probes.engine.batch_sums import labels_of, log_probability, output_sums
@@ -27,6 +27,7 @@ from moeprobe.probes.engine.outputs import check_forced_choices
 from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.experts.redundancy import redundancy_rows
+from moeprobe.probes.experts.sampled import Effort, draw_experts
 from moeprobe.results import summaries
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
@@ -65,7 +66,8 @@ class ExpertsMeasurement(VariantsMeasurement):
 
     def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch."""
-        return partial(_batch_sums, spec, model, self.probe.draws)
+        measured = draw_experts(spec, model, self._effort)
+        return partial(_batch_sums, spec, model, self._effort.draws, measured)
 
     def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
         """Return what banned experts cost with intervals that hold for all at once, and which may go."""
@@ -74,19 +76,35 @@ class ExpertsMeasurement(VariantsMeasurement):
     @property
     def passes(self) -> int:
         """The most passes per image: interventions count as whole passes, though they may begin at their layer."""
-        return 1 + max(
-            sum(
-                2 * (layer.num_experts + self.probe.draws)
+        return max(map(self._effort.passes, self._num_experts()))
+
+    @property
+    def _effort(self) -> Effort:
+        return Effort.of(self._num_experts(), self.probe.experts_per_layer, self.probe.draws)
+
+    def _num_experts(self) -> list[list[int]]:
+        """Return how many experts each layer of each model has, in which they can be banned or forced."""
+        return [
+            [
+                layer.num_experts
                 for layer in routing_of_blank_input(model, self.options.layers)
-            )
+                if can_flip(layer)
+            ]
             for model in self.models
-        )
+        ]
 
 
 def _batch_sums(
-    spec: RunSpec, checkpoint: Checkpoint, draws: int, batch: Batch | TextBatch
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    draws: int,
+    measured: Mapping[str, Sequence[int]],
+    batch: Batch | TextBatch,
 ) -> dict[str, Sums]:
-    """Return the sums of a batch: of the output, and of each layer by intervention."""
+    """Return the sums of a batch: of the output, and of each layer by intervention.
+
+    ``measured``: experts of a layer that are banned and forced one by one, where they are not all.
+    """
     model, inputs = checkpoint.model, batch.views[0]
     layers = spec.layers_of(model)
     scores, routing = model.trace(inputs, layers=layers, logits=spec.of_output)
@@ -105,11 +123,11 @@ def _batch_sums(
         effects = {
             intervention: _outcome(run, of_kind, before, labels, is_text=isinstance(model, Rerouted))
             for intervention, of_kind in _interventions(
-                layer, batch.image_ids, name=name, seed=spec.seed, draws=draws
+                layer, batch.image_ids, name=name, seed=spec.seed, draws=draws, measured=measured.get(name)
             ).items()
         }
         cell = Cell(spec.label_of(model, name), layer.router, layer.choices_per_token)
-        sums[cell] = ExpertsAnalysis().sums(effects)
+        sums[cell] = ExpertsAnalysis().sums(Interventions(effects, layer.num_experts, measured.get(name)))
         of_patches = loads("load", [layer])
         if isinstance(model, Separable):
             of_patches |= _output_sums(model, name, tokens[name], layer)
@@ -133,18 +151,38 @@ def _run(
 
 
 def _interventions(
-    layer: LayerRouting, image_ids: Sequence[str], *, name: str, seed: int, draws: int
+    layer: LayerRouting,
+    image_ids: Sequence[str],
+    *,
+    name: str,
+    seed: int,
+    draws: int,
+    measured: Sequence[int] | None = None,
 ) -> Mapping[str, Iterator[Tensor]]:
     """Return the sets ``(B, T, K)`` of the interventions of each kind, one after the other.
 
-    What is random belongs to (seed, layer, input, draw).
+    What is random belongs to (seed, layer, input, draw). Where some experts are ``measured``, one is drawn for each
+    input, too, and stands for all.
     """
-    selected, next_best, experts = layer.selected, runner_up(layer)[..., None], range(layer.num_experts)
+    selected, next_best = layer.selected, runner_up(layer)[..., None]
+    experts = range(layer.num_experts) if measured is None else measured
 
     def generators(purpose: str, draw: int) -> list[np.random.Generator]:
         return [generator(seed, f"experts {name} {purpose}", image_id, draw) for image_id in image_ids]
 
-    return {
+    def drawn_experts(draw: int) -> Tensor:
+        numbers = [random.integers(layer.num_experts) for random in generators("expert", draw)]
+        return torch.tensor(numbers, device=selected.device)[:, None, None]
+
+    of_drawn: dict[str, Iterator[Tensor]] = {}
+    if measured is not None:
+        of_drawn = {
+            f"without{DRAWN}": (
+                selected.where(selected != drawn_experts(draw), next_best) for draw in range(draws)
+            ),
+            f"forced{DRAWN}": (_with_expert(layer, drawn_experts(draw)) for draw in range(draws)),
+        }
+    return of_drawn | {
         "without": (selected.where(selected != expert, next_best) for expert in experts),
         "forced": (_with_expert(layer, expert) for expert in experts),
         "random": (_at_random(layer, generators("random", draw)) for draw in range(draws)),
@@ -152,12 +190,15 @@ def _interventions(
     }
 
 
-def _with_expert(layer: LayerRouting, expert: int) -> Tensor:
-    """Return the sets with an expert in place of the last chosen one, where it is not chosen anyway."""
-    selected = layer.selected.clone()
-    is_missing = ~(selected == expert).any(-1) & (selected[..., -1] >= 0)
-    selected[..., -1] = selected[..., -1].masked_fill(is_missing, expert)
-    return selected
+def _with_expert(layer: LayerRouting, expert: int | Tensor) -> Tensor:
+    """Return the sets with an expert in place of the last chosen one, where it is not chosen anyway.
+
+    ``expert``: of all inputs, or of each ``(B, 1, 1)``.
+    """
+    selected = layer.selected
+    is_missing = ~(selected == expert).any(-1, keepdim=True) & (selected[..., -1:] >= 0)
+    newcomers = torch.as_tensor(expert, device=selected.device).to(selected.dtype)
+    return torch.cat([selected[..., :-1], newcomers.where(is_missing, selected[..., -1:])], -1)
 
 
 def _at_random(layer: LayerRouting, generators: Sequence[np.random.Generator]) -> Tensor:

@@ -14,19 +14,22 @@ import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import modality_of
-from moeprobe.judging.selection import Extreme
+from moeprobe.judging.selection import Extreme, ends_of
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import (
     BANNED,
     DISPENSABLE,
+    MEASURED_EXPERTS,
     PRICE_BAND,
     PRICE_BEYOND,
     ExpertsAnalysis,
+    by_expert,
     intervention_metric,
+    sample_of,
 )
 from moeprobe.metrics.base import Columns, Estimator
 from moeprobe.metrics.declaration import NumberName
-from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS
+from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, Replicates
 from moeprobe.metrics.stats.carriers import inputs_needed
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.statistic import standard_error
@@ -34,6 +37,7 @@ from moeprobe.probes.experts import all_together
 from moeprobe.results import summaries
 from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
+from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.tables import WITHOUT_INTERVAL, first_and_last
 from moeprobe.results.values import CellValues, Evaluator
 
@@ -58,7 +62,7 @@ class _Beyond(ExpertsAnalysis):
         prices = np.abs(columns[intervention_metric("price", BANNED).name].astype(np.float64))
         return [
             PRICE_BEYOND.share_of(price > self._limit * trials, (trials > 0).astype(np.int64), expert=expert)
-            for expert, price in enumerate(prices.T)
+            for expert, price in by_expert(columns, prices)
         ]
 
 
@@ -80,7 +84,9 @@ def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | Non
     )
     priced = [cell for cell in sums if cell.cell.layer and not cell.cell.tokens]
     rows: list[Row] = []
-    for _, of_one in groupby(priced, lambda cell: cell.checkpoint):
+    for _, cells_of_one in groupby(priced, lambda cell: cell.checkpoint):
+        of_one = list(cells_of_one)
+        rows += [row for cell in of_one for row in _sample_row(cell, info)]
         valued = [evaluate(cell) for cell in of_one]
         layers = [_prices(values, info) for values in valued]
         # Those without an interval for their few carriers might have had one with other inputs.
@@ -96,6 +102,17 @@ def redundancy_rows(sums: SumsStore, info: summaries.About, *, loss: float | Non
             ]
         rows += all_together.rows_of_all(valued, layers, info)
     return rows
+
+
+def _sample_row(stored: StoredCell, info: summaries.About) -> list[Row]:
+    """Return the line on how many of its experts a layer is measured by; none where they are all."""
+    _, columns = next(iter(stored.blocks()))
+    sample = sample_of(columns)
+    if sample is None:
+        return []
+    number = Replicates(float(sample[0]), np.empty(0), images=stored.num_images, trials=sample[1])
+    row = summaries.row(info, stored.checkpoint, stored.cell, NumberName(MEASURED_EXPERTS.name, ""), number)
+    return [row | WITHOUT_INTERVAL | {"flag": ""}]
 
 
 def _changes(values: CellValues, info: summaries.About, limit: float) -> list[Row]:
@@ -208,7 +225,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
     Of more layers than have panels in a figure the first and the last are named.
     """
     limits = table.loc[table["metric"] == DISPENSABLE.name, "severity"]
-    bounds, lines = dispensable(table), all_together.sentences(table)
+    bounds = dispensable(table)
+    lines = [*_on_samples(table), *all_together.sentences(table)]
     for (checkpoint, layer), band in _named_layers(table[table["metric"] == PRICE_BAND.name]):
         rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
         if len(rows):
@@ -224,6 +242,29 @@ def sentences(table: pd.DataFrame) -> list[str]:
             f"{nearest[EXPERT_DISTANCE_PERMUTED.name]:.2f}; CKA {nearest[EXPERT_CKA.name]:.2f}, where permuted "
             "patches have 0."
         )
+    return lines
+
+
+def _on_samples(table: pd.DataFrame) -> list[str]:
+    """Return how many experts are measured one by one, and what an expert of all is worth; nothing where all are."""
+    samples = table[table["metric"] == MEASURED_EXPERTS.name]
+    lines = []
+    for checkpoint, rows in samples.groupby("checkpoint", sort=False):
+        number, total = int(rows["value"].sum()), int(rows["trials"].astype(float).sum())
+        units = modality_of(table["tokens"], data=rows["dataset"].iloc[0])
+        lines.append(
+            f"{checkpoint}: {number:,} of {total:,} experts are measured one by one ({_span(rows['value'])} of each "
+            f"layer, drawn from equal parts of them by load); their intervals are over {units.plural}, and say nothing "
+            "of the other experts."
+        )
+        is_mean = (table["metric"] == intervention_metric("price", BANNED).name) & table["expert"].isna()
+        means = table[is_mean & (table["checkpoint"] == checkpoint) & table["value"].notna()]
+        if len(means):
+            spread = ends_of(means, lambda row: row["layer"])
+            lines.append(
+                f"{checkpoint}: without one expert of all, drawn for each {units.name}, the loss rises by {spread} "
+                "nats."
+            )
     return lines
 
 

@@ -18,8 +18,8 @@ class TracePrefetch(MatchedTraces["Result"]):
 
     Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
     or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other
-    requests and an even router. m is k, 2 k and 4 k by default. With --layers, the layer before is the chosen one
-    before, so leave none out between two.
+    requests and an even router. m is k, 2 k and 4 k by default. The layer before is that of the recording, whether
+    --layers chooses it or not.
 
     Example: `moeprobe trace prefetch traces/served.parquet`
     """

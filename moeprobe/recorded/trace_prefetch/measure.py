@@ -14,7 +14,6 @@ from torch import Tensor
 
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, Prefetch, PrefetchHits
 from moeprobe.metrics.stats.statistic import Integers
 from moeprobe.probes.router_prefetch import sizes_of
@@ -30,7 +29,7 @@ from moeprobe.recorded.trace_prefetch.frequencies import (
     parts,
 )
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
-from moeprobe.recordings.reading import Layer, TraceFile
+from moeprobe.recordings.reading import Block, Layer, TraceFile
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
@@ -140,18 +139,31 @@ class _PrefetchSums(InputSums):
         widest = max(trace.layers[name].num_experts for name in self.num_tokens)
         for fold, of_fold in by_fold.items():
             for part in parts(len(of_fold), max(self.num_tokens.values()), widest):
-                before: Marks | None = None
-                for name in self.num_tokens:
-                    block = trace.read(name, of_fold[part])
-                    experts, present = tokens_of(block)
-                    marks = marks_of(experts, present, block.layer.num_experts)
+                for name, _, before, marks in self._read(trace, of_fold[part]):
                     for predictor, cues_by_name in _known_experts(before, marks):
                         key = name, predictor
                         if key not in counts:
                             counts[key] = _Counts.empty(cues_by_name.shape[-1], marks.shape[-1])
                         counts[key].add(fold, cues_by_name, marks)
-                    before = marks
         return {key: fold_counts.frequencies() for key, fold_counts in counts.items()}
+
+    def _read(self, trace: TraceFile, ids: Sequence[str]) -> Iterator[tuple[str, Block, Marks | None, Marks]]:
+        """Yield each chosen layer, the marks of the layer before it in the recording, chosen or not, and its own.
+
+        None where there is no layer before, or every expert of it gets a share of every token.
+        """
+        last: tuple[str, Marks] | None = None
+        for name, longest in self.num_tokens.items():
+            before_name = _layer_before(trace, name)
+            if before_name is None:
+                before = None
+            elif last is not None and last[0] == before_name:
+                before = last[1]
+            else:
+                before = _marks(trace.read(before_name, ids, num_tokens=longest))
+            block = trace.read(name, ids, num_tokens=longest)
+            last = name, _marks(block)
+            yield name, block, before, last[1]
 
     def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:
         """Return the cell with the view of all recordings; its severity is the number of loaded experts."""
@@ -173,13 +185,10 @@ class _PrefetchSums(InputSums):
         is_marked: bool,
     ) -> dict[Cell, dict[str, Tensor]]:
         sums: dict[Cell, dict[str, Tensor]] = {}
-        before: Marks | None = None
         totals: dict[str, list[_Found]] = {}
         folds = np.array([self._folds[name] for name in ids])
-        for name, longest in self.num_tokens.items():
-            block = trace.read(name, ids, num_tokens=longest)
+        for name, block, before, marks in self._read(trace, ids):
             kinds = {kind: part.present.numpy() for kind, part in kinds_of(block, is_marked=is_marked)}
-            marks = marks_of(tokens_of(block)[0], kinds[TEXT.token], block.layer.num_experts)
             sizes = _sizes(self._loaded, name, block.layer)
             of_tokens = _hits(before, marks, folds, sizes, name, fitted)
             for kind, mask in kinds.items():
@@ -187,7 +196,6 @@ class _PrefetchSums(InputSums):
                 cell = Cell(layer=name, router=block.layer.router, top_k=block.layer.top_k, tokens=kind)
                 sums |= predicted.sums(cell, sizes, block.layer)
                 totals.setdefault(kind, []).append(predicted)
-            before = marks
         layers = [trace.layers[name] for name in self.num_tokens]
         # Only layers alike can be added up.
         if len(layers) > 1 and len({(layer.num_experts, layer.top_k) for layer in layers}) == 1:
@@ -196,6 +204,19 @@ class _PrefetchSums(InputSums):
                 cell = Cell(router=layers[0].router, top_k=layers[0].top_k, tokens=kind)
                 sums |= predicted.sums(cell, sizes, layers[0])
         return sums
+
+
+def _layer_before(trace: TraceFile, name: str) -> str | None:
+    """Return the layer before one in a recording; None where there is none whose tokens have experts."""
+    names = list(trace.layers)
+    before = names[names.index(name) - 1] if name != names[0] else None
+    return before if before is not None and trace.layers[before].top_k > 0 else None
+
+
+def _marks(block: Block) -> Marks:
+    """Return which experts the tokens after the prefix have ``(B, J, E)``."""
+    experts, present = tokens_of(block)
+    return marks_of(experts, present, block.layer.num_experts)
 
 
 class _Found(NamedTuple):

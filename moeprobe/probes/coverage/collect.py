@@ -1,6 +1,6 @@
-"""Tokens until every expert has n of them: in random orders of requests, of an even router, and in a small subset.
+"""Tokens until every expert has n of them: in random orders of inputs, of an even router, and in a small subset.
 
-Axes: n requests, X experts of all layers, O orders, G grid points.
+Axes: n inputs (images, texts, requests), X experts of all layers, O orders, G grid points.
 """
 
 import heapq
@@ -23,11 +23,11 @@ _MOST_TOKENS = 2**40
 
 @dataclass(frozen=True)
 class Orders:
-    """Requests in random orders.
+    """Inputs in random orders.
 
     Attributes:
-        tokens: ``(O, n)`` tokens after each request.
-        reached: ``(O, X)`` number of the request, from 0 on, at which an expert has enough; n = never.
+        tokens: ``(O, n)`` tokens after each input.
+        reached: ``(O, X)`` number of the input, from 0 on, at which an expert has enough; n = never.
     """
 
     tokens: Integers
@@ -35,10 +35,10 @@ class Orders:
 
     @classmethod
     def of(cls, uses: Integers, tokens: Integers, need: int, *, seed: int, orders: int = ORDERS) -> "Orders":
-        """Return random orders of requests.
+        """Return random orders of inputs.
 
         Args:
-            uses: ``(n, X)`` tokens of a request that each expert gets.
+            uses: ``(n, X)`` tokens of an input that each expert gets.
             tokens: ``(n,)``.
             need: tokens that are enough.
             seed: of the orders.
@@ -63,13 +63,18 @@ class Orders:
         tokens = self.tokens[np.arange(len(last)), np.minimum(last, number - 1)].astype(np.float64)
         return np.where(last < number, tokens, np.inf)
 
+    def inputs_needed(self) -> Array:
+        """Return the inputs until every expert has enough ``(O,)``; infinite where one never has."""
+        last = self.reached.max(1)
+        return np.where(last < self.tokens.shape[1], last + 1.0, np.inf)
+
     def covered(self, grid: Iterable[int]) -> Array:
         """Return the share of the experts that have enough after so many tokens at most ``(O, G)``."""
         experts = self.reached.shape[1]
         shares = []
         for limit in grid:
-            requests = (self.tokens <= limit).sum(1)
-            shares.append((self.reached < requests[:, None]).sum(1) / experts)
+            inputs = (self.tokens <= limit).sum(1)
+            shares.append((self.reached < inputs[:, None]).sum(1) / experts)
         return np.stack(shares, axis=1)
 
 
@@ -92,7 +97,7 @@ class EvenRouter:
 
         One token reaches one expert of four:
 
-        >>> from moeprobe.recorded.coverage.collect import EvenRouter
+        >>> from moeprobe.probes.coverage.collect import EvenRouter
         >>> EvenRouter(((4, 1),), 1).covered(1)
         0.25
         """
@@ -122,20 +127,20 @@ class EvenRouter:
 
 
 def greedy_subset(uses: Integers, tokens: Integers, need: int) -> list[int]:
-    """Return requests, one after the other, until each expert has enough that has it in all requests together.
+    """Return inputs, one after the other, until each expert has enough that has it in all inputs together.
 
-    The next request is the one that brings most missing tokens for its own tokens. What a request brings never grows,
+    The next input is the one that brings most missing tokens for its own tokens. What an input brings never grows,
     so only those on top of a heap are counted again.
 
-    The second request alone serves both experts:
+    The second input alone serves both experts:
 
     >>> import numpy as np
-    >>> from moeprobe.recorded.coverage.collect import greedy_subset
+    >>> from moeprobe.probes.coverage.collect import greedy_subset
     >>> greedy_subset(np.array([[2, 0], [1, 1], [0, 2]]), np.array([2, 2, 2]), need=1)
     [1]
 
     Args:
-        uses: ``(n, X)`` tokens of a request that each expert gets.
+        uses: ``(n, X)`` tokens of an input that each expert gets.
         tokens: ``(n,)``.
         need: tokens that are enough.
     """

@@ -1,0 +1,171 @@
+"""What inputs bring to experts, and the lines of a table that follow from all layers together.
+
+Axes: n inputs (images, texts, requests), E experts of a layer, X experts of all layers.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeprobe.errors import UserError, option
+from moeprobe.metrics.analyses import expert_coverage as coverage
+from moeprobe.metrics.declaration import Metric, NumberName
+from moeprobe.metrics.stats.bootstrap import Replicates
+from moeprobe.metrics.stats.statistic import Integers
+from moeprobe.probes.coverage.collect import ENDS, EvenRouter, Orders, greedy_subset, grid_of, range_of
+from moeprobe.results import summaries
+from moeprobe.results.stored_cell import StoredCell
+from moeprobe.results.sums import Cell
+from moeprobe.runtime.files import atomic_file, is_there
+
+# Experts with too few tokens that a note lists; the table has all.
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What the inputs of one data set, or recording, bring to the experts of a model.
+
+    Attributes:
+        names: of the inputs ``(n,)``.
+        tokens: ``(n,)``.
+        by_layer: ``(n, E)`` by layer.
+        cell: of the lines about all layers.
+        top_ks: experts that a token chooses, by layer.
+    """
+
+    names: list[str]
+    tokens: Integers
+    by_layer: Mapping[str, Integers]
+    cell: Cell
+    top_ks: Mapping[str, int]
+
+    @classmethod
+    def of_cells(cls, cells: Sequence[StoredCell]) -> "Uses":
+        """Return those of a model's sums, of which each cell is a layer of the same inputs."""
+        by_layer: dict[str, Integers] = {}
+        for stored in cells:
+            names, columns = stored.load_all()
+            by_layer[stored.cell.layer] = columns["covered_uses"].astype(np.int32)
+        first = replace(cells[0].cell, layer="")
+        tokens = columns["covered_tokens"].astype(np.int64)
+        return cls(names, tokens, by_layer, first, {stored.cell.layer: stored.cell.top_k for stored in cells})
+
+    @property
+    def of_all_layers(self) -> Integers:
+        """``(n, X)``."""
+        return np.concatenate(list(self.by_layer.values()), axis=1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all inputs."""
+        return int(self.tokens.sum())
+
+    def by_unit(self, unit_of: Mapping[str, str] | None) -> "Uses":
+        """Return what whole units bring; None = the inputs themselves are the units."""
+        if unit_of is None:
+            return self
+        units, row = np.unique([unit_of[name] for name in self.names], return_inverse=True)
+
+        def totals(values: Integers) -> Integers:
+            sums = np.zeros((len(units), *values.shape[1:]), np.int64)
+            np.add.at(sums, row, values)
+            return sums
+
+        by_layer = {name: totals(values) for name, values in self.by_layer.items()}
+        return replace(self, names=units.tolist(), tokens=totals(self.tokens), by_layer=by_layer)
+
+    def subset(self, need: int) -> list[int]:
+        """Return a small subset of the inputs in which each expert has enough tokens that has them in all."""
+        return greedy_subset(self.of_all_layers, self.tokens, need)
+
+    def even_router(self, need: int) -> EvenRouter:
+        """Return an even router of the same layers."""
+        shapes = tuple((values.shape[1], self.top_ks[name]) for name, values in self.by_layer.items())
+        return EvenRouter(shapes, need)
+
+    def lacking(self, need: int) -> str:
+        """Return the experts that have fewest of too few tokens, and how many they have; empty where all have."""
+        lacking = sorted(
+            (int(total), f"{layer}: {expert} ({total:,})")
+            for layer, of_layer in self.by_layer.items()
+            for expert, total in enumerate(of_layer.sum(0).tolist())
+            if total < need
+        )
+        num_unlisted = len(lacking) - _LISTED
+        listed = [text for _, text in lacking[:_LISTED]]
+        return ", ".join([*listed, *([f"and {num_unlisted:,} more experts"] if num_unlisted > 0 else [])])
+
+
+def lines_of(
+    uses: Uses, subset: Sequence[int], *, need: int, least: int, checkpoint: str, info: summaries.About
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a table on all layers together.
+
+    Args:
+        uses: of the inputs.
+        subset: inputs that are enough.
+        need: tokens that are enough.
+        least: tokens at which the curve is read, too, to compare it with others.
+        checkpoint: what the table calls the model, or the recording.
+        info: what all lines share.
+    """
+    units = uses.by_unit(info.unit_of)
+    every, total = units.of_all_layers, uses.num_tokens
+
+    def line(
+        metric: Metric,
+        values: tuple[float, float, float] | float,
+        tokens: float = float("nan"),
+        images: int = len(units.names),
+    ) -> dict[str, Any]:
+        point, low, high = values if isinstance(values, tuple) else (values, np.nan, np.nan)
+        number = Replicates(point, np.empty(0), images=images, trials=total)
+        row = summaries.row(
+            info, checkpoint, replace(uses.cell, severity=tokens), NumberName(metric.name, ""), number
+        )
+        interval = "permutations" if low == low else ""
+        flag = "not_measurable" if np.isnan(point) else ""
+        return row | {"ci_low": low, "ci_high": high, "interval": interval, "flag": flag}
+
+    orders = Orders.of(every, units.tokens, need, seed=info.seed)
+    even = uses.even_router(need)
+    grid = sorted({*grid_of(total), least})
+    for tokens, shares in zip(grid, orders.covered(grid).T, strict=True):
+        yield line(coverage.COVERED, range_of(shares), float(tokens))
+        yield line(coverage.COVERED_EVEN, even.covered(tokens), float(tokens))
+    num_below = int((every.sum(0) < need).sum())
+    # In whole inputs: all orders reach every expert, or none does.
+    nothing = (np.nan, np.nan, np.nan)
+    yield line(coverage.TOKENS_NEEDED, nothing if num_below else range_of(orders.needed()))
+    yield line(coverage.INPUTS_NEEDED, nothing if num_below else range_of(orders.inputs_needed()))
+    median, low, high = (float(even.quantile(probability)) for probability in (0.5, *ENDS))
+    yield line(coverage.TOKENS_NEEDED_EVEN, (median, low, high))
+    yield line(coverage.BELOW, float(num_below))
+    # The subset is of inputs, whatever the units are.
+    inputs = len(uses.names)
+    yield line(coverage.SUBSET_TOKENS, float(uses.tokens[list(subset)].sum()), images=inputs)
+    yield line(coverage.SUBSET_INPUTS, float(len(subset)), images=inputs)
+
+
+def check_subset_file(path: Path | None, *, overwrite: bool) -> None:
+    """Raise ``UserError`` where the file of the subset exists, and is not to be replaced."""
+    if path is not None and is_there(path) and not overwrite:
+        raise UserError(
+            f"{path} exists; choose another name, or replace it with {option('overwrite', True)}."
+        )
+
+
+def write_subsets(path: Path, subsets: Sequence[tuple[Mapping[str, str], Uses, Sequence[int]]]) -> None:
+    """Write the inputs of subsets as JSON lines: what each is of, its name and its tokens."""
+    lines = [
+        json.dumps({**source, "id": uses.names[row], "tokens": int(uses.tokens[row])})
+        for source, uses, rows in subsets
+        for row in rows
+    ]
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

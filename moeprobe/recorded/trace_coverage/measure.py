@@ -1,0 +1,171 @@
+"""The work of ``trace coverage``: how soon the requests of recordings reach every expert.
+
+Axes: n requests, E experts of a layer.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from moeprobe.declarations.options import Options
+from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.inputs.modality import REQUEST, TEXT
+from moeprobe.judging.summarize import summarize
+from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
+from moeprobe.probes.coverage.uses import Uses, check_subset_file, lines_of, write_subsets
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.recorded.engine.sequences import RECORDED, tokens_of
+from moeprobe.recorded.engine.work import RecordingWork
+from moeprobe.recorded.trace_coverage import TraceCoverage
+from moeprobe.recordings.pairs import check_tokens, clusters_of, common_layers, name_all
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.palette import colors
+from moeprobe.results.stored import SumsStore, concat, of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table, with_rows
+from moeprobe.runtime.progress import Progress
+
+# Choices of one layer that are read at a time.
+_CHOICES = 2**22
+
+
+class Accumulation(RecordingWork[TraceCoverage]):
+    """Recordings whose requests are added up until every expert has enough tokens."""
+
+    def __init__(self, probe: TraceCoverage, options: Options) -> None:
+        super().__init__(probe, options)
+        check_subset_file(probe.write, overwrite=options.overwrite)
+        self.traces = [TraceFile(Path(path)) for path in probe.traces]
+        self.names = [trace_view.name for trace_view in name_all(self.traces)]
+        if len(set(self.names)) < len(self.names):
+            self.names = [trace_view.trace.path.stem for trace_view in name_all(self.traces)]
+        self.layers = common_layers(self.traces, options.layers)
+        for trace in self.traces:
+            check_tokens(trace, purpose="that experts could get")
+            for name in self.layers:
+                layer = trace.layers[name]
+                if layer.experts_choose or not 0 < layer.top_k < layer.num_experts:
+                    raise UserError(
+                        f"In {name} of {trace.path} tokens do not choose some of several experts, so every expert "
+                        f"gets its tokens anyway; leave the layer out with {option('layers')}."
+                    )
+        hashes = {name: trace.parts.sha256() for name, trace in zip(self.names, self.traces, strict=True)}
+        self.request = self.make_request(
+            RECORDED,
+            data=self.traces[0].about["data"] or REQUEST.data,
+            split=self.traces[0].about["split"] or "",
+            need=probe.need,
+            checkpoints={name: {"sha256": digest} for name, digest in hashes.items()},
+        )
+
+    def execute(self, progress: Progress) -> Result:
+        """Do the work; of a finished run, the subset is still written if it is asked for."""
+        try:
+            return super().execute(progress)
+        except FinishedError:
+            if self.probe.write is not None:
+                uses = self._all_uses(progress)
+                self._write(uses, self._subsets(uses))
+            raise
+
+    def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:
+        """Read the recordings, and put the tables together."""
+        info = self.run_info(
+            aligned=True, train_seeds=dict.fromkeys(self.names), groups=dict.fromkeys(self.names, "")
+        )
+        uses = self._all_uses(progress)
+        subsets = self._subsets(uses)
+        # Recordings are compared with as many tokens each: with all of the shortest one.
+        least = min(of_one.num_tokens for of_one in uses.values())
+        tables, stores = [], []
+        for name, of_one in uses.items():
+            sums = self._sums(name, of_one)
+            table, _ = summarize(sums, analyses=make_analyses(self.probe.analyses), run_info=info)
+            rows = list(
+                lines_of(of_one, subsets[name], need=self.probe.need, least=least, checkpoint=name, info=info)
+            )
+            tables.append(with_rows(table, rows))
+            stores.append(sums)
+        self._write(uses, subsets)
+        return self.make_result(
+            pd.concat(tables, ignore_index=True),
+            None,
+            concat(stores),
+            checkpoints={
+                name: {"path": str(trace.path)} for name, trace in zip(self.names, self.traces, strict=True)
+            },
+            colors=colors(self.names),
+            skipped_images=[],
+            notes=[
+                f"enough tokens in {name} of {lacking}"
+                for name, of_one in uses.items()
+                if (lacking := of_one.lacking(self.probe.need))
+            ],
+        )
+
+    def _all_uses(self, progress: Progress) -> dict[str, Uses]:
+        """Read the recordings."""
+        progress.start(self.probe.kind, sum(len(trace.ids) for trace in self.traces))
+        return {
+            name: self._uses(trace, progress) for name, trace in zip(self.names, self.traces, strict=True)
+        }
+
+    def _subsets(self, uses: dict[str, Uses]) -> dict[str, list[int]]:
+        """Return for each recording the requests that are enough."""
+        return {name: of_one.subset(self.probe.need) for name, of_one in uses.items()}
+
+    def _write(self, uses: dict[str, Uses], subsets: dict[str, list[int]]) -> None:
+        """Write the subsets, if it is asked for."""
+        if self.probe.write is not None:
+            write_subsets(
+                self.probe.write,
+                [({"recording": name}, uses[name], subset) for name, subset in subsets.items()],
+            )
+
+    def _uses(self, trace: TraceFile, progress: Progress) -> Uses:
+        """Return the tokens that each independent request brings to each expert."""
+        clusters = clusters_of([trace])
+        # Random orders belong to the names, whatever their order in the file.
+        names = sorted({clusters.get(name, name) for name in trace.ids})
+        row_of = {name: index for index, name in enumerate(names)}
+        tokens = np.zeros(len(names), np.int64)
+        by_layer = {
+            name: np.zeros((len(names), trace.layers[name].num_experts), np.int64) for name in self.layers
+        }
+        longest = max(
+            int(trace.num_tokens(name, trace.ids).max(initial=1)) * trace.layers[name].top_k
+            for name in self.layers
+        )
+        size = max(_CHOICES // max(longest, 1), 1)
+        for start in range(0, len(trace.ids), size):
+            part = trace.ids[start : start + size]
+            rows = np.array([row_of[clusters.get(name, name)] for name in part])
+            for name in self.layers:
+                experts, present = tokens_of(trace.read(name, part))
+                shape = by_layer[name].shape
+                codes = (rows[:, None, None] * shape[1] + experts)[present[..., None] & (experts >= 0)]
+                by_layer[name] += np.bincount(codes, minlength=by_layer[name].size).reshape(shape)
+            # Layers have the same tokens.
+            np.add.at(tokens, rows, present.sum(1))
+            progress.advance(len(part))
+        top_ks = {name: trace.layers[name].top_k for name in self.layers}
+        return Uses(names, tokens, by_layer, self._cell(self.layers[0], name=""), top_ks)
+
+    def _sums(self, name: str, uses: Uses) -> SumsStore:
+        """Return the sums per request of a recording."""
+        accumulator = Accumulator()
+        label = {"label": np.full(len(uses.names), -1)}
+        tokens = torch.from_numpy(uses.tokens)
+        for layer, of_layer in uses.by_layer.items():
+            sums = ExpertCoverage().sums(ExpertTokens(tokens, torch.from_numpy(of_layer)))
+            columns = {column: values.numpy() for column, values in sums.items()}
+            accumulator.add(self._cell(layer, name=layer), uses.names, label | columns)
+        return of_table(image_table(accumulator, checkpoint=name))
+
+    def _cell(self, layer: str, *, name: str) -> Cell:
+        """Return a cell that is called by a layer, or by none, and has the router of this one."""
+        info = self.traces[0].layers[layer]
+        return Cell(name, info.router, info.top_k, RECORDED, tokens=TEXT.token)
