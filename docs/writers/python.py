@@ -14,6 +14,7 @@ from writers.stubs import is_made
 # What is no measurement; every other function is on the page of measurements.
 MODELS = {
     "load_model", "wrap", "trace", "train", "train_pipeline", "curves", "import_vmoe", "import_swin_moe", "export_vmoe",
+    "upcycle",
 }  # fmt: skip
 DATA = {"open_data", "open_view", "choose_device", "downloads", "use_plugins"}
 STUDIES = {

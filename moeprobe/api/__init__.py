@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
     from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
     from moeprobe.models.training.reporting import Report
+    from moeprobe.models.training.upcycling import Upcycled, upcycle
     from moeprobe.probes.correspond.measure import CorrespondResult
     from moeprobe.probes.discontinuity.measure import DiscontinuityResult
     from moeprobe.probes.engine.merging import MeasuredShard
@@ -101,6 +102,7 @@ __all__ = [
     "Tails",
     "TradeoffPlan",
     "TradeoffResult",
+    "Upcycled",
     "UserError",
     "audit",
     "check_trace",
@@ -134,6 +136,7 @@ __all__ = [
     "tradeoff",
     "train",
     "train_pipeline",
+    "upcycle",
     "use_plugins",
     "wrap",
 ]

@@ -25,6 +25,7 @@ from moeprobe.cli.commands import (
     tails,
     tradeoff,
     train,
+    upcycle,
     vmoe,
 )
 from moeprobe.cli.commands.probe_command import probe_command
@@ -156,7 +157,12 @@ _written_commands: dict[Panel, dict[str, Callable[..., None]]] = {
         "paper": paper.paper,
         "merge": runs.merge,
     },
-    Panel.TRAIN: {"train": train.train, "tradeoff": tradeoff.tradeoff, "curves": runs.curves},
+    Panel.TRAIN: {
+        "train": train.train,
+        "upcycle": upcycle.upcycle,
+        "tradeoff": tradeoff.tradeoff,
+        "curves": runs.curves,
+    },
     Panel.STRESS: {},
     Panel.TRACES: {
         "trace import": import_routing.import_routing,

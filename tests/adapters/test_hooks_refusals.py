@@ -19,8 +19,7 @@ from moeprobe.adapters.hooks.factory import load_weights
 from moeprobe.adapters.open import load_model
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
-from moeprobe.models.config import UpcycleConfig
-from moeprobe.models.training.start import _from_file
+from moeprobe.models.training.start import read_dense
 from moeprobe.probes.engine import loop
 from tests.adapters import zoo
 from tests.adapters.zoo import VIT, TokenMoe
@@ -223,16 +222,12 @@ def test_damaged_weights_are_a_sentence(tmp_path: Path, suffix: str) -> None:
         with pytest.raises(UserError):
             load_weights(net, path)
         with pytest.raises(UserError):
-            _from_file(sparse(path))
+            read_dense(path, advice="PATH")
     torch.save({1: torch.zeros(2)}, tmp_path / "int.pt")
     with pytest.raises(UserError, match="holds no state dict"):
         load_weights(net, tmp_path / "int.pt")
     with pytest.raises(UserError, match="holds no weights"):
-        _from_file(sparse(tmp_path / "int.pt"))
-
-
-def sparse(path: Path) -> Any:
-    return UpcycleConfig(name="vit_tiny_patch16_224", file=str(path))
+        read_dense(tmp_path / "int.pt", advice="PATH")
 
 
 class Leaving(torch.nn.Module):

@@ -158,7 +158,7 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     if imported.ignored:
         parts = [f"{name!r} ({count})" for name, count in list(imported.ignored.items())[:8]]
         lines.append(f"Ignored, as it is no parameter: {', '.join(parts)}.")
-    _print_lines(lines, imported.folder)
+    print_lines(lines, imported.folder)
 
 
 # What imports share.
@@ -180,7 +180,7 @@ def _yes_or_no(is_on: bool | None) -> str:
     return "yes" if is_on else "no"
 
 
-def _print_lines(lines: list[str], folder: Path) -> None:
+def print_lines(lines: list[str], folder: Path) -> None:
     """Print the import, its place, and the next step."""
     from moeprobe.cli.front.screen import console
     from moeprobe.runtime.files import display_path
@@ -310,4 +310,4 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         f"Not in the files, as the options have it: {_routing_of(model)}; {_inputs_of(imported)}; weights "
         f"{'' if renormalized else 'not '}renormalized.",
     ]
-    _print_lines(lines, imported.folder)
+    print_lines(lines, imported.folder)

@@ -75,8 +75,11 @@ def save(
     source: Path,
     class_names: tuple[str, ...],
     overwrite: bool,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an imported model as a checkpoint folder; ``imported`` is the kind of its source.
+    """Write an imported model as a checkpoint folder.
+
+    ``imported`` is the kind of its source, ``origin`` what else is known of where it is from.
 
     Without ``overwrite`` an existing checkpoint stays, if it is identical.
 
@@ -85,7 +88,7 @@ def save(
     """
 
     def write(target: Path) -> None:
-        training = {"imported": imported, "source": str(source)}
+        training = {"imported": imported, "source": str(source), **(origin or {})}
         checkpoint.save(target / LAST, model, config=config, training=training, class_names=class_names)
 
     with RunFolder(folder, _FAMILY) as run_folder:

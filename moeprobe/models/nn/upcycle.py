@@ -23,22 +23,30 @@ _HEADS = ("head.", "head_dist.")
 _ROUTER_STD = 0.02
 
 
-def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: str, noise: float = 0) -> None:
+def upcycle(
+    model: VisionTransformer,
+    dense: Mapping[str, Tensor],
+    *,
+    source: str,
+    noise: float = 0,
+    keep_head: bool = False,
+) -> None:
     """Start a sparse ``model`` from the parameters of a dense one, in place; the head stays fresh.
 
     Args:
         model: made sparse by ``nn.sparse.make_sparse``, freshly initialized.
-        dense: by timm's names; a head among them is left out. Position embeddings may be of another grid.
+        dense: by timm's names. Position embeddings may be of another grid.
         source: what they are from, for sentences.
         noise: standard deviation of what is added to the weights of each copy, as a share of the weights' own; biases
             stay as they are. With 0 all experts begin equal, and only what they are sent tells them apart.
+        keep_head: take the head over too, which is of as many classes; else one among the parameters is left out.
 
     Raises:
         UserError: a parameter has no partner or another shape, or one is lacking.
     """
     _check_sizes(model, dense, source)
-    transferred = {name: tensor for name, tensor in dense.items() if not name.startswith(_HEADS)}
-    fresh = list(_HEADS)
+    fresh = [] if keep_head else list(_HEADS)
+    transferred = {name: tensor for name, tensor in dense.items() if not name.startswith(tuple(fresh))}
     if not any(name.startswith("fc_norm.") for name in transferred):
         fresh.append("fc_norm.")
     has_bias = any(name.endswith(".mlp.fc1.bias") for name in transferred)

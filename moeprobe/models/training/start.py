@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError, first_line, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.checkpoints.checkpoint import initialise_from
-from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, UpcycleConfig, choose
+from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, choose
 from moeprobe.models.nn.build import build_model, is_ours
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.mae import Decoder, num_visible
@@ -29,6 +29,9 @@ from moeprobe.runtime.files import DAMAGE, display_path, is_file, sha256
 from moeprobe.runtime.schema import make_plugin
 from moeprobe.runtime.seeds import generator, torch_seed
 from moeprobe.runtime.similar_paths import did_you_mean_path
+
+# How a training names a file of dense weights.
+_FILE = "model.upcycle.file=PATH"
 
 
 def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> tuple[str, ...]:
@@ -93,7 +96,7 @@ def check_start(config: TrainConfig) -> None:
         raise UserError(
             "Weights to start from are given twice: leave out either initialise.checkpoint or model.upcycle."
         )
-    check_dense(config.model.upcycle)
+    check_dense(config.model.upcycle.name)
 
 
 def check_groups(model: nn.Module, config: TrainConfig) -> None:
@@ -211,37 +214,44 @@ def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any
         UserError: there are no such weights, they are damaged, or they do not fit the model.
     """
     assert config.upcycle is not None
-    dense, origin = _from_file(config.upcycle) if config.upcycle.file else _from_hub(config.upcycle, config)
+    name, file = config.upcycle.name, config.upcycle.file
+    if file:
+        dense, origin = read_dense(Path(file), advice=_FILE)
+    else:
+        _check_normalization(name, config)
+        dense, origin = fetch_dense(name, advice=_FILE)
     upcycle(model, dense, source=origin["source"], noise=config.upcycle.noise)
-    return {"name": config.upcycle.name, **origin}
+    return {"name": name, **origin}
 
 
-def check_dense(config: UpcycleConfig) -> None:
+def check_dense(name: str) -> None:
     """Raise ``UserError`` unless the name belongs to a dense vision transformer of timm."""
-    if not is_model(config.name):
-        hint = did_you_mean(config.name, list_models())
-        raise UserError(
-            f"timm has no model {config.name!r} to upcycle.{hint} timm.list_models('*vit*') names them."
-        )
-    if is_ours(config.name):
-        raise UserError(
-            f"{config.name!r} is sparse already; to start from its weights set initialise.checkpoint."
-        )
+    if not is_model(name):
+        hint = did_you_mean(name, list_models())
+        raise UserError(f"timm has no model {name!r} to upcycle.{hint} timm.list_models('*vit*') names them.")
+    if is_ours(name):
+        raise UserError(f"{name!r} is sparse already; to start from its weights set initialise.checkpoint.")
     # On the meta device nothing is allocated.
     with torch.device("meta"):
-        model = timm.create_model(config.name)
+        model = timm.create_model(name)
     if not isinstance(model, VisionTransformer):
         raise UserError(
-            f"{config.name!r} is a {type(model).__name__}; only vision transformers (VisionTransformer of timm) can be "
+            f"{name!r} is a {type(model).__name__}; only vision transformers (VisionTransformer of timm) can be "
             "upcycled."
         )
 
 
-def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    path = Path(str(config.file))
+def read_dense(path: Path, *, advice: str) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Return the parameters in a file of safetensors or of torch, and where they are from.
+
+    ``advice``: how a file is named, for sentences.
+
+    Raises:
+        UserError: there is no such file, or it holds no parameters.
+    """
     if not is_file(path):
         raise UserError(
-            f"There is no file {path} of dense weights; give another model.upcycle.file.{did_you_mean_path(path)}"
+            f"There is no file {path} of dense weights; give another {advice}.{did_you_mean_path(path)}"
         )
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions of the format
@@ -257,28 +267,36 @@ def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, A
     return tensors, {"source": str(path), "sha256": sha256(path)}
 
 
-def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    pretrained = timm.get_pretrained_cfg(config.name)
+def fetch_dense(name: str, *, advice: str) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Return the pretrained parameters of timm's hub, and where they are from; ``advice`` as of ``read_dense``.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
+    pretrained = timm.get_pretrained_cfg(name)
     if pretrained is None or not pretrained.has_weights:
-        raise UserError(
-            f"timm has no pretrained weights for {config.name!r}; give a file: model.upcycle.file=PATH."
-        )
-    # Other normalization would feed the weights other numbers than they were trained on.
-    if (model.mean, model.std) != (list(pretrained.mean), list(pretrained.std)):
-        raise UserError(
-            f"The pretrained weights of {config.name!r} take images of another normalization: set "
-            f"model.mean={_written(pretrained.mean)} model.std={_written(pretrained.std)}."
-        )
+        raise UserError(f"timm has no pretrained weights for {name!r}; give a file: {advice}.")
     try:
-        dense = timm.create_model(config.name, pretrained=True)
+        dense = timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"The pretrained weights of {config.name!r} cannot be fetched ({_in_short(error)}); give a file: "
-            "model.upcycle.file=PATH."
+            f"The pretrained weights of {name!r} cannot be fetched ({_in_short(error)}); give a file: {advice}."
         ) from None
     return dense.state_dict(), {
         "source": f"timm {pretrained.architecture}.{pretrained.tag}".removesuffix(".")
     }
+
+
+def _check_normalization(name: str, model: ModelConfig) -> None:
+    """Refuse another normalization than the weights were trained with: they would be fed other numbers."""
+    pretrained = timm.get_pretrained_cfg(name)
+    if pretrained is None or not pretrained.has_weights:
+        return
+    if (model.mean, model.std) != (list(pretrained.mean), list(pretrained.std)):
+        raise UserError(
+            f"The pretrained weights of {name!r} take images of another normalization: set "
+            f"model.mean={_written(pretrained.mean)} model.std={_written(pretrained.std)}."
+        )
 
 
 def _in_short(error: Exception) -> str:

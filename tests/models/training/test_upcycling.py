@@ -249,7 +249,7 @@ def test_names_that_cannot_be_upcycled_are_sentences() -> None:
         ("vmoe_tiny_patch8_32", "sparse already"),
     ):
         with pytest.raises(UserError, match=words):
-            check_dense(config.UpcycleConfig(name=name))
+            check_dense(name)
     other = sparse_config(
         name="vmoe_small_patch32_224", width=None, depth=None, num_heads=None, layers="last-2"
     )
