@@ -12,6 +12,9 @@ one of these. At the first token the cache holds the experts that are busiest el
 
 Where recency or counts are equal, the expert that is busier elsewhere stays.
 
+Source of caches of all sizes at once: Mattson, Gecsei, Slutz and Traiger 1970, "Evaluation techniques for storage
+hierarchies".
+
 Steps go through the positions of sequences, each for all sequences at once. Axes: R sequences, J tokens, K choices of a
 token, E experts, S sizes.
 """
@@ -115,7 +118,7 @@ class _Steps:
         hits, of_step = np.zeros((len(groups), *shape)), np.empty(shape, np.float32)
         following, first = self._next_uses()
         recency = _ByRecency(self._ranks, self._length, sizes, is_warm=self._is_warm)
-        counts = _ByCount(self._ranks, self._length, sizes, is_warm=self._is_warm)
+        counts = _ByCount(self._ranks, self._length, self._top_k, sizes, is_warm=self._is_warm)
         by_heat = np.take_along_axis(first, np.argsort(self._ranks, axis=1), 1) if self._is_warm else None
         optimal = _Optimal(self._rows, self._top_k, sizes, by_heat)
         at_random = _AtRandom(self._ranks, self._length, sizes, is_warm=self._is_warm)
@@ -201,65 +204,110 @@ class _ByRecency:
         return step_hits
 
 
+class _Levels:
+    """Caches of all sizes at once: what each holds beside the one before it, as keys by which experts are ranked.
+
+    Where keys do not depend on the size, a smaller cache is within a larger one: both keep the experts of a token, and
+    the best of what they had. So what leaves a cache comes to the next one, and is looked for among as many experts as
+    the two differ by.
+
+    Args:
+        by_heat: ``(R, E)`` keys of the experts, those that are busy elsewhere first; None = caches begin empty.
+        rows: R.
+        top_k: K.
+        sizes: ``(S,)`` places, each above K, ascending.
+        none: the key of a place without an expert: it leaves before any other.
+        kind: of the keys.
+
+    Attributes:
+        keys: ``(R, sum of widths)``, one part after the other: its own places, and K more for what comes.
+        parts: of each cache, where its part begins, its own places, and where it ends.
+    """
+
+    def __init__(
+        self,
+        by_heat: NDArray[np.signedinteger[Any]] | None,
+        rows: int,
+        top_k: int,
+        sizes: Integers,
+        *,
+        none: int,
+        kind: type[np.signedinteger[Any]],
+    ) -> None:
+        widths = np.diff(sizes, prepend=0)
+        ends = np.cumsum(widths + top_k)
+        self.parts = [
+            (int(end - width - top_k), int(width), int(end)) for width, end in zip(widths, ends, strict=True)
+        ]
+        self.keys = np.full((rows, int(ends[-1])), none, kind)
+        if by_heat is not None:
+            for (start, width, _), size in zip(self.parts, sizes.tolist(), strict=True):
+                self.keys[:, start : start + width] = by_heat[:, size - width : size]
+
+
 class _ByCount:
     """Caches that evict what was used least often.
 
     An expert's key is how often it was used, then how busy it is elsewhere: that part of it also says which expert it
-    is. Only where an expert is missed are the lowest keys of a cache looked for.
+    is. Caches hold them as negative numbers, so that what leaves comes last.
 
     Args:
         ranks: ``(R, E)`` of each expert elsewhere, 0 = busiest.
         length: J.
+        top_k: K.
         sizes: ``(S,)`` places.
         is_warm: whether experts that were not used are in the cache, too.
     """
 
-    def __init__(self, ranks: Integers, length: int, sizes: Integers, *, is_warm: bool) -> None:
-        self._number = ranks.shape[1]
-        # A power of two above E, so that -1 is the key of no expert.
-        self._once = 1 << self._number.bit_length()
+    def __init__(self, ranks: Integers, length: int, top_k: int, sizes: Integers, *, is_warm: bool) -> None:
+        rows, number = ranks.shape
+        # A power of two above E, so that 0 is the part of a key that is of no expert.
+        self._once = 1 << number.bit_length()
         # Keys of a token's own experts are above all others by this much while it is looked up.
         self._above = (length + 2) * self._once
         kind = np.int32 if 2 * self._above < _NEVER else np.int64
-        keys = self._number - 1 - ranks
-        self._keys = _with_none(keys, -1, kind)
-        # By size, the keys of the experts that are cached, and -1 for the others.
-        self._caches = [
-            (int(size), _with_none(np.where((ranks < size) & is_warm, keys, -1), -1, kind)) for size in sizes
-        ]
-        # Which expert is so busy, by sequence; other numbers are of none.
-        expert_of = np.full((len(ranks), self._once), ranks.size)
-        np.put_along_axis(expert_of, keys, np.arange(ranks.size).reshape(ranks.shape), 1)
-        self._expert_of = expert_of.ravel()
+        self._keys = _with_none(number - ranks, 0, kind)
+        by_heat = np.broadcast_to(np.arange(-number, 0), ranks.shape) if is_warm else None
+        self._levels = _Levels(by_heat, rows, top_k, sizes, none=0, kind=kind)
+        # Which experts a token has, by sequence and by how busy they are elsewhere.
+        self._is_chosen = np.zeros(rows * self._once, bool)
+        self._first_of_row = np.arange(rows, dtype=np.intp) * self._once
+        # Where the places of each cache begin, and where they end.
+        self._ends = np.array([(start, start + width) for start, width, _ in self._levels.parts]).ravel()
 
     def step(self, experts: NDArray[np.intp], choices: Integers) -> NDArray[np.signedinteger[Any]]:
         """Return how many of the experts ``(K, r)`` are found ``(S, r)``, and let them be used.
 
         ``choices`` ``(r,)``: experts of each token.
         """
-        keys = self._keys.take(experts) + self._once
+        top_k, rows = experts.shape
+        before = self._keys.take(experts)
+        keys = before + self._once
+        if (choices < top_k).any():
+            keys[before == 0] = 0
         self._keys[experts] = keys
-        above, hits = keys + self._above, []
-        for size, cached in self._caches:
-            step_hits = _count(cached.take(experts) >= 0)
-            hits.append(step_hits)
-            cached[experts] = above
-            rows = np.flatnonzero(step_hits < choices)
-            if len(rows):
-                cached[self._lowest(cached, rows, size, len(experts))] = -1
-            cached[experts] = keys
-            cached[-1] = -1
-        return np.stack(hits)
-
-    def _lowest(
-        self, cached: NDArray[np.signedinteger[Any]], rows: Integers, size: int, top_k: int
-    ) -> NDArray[np.intp]:
-        """Return the experts ``(n, K)`` with the lowest keys in some sequences: those above the size of the cache."""
-        keys, end = cached[:-1].reshape(-1, self._number).take(rows, axis=0), self._number - size
-        keys.sort(axis=1)
-        # Where fewer are too many, -1 stands in their place.
-        lowest = keys[:, max(end - top_k, 0) : end] & (self._once - 1)
-        return self._expert_of.take(lowest + (rows * self._once)[:, None])
+        self._keys[-1] = 0
+        # A token's experts leave their places. That of a missing choice is marked where no expert is.
+        cached, first = self._levels.keys[:rows], self._first_of_row[:rows]
+        marks = (before & (self._once - 1)) + first
+        self._is_chosen[marks] = True
+        is_found = self._is_chosen.take((-cached & (self._once - 1)) + first[:, None])
+        self._is_chosen[marks] = False
+        is_found &= cached < 0
+        np.copyto(cached, 0, where=is_found)
+        hits = np.add.reduceat(is_found, self._ends, axis=1, dtype=np.int16)[:, ::2].cumsum(1, dtype=np.int16)
+        coming = np.where(keys > 0, -self._above - keys, 0).T
+        for index, (start, width, end) in enumerate(self._levels.parts):
+            part = cached[:, start:end]
+            part[:, width:] = coming
+            part.sort(axis=1)
+            # What was used least often leaves for the next cache.
+            coming = part[:, width:]
+            if index == 0:
+                # From now on the token's experts count as they are.
+                of_token = part[:, :top_k]
+                np.add(of_token, self._above, out=of_token, where=of_token < -self._above)
+        return hits.T
 
 
 class _Optimal:
@@ -274,12 +322,10 @@ class _Optimal:
 
     def __init__(self, rows: int, top_k: int, sizes: Integers, by_heat: NDArray[np.int32] | None) -> None:
         self._top_k = top_k
-        self._uses = [np.full((rows, size), _NEVER, np.int32) for size in sizes]
-        if by_heat is not None:
-            for uses in self._uses:
-                uses[:] = by_heat[:, : uses.shape[1]]
-        # All but the first 0, 1, … K of a token's choices.
-        self._but_first = np.arange(top_k) >= np.arange(top_k + 1)[:, None]
+        # What is never used again is as good as nothing.
+        self._levels = _Levels(by_heat, rows, top_k, sizes, none=_NEVER, kind=np.int32)
+        for start, width, _ in self._levels.parts:
+            self._levels.keys[:, start : start + width].sort(axis=1)
         # Flags of choices in whole words, since their bits are counted much faster than rows of them are summed.
         self._is_hit = np.zeros((rows, -(-top_k // 8) * 8), bool)
 
@@ -289,27 +335,27 @@ class _Optimal:
         ``following`` ``(r, K)``: the next uses of these experts, -1 where a choice is missing.
         """
         rows = len(following)
-        hits = np.empty((len(self._uses), rows), np.uint16)
+        hits = np.empty((len(self._levels.parts), rows), np.uint16)
         words, is_hit = self._is_hit[:rows].view(np.uint64), self._is_hit[:rows, : self._top_k]
-        missing = np.zeros(rows, np.intp)
-        of_found = following
-        if (following < 0).any():
-            missing = np.count_nonzero(following < 0, axis=1)
-            # Missing choices first for what is new, which fills the last places; and last for what is found.
-            following = np.sort(following, axis=1)
-            columns = np.arange(self._top_k) + missing[:, None]
-            of_found = np.take_along_axis(following, np.minimum(columns, self._top_k - 1), 1)
-        for index, every in enumerate(self._uses):
-            uses = every[:rows]
-            uses.sort(axis=1)
+        # The token's own experts stay, so they come with negative numbers.
+        coming = np.where(following < 0, _NEVER, following + np.int32(np.iinfo(np.int32).min))
+        for index, (start, width, end) in enumerate(self._levels.parts):
+            part = self._levels.keys[:rows, start:end]
             # The next uses come first: at most K of them are now.
-            soonest, latest = uses[:, : self._top_k], uses[:, -self._top_k :]
-            np.equal(soonest, position, out=is_hit)
+            soonest = part[:, : min(width, self._top_k)]
+            np.equal(soonest, position, out=is_hit[:, : soonest.shape[1]])
+            is_hit[:, soonest.shape[1] :] = False
             np.bitwise_count(words).sum(1, dtype=np.uint16, out=hits[index])
-            # What is found is used again later; what is not takes the place of the latest.
-            np.copyto(soonest, of_found, where=is_hit)
-            np.copyto(latest, following, where=self._but_first.take(hits[index] + missing, axis=0))
-        return hits
+            np.copyto(soonest, _NEVER, where=is_hit[:, : soonest.shape[1]])
+            part[:, width:] = coming
+            part.sort(axis=1)
+            # The latest uses leave for the next cache.
+            coming = part[:, width:]
+            if index == 0:
+                of_token = part[:, : self._top_k]
+                np.subtract(of_token, np.iinfo(np.int32).min, out=of_token, where=of_token < 0)
+                part[:, :width].sort(axis=1)
+        return hits.cumsum(0, dtype=np.uint16)
 
 
 class _AtRandom:

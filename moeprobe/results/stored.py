@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from moeprobe.results.own_files import not_as_written, reading
 from moeprobe.results.stored_cell import KEYS, RowGroup, Rows, Spilled, StoredCell, in_order
-from moeprobe.results.sums import Cell
-from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import NOTE, cell_tables, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import Scratch, atomic_file, check_regular, version_of
 from moeprobe.runtime.parquet import check_parquet_size, open_parquet
 from moeprobe.runtime.processes import spread, usable
@@ -178,6 +178,14 @@ def of_table(images: pa.Table) -> SumsStore:
     return SumsStore(
         StoredCell(checkpoint, cell, (Rows(images, rows),))
         for checkpoint, cell, rows in rows_of_cells(images)
+    )
+
+
+def of_accumulator(accumulator: Accumulator, *, checkpoint: str) -> SumsStore:
+    """Return the sums of one checkpoint; one table of thousands of cells would take longer than their sums."""
+    return SumsStore(
+        StoredCell(checkpoint, cell, (Rows(table, np.arange(table.num_rows)),))
+        for cell, table in cell_tables(accumulator, checkpoint=checkpoint)
     )
 
 

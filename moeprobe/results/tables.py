@@ -45,7 +45,11 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
     """Return the sums per image of one checkpoint, one row per (cell, image)."""
-    parts = []
+    return concatenate([table for _, table in cell_tables(accumulator, checkpoint=checkpoint)])
+
+
+def cell_tables(accumulator: Accumulator, *, checkpoint: str) -> Iterator[tuple[Cell, pa.Table]]:
+    """Yield each cell of one checkpoint with its sums, one row per image in the order of their names."""
     for sums in accumulator.cells():
         names, columns = sums.join()
         cell = sums.cell
@@ -60,8 +64,7 @@ def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
             "tokens": [cell.tokens] * len(names),
             "image_id": names.tolist(),
         }
-        parts.append(pa.table(identity | {name: _to_arrow(column) for name, column in columns.items()}))
-    return concatenate(parts)
+        yield cell, pa.table(identity | {name: _to_arrow(column) for name, column in columns.items()})
 
 
 def concatenate(parts: list[pa.Table]) -> pa.Table:

@@ -12,9 +12,8 @@ from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.recorded.engine.describe import most_tokens
 from moeprobe.recorded.engine.division import Division, blocks_of, share_of
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
-from moeprobe.results.stored import SumsStore, compute_parts, concat, concat_parts, of_table
+from moeprobe.results.stored import SumsStore, compute_parts, concat, concat_parts, of_accumulator
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import image_table
 from moeprobe.runtime.progress import Progress
 
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
@@ -171,7 +170,7 @@ class InputSums(ABC):
                     )
             watcher.advance(len(block))
         return concat(
-            of_table(image_table(sums.by_cluster(self._clusters, lists=self._lists), checkpoint=name))
+            of_accumulator(sums.by_cluster(self._clusters, lists=self._lists), checkpoint=name)
             for name, sums in accumulators.items()
             if sums.cells()
         )

@@ -59,7 +59,8 @@ class _WindowSums(InputSums):
             (1 + len(_sizes(longest))) * layers[layer].num_experts
             for layer, longest in self.num_tokens.items()
         )
-        return (1 + len(PARTS)) * numbers // 2
+        kinds = 1 + len(PARTS) * any(self._marked)
+        return max(kinds * numbers // 2, 1)
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some requests for each trace: experts of whole requests, then by the size of windows."""
