@@ -12,9 +12,10 @@ from writers.markdown import code, docstring, first_sentence, page, signature, t
 from writers.stubs import is_made
 
 # What is no measurement; every other function is on the page of measurements.
-MODELS = {
-    "load_model", "wrap", "trace", "train", "train_pipeline", "curves", "import_vmoe", "import_swin_moe", "export_vmoe",
-    "upcycle",
+MODELS = {"load_model", "wrap", "trace", "train", "train_pipeline", "curves"}
+# With what they return.
+CHECKPOINTS = {
+    "import_vmoe", "Imported", "import_swin_moe", "ImportedSwinMoe", "export_vmoe", "Exported", "upcycle", "Upcycled",
 }  # fmt: skip
 DATA = {"open_data", "open_view", "choose_device", "downloads", "use_plugins"}
 STUDIES = {
@@ -57,6 +58,7 @@ TITLES = {
     "servers": "Python: servers",
     "studies": "Python: comparisons and reports",
     "models": "Python: models",
+    "checkpoints": "Python: checkpoints made of other ones",
     "data": "Python: data, views and devices",
     "arguments": "Python: classes that functions take",
     "results": "Python: classes that functions return",
@@ -96,7 +98,14 @@ def pages() -> dict[str, str]:
 
 def kind_of(name: str) -> str:
     """Return the page that a name is on."""
-    for kind, names in (("recordings", RECORDINGS), ("traces", TRACES), ("servers", SERVERS), ("data", DATA)):
+    by_name = {
+        "recordings": RECORDINGS,
+        "traces": TRACES,
+        "servers": SERVERS,
+        "data": DATA,
+        "checkpoints": CHECKPOINTS,
+    }
+    for kind, names in by_name.items():
         if name in names:
             return kind
     if not inspect.isfunction(inspect.unwrap(getattr(api, name))):

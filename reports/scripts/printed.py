@@ -164,14 +164,22 @@ def wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def shrink(source: Path, target: Path) -> None:
-    """Copy a figure with 256 colors, which is all that a chart needs."""
+def shrink(source: Path, target: Path, *, is_photograph: bool = False) -> None:
+    """Copy a figure with 256 colors, which is all that a chart needs; see ``in_256_colors``."""
     with Image.open(source) as image:
-        in_256_colors(image).save(target, optimize=True)
+        in_256_colors(image, is_photograph=is_photograph).save(target, optimize=True)
 
 
-def in_256_colors(image: Image.Image) -> Image.Image:
-    """Return a picture with a palette, which takes a third of the bytes, and looks the same."""
+def in_256_colors(image: Image.Image, *, is_photograph: bool = False) -> Image.Image:
+    """Return a picture with a palette, which takes a third of the bytes, and looks the same.
+
+    In a photograph the colors that few pixels have are as near as the others; in a chart they would take the place of
+    shades of its lines.
+    """
+    if is_photograph:
+        return image.convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+        )
     return image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
 
 

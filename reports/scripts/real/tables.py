@@ -7,12 +7,18 @@ import pandas as pd
 from reports.scripts.more_tables import span
 from reports.scripts.real.train import MODELS
 
+# A corruption of each family but noise, and two of weather, at the middle severity.
+CORRUPTIONS, SEVERITY = ("motion_blur", "snow", "fog", "contrast", "jpeg_compression"), 3.0
 # Of how many held-out photographs a table is; and what its rows are called.
-_CLAIMS = {
+_CLAIMS: dict[tuple[str, str, float | None, str], str] = {
     ("crops", "random_crop", None, "patch"): "two random crops",
     ("noise", "gaussian_noise", 0.05, "patch"): "noise, σ 0.05",
     ("noise", "gaussian_noise", 0.1, "patch"): "noise, σ 0.1",
     ("noise", "gaussian_noise", 0.2, "patch"): "noise, σ 0.2",
+    ("blur", "gaussian_blur", 0.5, "patch"): "blur, σ 0.5 pixels",
+    ("blur", "gaussian_blur", 1.0, "patch"): "blur, σ 1 pixel",
+    ("blur", "gaussian_blur", 2.0, "patch"): "blur, σ 2 pixels",
+    **{("corruptions", name, SEVERITY, "patch"): f"`{name}`, severity {SEVERITY:g}" for name in CORRUPTIONS},
     ("ground", "ground", 1.0, "foreground"): "another ground: patches of the object",
     ("ground", "ground", 1.0, "background"): "another ground: patches of the ground",
 }
@@ -59,10 +65,15 @@ def claims(folder: Path) -> list[str]:
 
 
 def pairs(folder: Path) -> list[str]:
-    """Return how often patches keep their set in two pictures that were taken, beside two random crops."""
+    """Return how often patches keep their set in two pictures that were taken, in warps alike, and in random crops."""
     table = _read(folder / "table.csv")
     lines = [f"| | MoE layer | {' | '.join(MODELS.values())} |", "|---|---|---|---|"]
-    for run, label in {"pairs": "three pairs that were taken", "crops": "two random crops"}.items():
+    runs = {
+        "pairs": "three pairs that were taken",
+        "warps": "warps by the same displacement",
+        "crops": "two random crops",
+    }
+    for run, label in runs.items():
         rows = table[(table["run"] == run) & (table["tokens"] == "patch") & (table["null"] == "")]
         rows = rows[rows["metric"] == _SET_MATCH]
         for layer, of_layer in rows.groupby("layer", sort=False):
@@ -71,14 +82,15 @@ def pairs(folder: Path) -> list[str]:
 
 
 def flips(folder: Path) -> list[str]:
-    """Return how often a patch's set flips along the real video: a line per comparison and layer."""
+    """Return how often a patch's set flips along the real video and a shift: a line per comparison and layer."""
     table = _read(folder / "table.csv")
-    rows = table[(table["run"] == "frames") & (table["metric"] == _SET_MATCH) & (table["null"] == "")]
-    rows = rows[rows["tokens"] == "patch"]
+    rows = table[table["run"].isin(["frames", "shifts"]) & (table["metric"] == _SET_MATCH)]
+    rows = rows[(rows["null"] == "") & (rows["tokens"] == "patch")]
     lines = [f"| flips against | MoE layer | {' | '.join(MODELS.values())} |", "|---|---|---|---|"]
-    for (view, layer), of_view in rows.groupby(["view", "layer"], sort=False):
+    for (run, view, layer), of_view in rows.groupby(["run", "view", "layer"], sort=False):
         cells = _spans(of_view.assign(value=1 - of_view["value"]))
-        lines.append(f"| {view} | `{layer}` | {' | '.join(cells)} |")
+        label = view if run == "frames" else f"{view}, shifted instead"
+        lines.append(f"| {label} | `{layer}` | {' | '.join(cells)} |")
     return lines
 
 
